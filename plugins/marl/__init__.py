@@ -1,0 +1,1 @@
+"""Multi-agent reinforcement learning: learner, replay and environments."""

@@ -1,0 +1,1 @@
+"""Stages: one switchable speed-up or memory saving a file."""

@@ -1,0 +1,1 @@
+"""Recipes that ship with the runner, found by bare name."""

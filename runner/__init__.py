@@ -1,0 +1,3 @@
+"""PyTorch training experiments declared in YAML, whose speed-ups are proven."""
+
+__version__ = "0.1.0"

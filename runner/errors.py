@@ -1,0 +1,49 @@
+"""Errors that a user can meet, each with the exit code that a script can act on."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every verb."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    GATE_FAILED = 3
+    INCONCLUSIVE = 4
+    STORAGE_UNAVAILABLE = 5
+    DIVERGED = 6
+    NO_CHECKPOINT = 7
+    PREEMPTED = 75
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class RunnerError(Exception):
+    """A failure with a message for the user; shown without a traceback."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+
+class UsageError(RunnerError):
+    """The command line or the recipe is wrong."""
+
+    exit_code = ExitCode.USAGE
+
+
+class StorageError(RunnerError):
+    """Tracking or study storage cannot be used at start."""
+
+    exit_code = ExitCode.STORAGE_UNAVAILABLE
+
+
+class DivergedError(RunnerError):
+    """A loss, parameter or gradient stopped being a finite number."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class CheckpointError(RunnerError):
+    """No checkpoint can be used."""
+
+    exit_code = ExitCode.NO_CHECKPOINT
