@@ -1,0 +1,74 @@
+import ipaddress
+import os
+import shutil
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from hypothesis import settings
+
+# Read by torch when it is first imported, here and in child processes: tests share the processor with each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+settings.register_profile("suite", deadline=None, max_examples=25, database=None)
+settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def isolated_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has a workspace of its own, also in its child processes."""
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    root = tmp_path / ".runner"
+    monkeypatch.setenv("RUNNER_WORKSPACE", str(root))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that reaches beyond this machine fails."""
+    connect = socket.socket.connect
+
+    def connect_locally(self: socket.socket, address: tuple[str, int]) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not is_local(address[0]):
+            raise AssertionError(f"a test tried to reach {address}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_locally)
+
+
+def is_local(host: str) -> bool:
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database as its migrations leave it: made once, whatever the number of test processes."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    database = shared / "migrated.db"
+    with FileLock(shared / "migrated.lock"):
+        if not database.exists():
+            from runner.tracking.store import Store
+            from runner.tracking.workspace import workspace
+
+            fresh = workspace(shared / "migrated")
+            Store.open(fresh)
+            with sqlite3.connect(fresh.database) as source, sqlite3.connect(shared / "partial.db") as copy:
+                source.backup(copy)
+            source.close()
+            copy.close()
+            (shared / "partial.db").rename(database)
+    return database
+
+
+@pytest.fixture
+def migrated_workspace(isolated_workspace: Path, migrated_database: Path) -> Path:
+    """The test's workspace with a database that needs no migration."""
+    isolated_workspace.mkdir()
+    shutil.copy(migrated_database, isolated_workspace / "mlflow.db")
+    return isolated_workspace
