@@ -52,9 +52,17 @@ class Spool:
                     self._write(self._held[0])
                     self._held.popleft()
             except OSError as error:
-                if not self._warned:
-                    _log.warning("%s: %s; metrics are held in memory until it can be written", self.path, error)
-                self._warned = True
+                self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            _log.warning(
+                "%s: %s; the latest %d lines are held in memory until it can be written",
+                self.path,
+                error.strerror,
+                _HELD_LINES,
+            )
+        self._warned = True
 
     def _write(self, line: bytes) -> None:
         written = os.write(self._file, line)
@@ -67,15 +75,17 @@ class Spool:
         """Asks the disk to keep what has been appended so far."""
         size = self._size
         if size > self._synced:
-            os.fsync(self._file)
-            self._synced = size
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                self._warn(error)
+            else:
+                self._synced = size
 
     def close(self) -> None:
         """Syncs and closes the file."""
-        try:
-            self.sync()
-        finally:
-            os.close(self._file)
+        self.sync()
+        os.close(self._file)
 
 
 def read(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:

@@ -1,37 +1,29 @@
-"""MLflow as the runner uses it: opened once and safely, spoken to by explicit run ids, quiet."""
+"""MLflow as the runner uses it: explicit run ids, batches that it accepts, nothing cut in silence."""
 
 from __future__ import annotations
 
 import logging
-import os
-import re
-import socket
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
-
-from filelock import FileLock
 
 from runner.errors import StorageError
+from runner.tracking.connection import connect, is_http, shown
+from runner.tracking.values import folder_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import Experiment
 
     from runner.tracking.workspace import Workspace
 
-VALUE_LENGTH = 6000
-"""Characters of a param or tag that MLflow keeps; it cuts longer ones without a word."""
-_METRICS, _PARAMS, _TAGS = 1000, 100, 100
-"""What MLflow takes in one batch."""
-_NETWORK_DISKS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "9p", "afs"})
-
 Metric = tuple[str, float, int, int]
 """Key, value, timestamp in milliseconds, step."""
+
+_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
+"""What MLflow takes in one call."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,22 +39,11 @@ class Store:
     def open(cls, workspace: Workspace) -> Store:
         """Opens the store, creating the workspace's own database where ``MLFLOW_TRACKING_URI`` names no other.
 
-        Processes that open a fresh database together wait for the first of them: MLflow's migrations do not bear
-        company.
-
         Raises:
             StorageError: the store cannot be reached or written.
         """
         uri = workspace.tracking_uri
-        _quieten()
-        try:
-            workspace.root.mkdir(parents=True, exist_ok=True)
-            with _first_open(uri):
-                _probe(uri)
-                client = _connect(uri)
-        except Exception as error:
-            raise StorageError(_unavailable(uri, workspace, error)) from error
-        return cls(client, uri, None if is_http(uri) else workspace.artifacts)
+        return cls(connect(uri), uri, None if is_http(uri) else workspace.artifacts)
 
     def experiment(self, name: str) -> str:
         """The id of the experiment of that name, which is created if need be.
@@ -78,28 +59,30 @@ class Store:
             raise StorageError(f"cannot create experiment '{name}' in {shown(self.uri)}: {error}") from error
         if found.lifecycle_stage != "active":
             raise StorageError(
-                f"experiment '{name}' is deleted in {shown(self.uri)}; choose another tracking.experiment or restore it: "
-                f"mlflow experiments restore --experiment-id {found.experiment_id}"
+                f"experiment '{name}' is deleted in {shown(self.uri)}; choose another tracking.experiment, or restore "
+                f"it: mlflow experiments restore --experiment-id {found.experiment_id}"
             )
         return str(found.experiment_id)
 
     def _create(self, name: str) -> Experiment:
         from mlflow.exceptions import MlflowException
 
-        location = (self.artifacts / slug(name)).as_uri() if self.artifacts else None
+        location = (self.artifacts / folder_name(name)).as_uri() if self.artifacts else None
+        # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
+        tags = {"mlflow.experimentKind": "custom_model_development"}
         try:
-            # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
-            created = self.client.create_experiment(
-                name, location, tags={"mlflow.experimentKind": "custom_model_development"}
-            )
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another runner was faster
+            return self.client.get_experiment(self.client.create_experiment(name, location, tags))
+        except MlflowException:
+            created_by_another_runner = self.client.get_experiment_by_name(name)
+            if created_by_another_runner is None:
                 raise
-            return self.client.get_experiment_by_name(name)
-        return self.client.get_experiment(created)
+            return created_by_another_runner
 
-    def create_run(self, experiment_id: str, name: str) -> Run:
-        """Starts a run named ``<name>-<first 8 digits of its id>``, as its folder is.
+    def create_run(self, experiment_id: str, name: str) -> tuple[str, str]:
+        """Starts a run.
+
+        Returns:
+            Its id and its name: ``<name>-<first 8 digits of the id>``, so that runs of one recipe can be told apart.
 
         Raises:
             StorageError: the store cannot be written.
@@ -107,130 +90,43 @@ class Store:
         from mlflow.exceptions import MlflowException
 
         try:
-            run = self.client.create_run(experiment_id, run_name=name)
-            self.client.update_run(run.info.run_id, name=f"{name}-{run.info.run_id[:8]}")
-            return self.client.get_run(run.info.run_id)
+            run_id = self.client.create_run(experiment_id, run_name=name).info.run_id
+            unique = f"{name}-{run_id[:8]}"
+            self.client.update_run(run_id, name=unique)
         except MlflowException as error:
             raise StorageError(f"cannot start a run in {shown(self.uri)}: {error}") from error
+        return run_id, unique
 
-    def send(
-        self,
-        run_id: str,
-        metrics: Sequence[Metric] = (),
-        params: Mapping[str, str] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        """Writes values in batches that MLflow accepts; writing the same ones again changes nothing.
+    def send(self, run_id: str, metrics: Sequence[Metric], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Writes values to a run; writing the same ones again changes nothing.
+
+        A value that the store refuses for good (a param that had another value) is reported and passed over.
 
         Raises:
-            MlflowException: the store cannot be reached, or refuses a value.
+            MlflowException: the store cannot be reached.
         """
         from mlflow.entities import Metric, Param, RunTag
 
-        for some in _slices([Param(key, value) for key, value in (params or {}).items()], _PARAMS):
-            self.client.log_batch(run_id, params=some)
-        for some in _slices([RunTag(key, value) for key, value in (tags or {}).items()], _TAGS):
-            self.client.log_batch(run_id, tags=some)
-        for some in _slices([Metric(*metric) for metric in metrics], _METRICS):
-            self.client.log_batch(run_id, metrics=some)
+        self._send(run_id, "params", [Param(key, value) for key, value in params.items()])
+        self._send(run_id, "tags", [RunTag(key, value) for key, value in tags.items()])
+        self._send(run_id, "metrics", [Metric(*metric) for metric in metrics])
 
+    def _send(self, run_id: str, kind: str, items: list[Any]) -> None:
+        size = _BATCH[kind]
+        for start in range(0, len(items), size):
+            batch = items[start : start + size]
+            if self._refused(run_id, kind, batch):  # find the ones that are
+                for item in batch:
+                    if reason := self._refused(run_id, kind, [item]):
+                        _log.warning("MLflow refused %s '%s': %s", kind[:-1], item.key, reason)
 
-def is_http(uri: str) -> bool:
-    """Whether the store is a server that is spoken to over HTTP."""
-    return urlsplit(uri).scheme in {"http", "https"}
+    def _refused(self, run_id: str, kind: str, batch: list[Any]) -> str:
+        from mlflow.exceptions import MlflowException
 
-
-def shown(uri: str) -> str:
-    """The URI without user name and password."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
-
-
-def slug(name: str) -> str:
-    """The name as one that a folder can have on every system."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "unnamed"
-
-
-def on_network_disk(path: Path) -> bool:
-    """Whether the file system is shared between machines, where SQLite's write-ahead log must not be used."""
-    import psutil
-
-    disks = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
-    nearest = next((str(folder) for folder in [path, *path.parents] if str(folder) in disks), "")
-    return disks.get(nearest, "") in _NETWORK_DISKS
-
-
-def _quieten() -> None:
-    """Silences MLflow's talk, its calls home and its long waits; what the user has set stays as it is."""
-    for name, value in {
-        "MLFLOW_LOGGING_LEVEL": "CRITICAL",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    }.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("alembic").setLevel(logging.ERROR)
-
-
-def _first_open(uri: str) -> AbstractContextManager[Any]:
-    """A lock beside an SQLite database; other stores look after themselves."""
-    database = _sqlite_file(uri)
-    if database is None:
-        return nullcontext()
-    database.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(f"{database}.lock", timeout=120)
-
-
-def _sqlite_file(uri: str) -> Path | None:
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
-def _probe(uri: str) -> None:
-    """Fails at once where MLflow would try again for minutes."""
-    database = _sqlite_file(uri)
-    if database is not None:
-        connection = sqlite3.connect(database, timeout=20)
         try:
-            if not on_network_disk(database):
-                connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("BEGIN IMMEDIATE")
-            connection.rollback()
-        finally:
-            connection.close()
-    elif is_http(uri):
-        parts = urlsplit(uri)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        socket.create_connection((parts.hostname or "", port), timeout=5).close()
-    elif "://" in uri and not uri.startswith("file:"):
-        from sqlalchemy import create_engine
-
-        engine = create_engine(uri)
-        engine.connect().close()
-        engine.dispose()
-
-
-def _connect(uri: str) -> MlflowClient:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(uri)
-    client.search_experiments(max_results=1)
-    return client
-
-
-def _unavailable(uri: str, workspace: Workspace, error: Exception) -> str:
-    where = f"MLFLOW_TRACKING_URI={shown(uri)}" if "MLFLOW_TRACKING_URI" in os.environ else f"{workspace.root}"
-    remedy = (
-        "start the server, or unset MLFLOW_TRACKING_URI to use the local workspace"
-        if "MLFLOW_TRACKING_URI" in os.environ
-        else "choose a writable folder with RUNNER_WORKSPACE"
-    )
-    reason = str(error).replace(uri, shown(uri)).splitlines()[0]
-    return f"tracking store {where} cannot be used: {reason}; {remedy}"
-
-
-def _slices(items: list[Any], size: int) -> list[list[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
+            self.client.log_batch(run_id, **{kind: batch})  # type: ignore[arg-type]
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            return str(error)
+        return ""

@@ -1,0 +1,43 @@
+"""Params, tags and names in the form that MLflow accepts."""
+
+import json
+import posixpath
+import re
+from collections.abc import Mapping
+
+_TEXT_LENGTH = 6000
+_KEY_LENGTH = 250
+
+
+def flatten(settings: Mapping[str, object]) -> dict[str, str]:
+    """Nested settings as MLflow params: ``{"model": {"hidden": [64, 64]}}`` becomes ``{"model.hidden": "[64, 64]"}``.
+
+    Values are spelled as in JSON, strings without quotes.
+    """
+    params: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            params |= {key(f"{name}.{rest}"): found for rest, found in flatten(value).items()}
+        else:
+            params[key(name)] = text(value)
+    return params
+
+
+def text(value: object) -> str:
+    """A param's or tag's value, shortened with a mark where MLflow would cut it without a word."""
+    spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(spelled) <= _TEXT_LENGTH:
+        return spelled
+    mark = f" ... [shortened from {len(spelled)} characters]"
+    return spelled[: _TEXT_LENGTH - len(mark)] + mark
+
+
+def key(name: str) -> str:
+    """The name with every character that MLflow refuses in a key replaced by ``_``."""
+    path = posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))
+    return path.lstrip("./")[:_KEY_LENGTH] or "_"
+
+
+def folder_name(name: str) -> str:
+    """The name as a folder can have it on every system."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "unnamed"
