@@ -17,6 +17,11 @@ settings.register_profile("suite", deadline=None, max_examples=25, database=None
 settings.load_profile("suite")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # MLflow's own calls into newer libraries; every other warning is an error.
+    config.addinivalue_line("filterwarnings", "ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+
 @pytest.fixture(autouse=True)
 def isolated_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test has a workspace of its own, also in its child processes."""

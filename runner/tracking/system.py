@@ -36,8 +36,8 @@ class SystemMonitor:
             metrics |= load
         self._used_before = True
         for index, gpu in enumerate(self._gpus):
-            metrics[f"system/gpu_{index}_memory_mib"] = self._nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20
             with suppress(self._nvml.NVMLError):  # a slice of a partitioned GPU tells no load of its own
+                metrics[f"system/gpu_{index}_memory_mib"] = self._nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20
                 metrics[f"system/gpu_{index}_percent"] = float(self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
         return metrics
 

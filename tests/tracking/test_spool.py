@@ -1,0 +1,106 @@
+import errno
+import logging
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.tracking.spool import Spool, read
+
+json_records = st.dictionaries(
+    st.text(max_size=8),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()),
+    max_size=4,
+)
+
+
+def records(path, offset=0):
+    return [record for record, _ in read(path, offset)]
+
+
+@given(st.lists(json_records, max_size=12))
+def test_what_is_appended_is_read_back(tmp_path_factory, written):
+    path = tmp_path_factory.mktemp("spool") / "spool.jsonl"
+    spool = Spool(path)
+    for record in written:
+        spool.append(record)
+    assert records(path) == written
+    spool.close()
+
+
+@given(written=st.lists(json_records, min_size=1, max_size=6), cut=st.integers(min_value=0))
+def test_a_torn_file_keeps_every_whole_line_and_can_be_continued(tmp_path_factory, written, cut):
+    path = tmp_path_factory.mktemp("spool") / "spool.jsonl"
+    spool = Spool(path)
+    for record in written:
+        spool.append(record)
+    spool.close()
+    ends = [end for _, end in read(path)]
+    cut %= ends[-1] + 1
+    os.truncate(path, cut)
+    whole = written[: sum(end <= cut for end in ends)]
+    assert records(path) == whole
+
+    again = Spool(path)
+    again.append({"after": 1})
+    again.close()
+    assert records(path) == [*whole, {"after": 1}]
+
+
+def test_reading_continues_from_an_offset(tmp_path):
+    spool = Spool(tmp_path / "spool.jsonl")
+    spool.append({"n": 1})
+    ((_, offset),) = read(spool.path)
+    spool.append({"n": 2})
+    assert records(spool.path, offset) == [{"n": 2}]
+    spool.close()
+
+
+def test_a_damaged_line_is_skipped_with_a_warning(tmp_path, caplog):
+    path = tmp_path / "spool.jsonl"
+    path.write_bytes(b'{"n":1}\n\0\0\0\0\n{"n":2}\n')
+    assert records(path) == [{"n": 1}, {"n": 2}]
+    assert "damaged line" in caplog.text
+
+
+def test_threads_do_not_mix_their_lines(tmp_path):
+    spool = Spool(tmp_path / "spool.jsonl")
+
+    def append(thread):
+        for number in range(200):
+            spool.append({"thread": thread, "n": number})
+
+    threads = [threading.Thread(target=append, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spool.close()
+    found = records(spool.path)
+    for thread in range(4):
+        assert [record["n"] for record in found if record["thread"] == thread] == list(range(200))
+
+
+def test_a_full_disk_loses_nothing_and_is_reported_once(tmp_path, monkeypatch, caplog):
+    spool = Spool(tmp_path / "spool.jsonl")
+    write = os.write
+    spool.append({"n": 0})
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: write(file, data[:3]))
+        spool.append({"n": 1})
+        spool.append({"n": 2})
+        assert records(spool.path) == [{"n": 0}]
+    spool.append({"n": 3})
+    spool.close()
+    assert [record["n"] for record in records(spool.path)] == [0, 1, 2, 3]
+    assert [entry.levelno for entry in caplog.records] == [logging.WARNING]
+    assert os.strerror(errno.ENOSPC) in caplog.text
+
+
+def test_infinities_do_not_belong_in_json(tmp_path):
+    spool = Spool(tmp_path / "spool.jsonl")
+    with pytest.raises(ValueError, match="JSON"):
+        spool.append({"n": float("inf")})
+    spool.close()
