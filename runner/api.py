@@ -107,6 +107,8 @@ class SourceConfig(Config, ABC):
     """The form of its batches, matched with ``LearnerConfig.learns_from``."""
     simulates: ClassVar[bool] = False
     """Whether training is counted in environment steps (a simulator) or in updates (a dataset)."""
+    headline: ClassVar[tuple[str, ...]] = ()
+    """The evaluation metrics that a person looks at first, without ``eval/``."""
 
     @abstractmethod
     def implementation(self) -> type[Source]:
@@ -120,8 +122,8 @@ class Setting:
     model: LearnerConfig
     data: SourceConfig
     device: torch.device
-    stages: frozenset[str]
-    """Kinds of all stages that the recipe switches on."""
+    stages: Mapping[str, Stage]
+    """All stages that the recipe switches on, by kind."""
 
 
 class Stage(ABC):
@@ -185,15 +187,20 @@ class Context:
     seed: int
     generators: dict[str, torch.Generator] = field(default_factory=dict)
 
-    def generator(self, name: str) -> torch.Generator:
-        """The random generator of that name on the device; the same seed and name give the same numbers."""
+    def generator(self, name: str, device: torch.device | str | None = None) -> torch.Generator:
+        """The random generator of that name; the same seed, name and device give the same numbers.
+
+        Args:
+            name: who draws from it ("environment", "replay", ...); asked for again, the same generator comes back.
+            device: where it draws; the context's device unless told.
+        """
         import hashlib
 
         import torch
 
         if name not in self.generators:
             digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
-            generator = torch.Generator(self.device)
+            generator = torch.Generator(self.device if device is None else device)
             generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             self.generators[name] = generator
         return self.generators[name]
@@ -257,6 +264,10 @@ class Learner(ABC):
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Trainable parameters by name, the same names with every stage."""
 
+    def gradients(self) -> dict[str, torch.Tensor | None]:
+        """The last gradient of every trainable parameter, None where none arrived."""
+        return {name: parameter.grad for name, parameter in self.named_parameters()}
+
     @abstractmethod
     def state_dict(self) -> State:
         """Parameters, target networks and optimizers."""
@@ -285,6 +296,10 @@ class Source(ABC):
             The number of environment steps taken (0 for a dataset).
         """
         return 0
+
+    def ready(self, batch_size: int) -> bool:
+        """Whether a batch of that size can be drawn yet."""
+        return True
 
     @abstractmethod
     def sample(self, batch_size: int, progress: float) -> Batch:
@@ -351,10 +366,10 @@ class Pipeline(Protocol):
 # --- default steps ----------------------------------------------------------------------------------------------------
 
 
-def _adam(parameters: list[torch.Tensor], lr: float, eps: float = 1e-8) -> torch.optim.Optimizer:
+def _adam(parameters: list[torch.Tensor], **settings: Any) -> torch.optim.Optimizer:
     from torch.optim import Adam
 
-    return Adam(parameters, lr=lr, eps=eps)
+    return Adam(parameters, **settings)
 
 
 def _backward(loss: torch.Tensor) -> None:

@@ -1,0 +1,77 @@
+"""The face of multi-agent SAC."""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from runner.api import LearnerConfig
+
+if TYPE_CHECKING:
+    from .masac import Masac
+
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Width = Annotated[int, Field(ge=1)]
+
+STORY = frozenset({"targets", "critic_step", "actor_step", "temperature_step", "target_step"})
+SHARED = frozenset({"next_actions", "current_action", "current_actions"})
+FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures"})
+LOSSES = frozenset({"target", "critic_loss", "actor_loss", "temperature_loss"})
+
+
+class MasacConfig(LearnerConfig):
+    """Multi-agent soft actor-critic with centralised twin critics and nothing shared between agents.
+
+    Every agent has its own actor on its own observation, its own twin critic on all observations and all actions, its
+    own target critic and its own temperature. The update is simultaneous: all targets and losses are taken on the
+    parameters from before it. In the actor loss the other agents' actions are fresh (drawn from their present policies)
+    and detached.
+
+    When it helps: continuous actions, a handful of cooperating agents, simulators that are not free.
+    When it hurts: its cost grows with the square of the number of agents' observations in the critics.
+    """
+
+    kind: ClassVar[str] = "masac"
+    learns_from: ClassVar[str] = "multi_agent"
+
+    hidden: Annotated[list[Width], Field(min_length=1)] = [256, 256]
+    """Widths of the hidden layers of every actor and critic."""
+    actor_lr: Positive = 1e-3
+    """Learning rate of the actors' Adam."""
+    critic_lr: Positive = 3e-3
+    """Learning rate of the critics' Adam."""
+    temperature_lr: Positive = 3e-4
+    """Learning rate of the temperatures' Adam."""
+    critic_eps: Positive = 1e-5
+    """Epsilon of the critics' Adam."""
+    gamma: Fraction = 0.95
+    """Discount factor."""
+    tau: Fraction = 0.01
+    """Share of the critics that goes into their targets at every update (Polyak averaging)."""
+    max_grad_norm: Positive = 1.0
+    """Gradient norm to which every network of every agent is clipped."""
+    target_entropy: float = -0.5
+    """Entropy that the temperatures steer every policy to, in nats."""
+    update_order: Literal["simultaneous", "sequential"] = "simultaneous"
+    """Whether all agents learn from the same parameters, or each sees the new ones of those before it."""
+
+    def implementation(self) -> "type[Masac]":
+        """The learner in torch."""
+        from .masac import Masac
+
+        return Masac
+
+    def slots(self) -> frozenset[str]:
+        """Every step of the update; the sequential order has no step that is shared by all agents."""
+        if self.update_order == "sequential":
+            return FORWARDS | LOSSES
+        return STORY | SHARED | FORWARDS | LOSSES
+
+    def lacks(self, slot: str) -> str:
+        """Why a slot is missing: the sequential order leaves nothing to reuse between agents."""
+        if slot in STORY | SHARED:
+            return (
+                "with model.update_order: sequential every agent learns from parameters that the agents before it have "
+                f"just changed, so there is no '{slot}' shared by all agents; use update_order: simultaneous"
+            )
+        return super().lacks(slot)

@@ -1,0 +1,318 @@
+"""Multi-agent soft actor-critic, written as a textbook would: one agent after the other, no step merged or cached.
+
+Shapes: B batch, N agents, n the agents in the slice ``agents``, o observation, a action.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from runner.api import Batch, Context, Learner, State
+
+from .config import MasacConfig
+from .networks import Mlp, TwinCritic, squash
+from .roles import ALL, Role, polyak
+
+
+class CriticStep(NamedTuple):
+    """What a critic step returns."""
+
+    loss: Tensor
+    """[N]"""
+    td_error: Tensor
+    """Absolute TD error as the mean of both critics, [N, B]."""
+
+
+class ActorStep(NamedTuple):
+    """What an actor step returns."""
+
+    loss: Tensor
+    """[N]"""
+    log_prob: Tensor
+    """Log-probability of the fresh actions, [N, B]."""
+
+
+class Masac(Learner):
+    """Haarnoja et al. 2018 (arXiv:1812.05905) for every agent, with the centralised critics of Lowe et al. 2017."""
+
+    story = ("targets", "critic_step", "actor_step", "temperature_step", "target_step")
+    compilable = ("target", "critic_loss", "actor_loss", "temperature_loss")
+
+    def __init__(self, config: MasacConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
+        super().__init__(config, shapes, context)
+        self.agents, observation = shapes["observation"]
+        self.action = shapes["action"][1]
+        self.gamma, self.tau, self.target_entropy = config.gamma, config.tau, config.target_entropy
+        self.lr = {"actor": config.actor_lr, "critic": config.critic_lr, "temperature": config.temperature_lr}
+        self.eps = {"critic": config.critic_eps}
+        self.sequential = config.update_order == "sequential"
+
+        initial = context.generator("parameters", "cpu")
+        joint = self.agents * (observation + self.action)
+        self.model = nn.ModuleDict(
+            {
+                "actors": nn.ModuleList(
+                    Mlp(observation, config.hidden, 2 * self.action, initial) for _ in range(self.agents)
+                ),
+                "critics": nn.ModuleList(TwinCritic(joint, config.hidden, initial) for _ in range(self.agents)),
+                "log_temperatures": nn.ParameterList(torch.zeros(()) for _ in range(self.agents)),
+            }
+        ).to(self.device)
+        self.target_critics = copy.deepcopy(self.model["critics"]).requires_grad_(False)
+        self.log_temperatures = list(self.model["log_temperatures"].parameters())
+        self.roles = {
+            "actor": Role([list(m.parameters()) for m in self._modules("actors")], config.max_grad_norm),
+            "critic": Role([list(m.parameters()) for m in self._modules("critics")], config.max_grad_norm),
+            "temperature": Role([[p] for p in self.log_temperatures]),
+        }
+        self.own = torch.eye(self.agents, dtype=torch.bool, device=self.device)[:, :, None, None]
+        names = {*self.story, *self.compilable, "next_actions", "current_actions", "actor_forward", "critic_forward"}
+        names |= {"temperatures", "current_action"}
+        self.slots.define(**{name: getattr(self, name) for name in sorted(names)})
+
+    # --- the story ----------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Batch, noise: Batch) -> Batch:
+        """One update of all agents; see ``MasacConfig`` for what "simultaneous" means."""
+        if self.sequential:
+            return self.sequential_update(batch, noise)
+        y = self.slots.targets(batch, noise)
+        critic_loss, td_error = self.slots.critic_step(batch, y)
+        actor_loss, log_prob = self.slots.actor_step(batch, noise)
+        self.slots.temperature_step(log_prob)
+        self.slots.target_step()
+        return self._output(critic_loss, td_error, actor_loss, log_prob)
+
+    def sequential_update(self, batch: Batch, noise: Batch) -> Batch:
+        """The historical order: every agent finishes its whole update before the next one begins."""
+        outputs = []
+        for agents in self._each():
+            y = self.slots.target(batch, noise, agents)
+            outputs.append((*self._critic_step(batch, y, agents), *self._actor_loss_backward(batch, noise, agents)))
+            self.roles["actor"].step(self.slots, agents)
+            self._temperature_step(outputs[-1][3], agents)
+            polyak(
+                list(self.target_critics[agents].parameters()),
+                list(self.model["critics"][agents].parameters()),
+                self.tau,
+            )
+        return self._output(*(torch.cat(column) for column in zip(*outputs, strict=True)))
+
+    def targets(self, batch: Batch, noise: Batch) -> Tensor:
+        """What the critics are to predict, [N, B]."""
+        return torch.cat([self.slots.target(batch, noise, agents) for agents in self._each()])
+
+    def critic_step(self, batch: Batch, y: Tensor) -> CriticStep:
+        """One loss, one backward, one clip and one optimizer step for every agent."""
+        steps = [self._critic_step(batch, y[agents], agents) for agents in self._each()]
+        return CriticStep(*map(torch.cat, zip(*steps, strict=True)))
+
+    def actor_step(self, batch: Batch, noise: Batch) -> ActorStep:
+        """The gradient of every agent's actor loss on the same parameters, then all optimizer steps."""
+        steps = [self._actor_loss_backward(batch, noise, agents) for agents in self._each()]
+        self.roles["actor"].step(self.slots)
+        return ActorStep(*map(torch.cat, zip(*steps, strict=True)))
+
+    def temperature_step(self, log_prob: Tensor) -> None:
+        """Moves every temperature so that its policy's entropy nears the target entropy."""
+        for agents in self._each():
+            self._temperature_step(log_prob[agents], agents)
+
+    def target_step(self) -> None:
+        """Polyak averaging of the target critics."""
+        polyak(list(self.target_critics.parameters()), list(self.model["critics"].parameters()), self.tau)
+
+    # --- pure functions of parameters, batch and noise ----------------------------------------------------------------
+
+    @torch.no_grad()
+    def target(self, batch: Batch, noise: Batch, agents: slice) -> Tensor:
+        """y = r + gamma (1 - terminated) (min Q'(s', a') - alpha log pi(a' | s')), [n, B]."""
+        actions, log_prob = self.slots.next_actions(batch, noise)
+        observation, action = batch["next_observation"].flatten(1), actions.transpose(0, 1).flatten(1)
+        q = self.slots.critic_forward("target", observation, action, agents).amin(1)
+        alpha = self.slots.temperatures(agents).exp()[:, None]
+        discount = self.gamma * (1 - batch["terminated"])
+        return batch["reward"].transpose(0, 1)[agents] + discount * (q - alpha * log_prob[agents])
+
+    def critic_loss(self, batch: Batch, y: Tensor, agents: slice) -> tuple[Tensor, Tensor]:
+        """mean w (Q1 - y)^2 + mean w (Q2 - y)^2, [n], and the absolute error |Q - y| as the critics' mean, [n, B]."""
+        observation, action = batch["observation"].flatten(1), batch["action"].flatten(1)
+        error = self.slots.critic_forward("online", observation, action, agents) - y[:, None]
+        return (batch["weight"] * error.square()).mean(-1).sum(-1), error.detach().abs().mean(1)
+
+    def actor_loss(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
+        """mean (alpha log pi(a | s) - min Q(s, own new action, the others' new actions, detached)), [n].
+
+        Returns:
+            Loss, [n], and log-probability, [n, B], detached.
+        """
+        actions, log_prob = self.slots.current_actions(batch, noise, agents)
+        joint = torch.where(self.own[agents], actions, actions.detach()).transpose(1, 2).flatten(2)
+        q = self.slots.critic_forward("online", batch["observation"].flatten(1), joint, agents).amin(1)
+        alpha = self.slots.temperatures(agents).detach().exp()[:, None]
+        return (alpha * log_prob - q).mean(-1), log_prob.detach()
+
+    def temperature_loss(self, log_prob: Tensor, agents: slice) -> Tensor:
+        """- alpha mean (log pi + target entropy), [n]."""
+        return -self.slots.temperatures(agents).exp() * (log_prob + self.target_entropy).mean(-1)
+
+    def next_actions(self, batch: Batch, noise: Batch) -> tuple[Tensor, Tensor]:
+        """Actions of all agents at the next observation, [N, B, a], and their log-probabilities, [N, B]."""
+        return squash(self.slots.actor_forward(batch["next_observation"], ALL), noise["next"])
+
+    def current_actions(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
+        """Actions of all agents at the observation, with a gradient for ``agents`` only.
+
+        Returns:
+            Actions, [N, B, a], and log-probabilities of ``agents``, [n, B].
+        """
+        wanted = range(self.agents)[agents]
+        actions, log_probs = [], []
+        for i, one in enumerate(self._each()):
+            with torch.set_grad_enabled(i in wanted):
+                action, log_prob = self.slots.current_action(batch, noise, one)
+            actions.append(action)
+            log_probs += [log_prob] if i in wanted else []
+        return torch.cat(actions), torch.cat(log_probs)
+
+    def current_action(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
+        """Actions at the observation, [n, B, a], and their log-probabilities, [n, B]."""
+        return squash(self.slots.actor_forward(batch["observation"], agents), noise["current"][agents])
+
+    def actor_forward(self, observation: Tensor, agents: slice) -> Tensor:
+        """Mean and log standard deviation of the policies: [B, N, o] to [n, B, 2 a]."""
+        observations = observation.unbind(1)[agents]
+        return torch.stack([self._forward(m, x) for m, x in zip(self.model["actors"][agents], observations, strict=True)])
+
+    def critic_forward(self, which: str, observation: Tensor, action: Tensor, agents: slice) -> Tensor:
+        """Q values of both critics of every agent, [n, 2, B].
+
+        Args:
+            which: "online" or "target".
+            observation: of all agents, [B, N o].
+            action: of all agents, the same for every critic, [B, N a], or one for each, [n, B, N a].
+            agents: whose critics.
+        """
+        critics = (self.model["critics"] if which == "online" else self.target_critics)[agents]
+        actions = action if action.dim() == 3 else action.expand(len(critics), *action.shape)
+        q = []
+        for critic, own in zip(critics, actions, strict=True):
+            inputs = torch.cat([observation, own], dim=-1)
+            q.append(torch.cat([self._forward(critic.q1, inputs), self._forward(critic.q2, inputs)], dim=-1).T)
+        return torch.stack(q)
+
+    def temperatures(self, agents: slice) -> Tensor:
+        """Logarithms of the temperatures, [n]."""
+        return torch.stack(self.log_temperatures[agents])
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, observation: Tensor) -> Tensor:
+        """The mean actions: [B, N, o] to [B, N, a]."""
+        return self.slots.actor_forward(observation, ALL)[..., : self.action].tanh().transpose(0, 1)
+
+    @torch.no_grad()
+    def act(self, observation: Tensor, generator: torch.Generator) -> Tensor:
+        """Actions drawn from the policies: [B, N, o] to [B, N, a]."""
+        noise = torch.randn(self.agents, len(observation), self.action, generator=generator, device=self.device)
+        actions, _ = squash(self.slots.actor_forward(observation, ALL), noise)
+        return actions.transpose(0, 1)
+
+    def noise(self, batch_size: int, generator: torch.Generator) -> Batch:
+        """Standard normal numbers for the actions at the next ("next") and this observation ("current"), [N, B, a]."""
+        shape = (2, self.agents, batch_size, self.action)
+        following, current = torch.randn(shape, generator=generator, device=self.device).unbind()
+        return {"next": following, "current": current}
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> None:
+        """One Adam for every agent and role."""
+        for name, role in self.roles.items():
+            lr, eps = self.lr[name], self.eps.get(name, 1e-8)
+            role.configure(lambda parameters, lr=lr, eps=eps: self.slots.make_optimizer(parameters, lr=lr, eps=eps))
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """All trainable parameters, agent by agent."""
+        yield from self.model.named_parameters()
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """The last gradient of every trainable parameter."""
+        for role in self.roles.values():
+            role.expose_gradients()
+        return super().gradients()
+
+    def state_dict(self) -> State:
+        """Parameters, target critics and optimizers."""
+        return {
+            "model": dict(self.model.state_dict()),
+            "target_critics": dict(self.target_critics.state_dict()),
+            "roles": {name: role.state_dict() for name, role in self.roles.items()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores parameters, target critics and optimizers in place."""
+        self.model.load_state_dict(state["model"])
+        self.target_critics.load_state_dict(state["target_critics"])
+        for name, role in self.roles.items():
+            role.load_state_dict(state["roles"][name])
+
+    def networks(self) -> dict[str, list[list[nn.Parameter]]]:
+        """Parameters of all same-shaped networks of every role; an agent's two critics stand side by side."""
+        return {
+            "actor": [list(actor.parameters()) for actor in self._modules("actors")],
+            "critic": _twins(self._modules("critics")),
+            "temperature": [[p] for p in self.log_temperatures],
+        }
+
+    def target_networks(self) -> list[list[nn.Parameter]]:
+        """The same of the target critics."""
+        return _twins(list(self.target_critics))
+
+    # --- for one slice of agents --------------------------------------------------------------------------------------
+
+    def _each(self) -> list[slice]:
+        return [slice(i, i + 1) for i in range(self.agents)]
+
+    def _modules(self, name: str) -> list[nn.Module]:
+        return list(self.model[name])
+
+    def _forward(self, network: Mlp, inputs: Tensor) -> Tensor:
+        with self.slots.precision():
+            hidden = network.trunk(inputs)
+        return network.head(hidden.to(network.head.weight.dtype))
+
+    def _critic_step(self, batch: Batch, y: Tensor, agents: slice) -> tuple[Tensor, Tensor]:
+        self.roles["critic"].zero_grad(agents)
+        loss, td_error = self.slots.critic_loss(batch, y, agents)
+        self.slots.backward(loss.sum())
+        self.roles["critic"].step(self.slots, agents)
+        return loss.detach(), td_error
+
+    def _actor_loss_backward(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
+        self.roles["actor"].zero_grad(agents)
+        loss, log_prob = self.slots.actor_loss(batch, noise, agents)
+        self.slots.backward(loss.sum())
+        return loss.detach(), log_prob
+
+    def _temperature_step(self, log_prob: Tensor, agents: slice) -> None:
+        self.roles["temperature"].zero_grad(agents)
+        self.slots.backward(self.slots.temperature_loss(log_prob, agents).sum())
+        self.roles["temperature"].step(self.slots, agents)
+
+    def _output(self, critic_loss: Tensor, td_error: Tensor, actor_loss: Tensor, log_prob: Tensor) -> Batch:
+        return {
+            "critic_loss": critic_loss.mean(),
+            "actor_loss": actor_loss.mean(),
+            "entropy": -log_prob.mean(),
+            "temperature": self.slots.temperatures(ALL).detach().exp().mean(),
+            "td_error": td_error.mean(0),
+        }
+
+
+def _twins(critics: list[nn.Module]) -> list[list[nn.Parameter]]:
+    return [list(q.parameters()) for critic in critics for q in critic.children()]

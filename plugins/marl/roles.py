@@ -1,0 +1,68 @@
+"""The parameters of one role (actors, critics, temperatures) and how they are stepped."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.api import Slots, State
+
+MakeOptimizer = Callable[[list[Tensor]], Optimizer]
+ALL = slice(None)
+
+
+class Role:
+    """One list of parameters and one optimizer for every agent."""
+
+    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]], max_grad_norm: float | None = None) -> None:
+        self.parameters = [list(agent) for agent in parameters]
+        self.max_grad_norm = max_grad_norm
+        self.optimizers: list[Optimizer] = []
+
+    def leaves(self) -> Iterator[nn.Parameter]:
+        """The tensors that collect gradients."""
+        for agent in self.parameters:
+            yield from agent
+
+    def configure(self, make: MakeOptimizer) -> None:
+        """Makes the optimizers."""
+        self.optimizers = [make(list[Tensor](agent)) for agent in self.parameters]
+
+    def zero_grad(self, agents: slice = ALL) -> None:
+        """Forgets the gradients of these agents."""
+        for optimizer in self.optimizers[agents]:
+            optimizer.zero_grad()
+
+    def step(self, slots: Slots, agents: slice = ALL) -> None:
+        """Clips every agent's gradient norm and steps its optimizer."""
+        for parameters, optimizer in zip(self.parameters[agents], self.optimizers[agents], strict=True):
+            slots.optimizer_step(optimizer, lambda parameters=parameters: self._clip(parameters))
+
+    def requires_grad_(self, required: bool) -> None:
+        """Freezes or thaws all agents."""
+        for parameter in self.leaves():
+            parameter.requires_grad_(required)
+
+    def expose_gradients(self) -> None:
+        """Makes the gradients visible at the networks' parameters, where they already are."""
+
+    def state_dict(self) -> State:
+        """The optimizers' state."""
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores the optimizers' state."""
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    def _clip(self, parameters: list[nn.Parameter]) -> None:
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+
+
+@torch.no_grad()
+def polyak(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: float) -> None:
+    """Moves every target a share ``tau`` towards its source: t <- (1 - tau) t + tau s."""
+    for target, source in zip(targets, sources, strict=True):
+        target.lerp_(source, tau)

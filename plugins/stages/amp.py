@@ -1,0 +1,92 @@
+"""Automatic mixed precision."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+from runner.api import Batch, Config, Pipeline, Setting, Stage, State, Statistical, UsageError
+
+
+class Amp(Stage):
+    """Runs the networks' hidden layers in 16-bit floating point under ``torch.autocast``.
+
+    Heads, log-probabilities, TD targets, temperatures, Polyak averages and optimizers stay in full precision. bf16
+    needs no loss scaling; fp16 scales the loss, unscales before clipping and updates the scale once per step.
+
+    When it helps: matmuls that are large, on hardware with 16-bit matrix units (AVX512-BF16, AMX, tensor cores).
+    When it hurts: small networks, where converting costs more than it saves; fp16 on a CPU is refused, being about 90
+    times slower.
+    """
+
+    kind: ClassVar[str] = "amp"
+    phase: ClassVar[int] = 2
+    contract = Statistical("return", 0.05)
+    claims: ClassVar[frozenset[str]] = frozenset({"precision"})
+    wraps: ClassVar[frozenset[str]] = frozenset({"backward", "optimizer_step", "update"})
+
+    class Config(Config):
+        """Which 16-bit type."""
+
+        dtype: Literal["bf16", "fp16"] = "bf16"
+        """bf16 keeps float32's range; fp16 has more digits and needs loss scaling."""
+
+    config: Config
+
+    def inactive(self, setting: Setting) -> str | None:
+        """bf16 without hardware for it has nothing to win; fp16 on a CPU is refused."""
+        import torch
+
+        cpu = setting.device.type == "cpu"
+        if cpu and self.config.dtype == "fp16":
+            raise UsageError("fp16 on a CPU is about 90 times slower than float32; use dtype: bf16 or switch amp off")
+        if self.config.dtype == "fp16":
+            return None
+        if cpu and not torch.cpu.get_capabilities().get("avx512_bf16", False):
+            return "this processor has no bf16 arithmetic (AVX512-BF16); emulated, it would be slower than float32"
+        if not cpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return "this GPU has no bf16 arithmetic; use dtype: fp16"
+        return None
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Sets the precision, and for fp16 the loss scaling."""
+        import torch
+
+        device, dtype = pipeline.device.type, {"bf16": torch.bfloat16, "fp16": torch.float16}[self.config.dtype]
+        pipeline.slots.replace("precision", lambda: torch.autocast(device, dtype))
+        self.scaler: torch.amp.GradScaler | None = None
+        if self.config.dtype == "fp16":
+            self.scaler = torch.amp.GradScaler(device)
+            pipeline.slots.wrap("backward", self._scaled_backward)
+            pipeline.slots.replace("optimizer_step", self._unscaled_step)
+            pipeline.slots.wrap("update", self._updated_scale)
+
+    def state_dict(self) -> State:
+        """The loss scale."""
+        return {} if self.scaler is None else {"scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores the loss scale."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def _scaled_backward(self, step: Callable[..., None]) -> Callable[..., None]:
+        def backward(loss: Any) -> None:
+            assert self.scaler is not None
+            step(self.scaler.scale(loss))
+
+        return backward
+
+    def _unscaled_step(self, optimizer: Any, clip: Callable[[], None] | None = None) -> None:
+        assert self.scaler is not None
+        self.scaler.unscale_(optimizer)
+        if clip is not None:
+            clip()
+        self.scaler.step(optimizer)
+
+    def _updated_scale(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def update(batch: Batch, noise: Batch) -> Any:
+            assert self.scaler is not None
+            output = step(batch, noise)
+            self.scaler.update()
+            return output
+
+        return update

@@ -1,0 +1,95 @@
+"""The whole update as one CUDA graph."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.api import Batch, Close, Learner, Pipeline, Setting, Stage, State, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WARM_UP = 3
+
+
+class CudaGraph(Stage):
+    """Captures one whole update (losses, backward, clipping, optimizers, targets) and replays it.
+
+    The GPU then receives one launch instead of hundreds. Batch and noise are copied into fixed places before every
+    replay; optimizers are made capturable. Warm-up updates run before the capture, and everything that they changed is
+    put back.
+
+    When it helps: small networks and batches, where launching costs more than computing (5x has been seen at batch 8).
+    When it hurts: large networks gain nothing; all intermediate memory stays reserved.
+    """
+
+    kind: ClassVar[str] = "cuda_graph"
+    phase: ClassVar[int] = 3
+    contract = Close()
+    wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer", "update"})
+
+    def inactive(self, setting: Setting) -> str | None:
+        """CUDA only; fp16's loss scaler decides on the host whether to step, which a graph cannot."""
+        if setting.device.type != "cuda":
+            return "CUDA graphs need a CUDA device"
+        amp = setting.stages.get("amp")
+        if amp is not None and getattr(amp.config, "dtype", None) == "fp16":
+            raise UsageError("cuda_graph cannot capture fp16 loss scaling; use amp: {dtype: bf16}")
+        return None
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Wraps the optimizers' making and the update; the capture happens at the first update."""
+        self.learner: Learner = pipeline.learner
+        self.graph: Any = None
+        pipeline.slots.wrap("make_optimizer", self._capturable)
+        pipeline.slots.wrap("update", self._graphed)
+
+    @staticmethod
+    def _capturable(make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_optimizer(parameters: Any, **settings: Any) -> Any:
+            return make(parameters, **settings, capturable=True)
+
+        return make_optimizer
+
+    def _graphed(self, step: Callable[..., Batch]) -> Callable[..., Batch]:
+        def update(batch: Batch, noise: Batch) -> Batch:
+            if self.graph is None:
+                self._capture(step, batch, noise)
+            for static, fresh in ((self.batch, batch), (self.noise, noise)):
+                for name, tensor in fresh.items():
+                    static[name].copy_(tensor)
+            self.graph.replay()
+            return {name: tensor.clone() for name, tensor in self.output.items()}
+
+        return update
+
+    def _capture(self, step: Callable[..., Batch], batch: Batch, noise: Batch) -> None:
+        import torch
+
+        self.batch = {name: tensor.clone() for name, tensor in batch.items()}
+        self.noise = {name: tensor.clone() for name, tensor in noise.items()}
+        before = {path: tensor.clone() for path, tensor in _tensors(self.learner.state_dict())}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                step(self.batch, self.noise)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.no_grad():
+            for path, tensor in _tensors(self.learner.state_dict()):
+                if path in before:
+                    tensor.copy_(before[path])
+                else:
+                    tensor.zero_()  # Adam's moments and step count, which the first warm-up update made
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.output = step(self.batch, self.noise)
+
+
+def _tensors(state: State | list[Any], path: str = "") -> "Iterator[tuple[str, Tensor]]":
+    import torch
+
+    for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+        if isinstance(value, torch.Tensor):
+            yield f"{path}/{key}", value
+        elif isinstance(value, dict | list):
+            yield from _tensors(value, f"{path}/{key}")

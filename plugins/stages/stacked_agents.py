@@ -1,0 +1,93 @@
+"""All agents in one batched matmul."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.api import Batch, Close, Pipeline, Stage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StackedAgents(Stage):
+    """Stacks the parameters of all agents, so that every layer of every network is one batched matmul.
+
+    Actors, critics, target critics and temperatures each live in one flat vector: one optimizer step, one Polyak
+    average, one gradient to zero. The networks' first layer multiplies the shared observations once for all critics.
+    Agents still share no parameter, and gradients are clipped for every agent apart.
+
+    When it helps: two agents or more; small networks, whose cost is calls rather than arithmetic.
+    When it hurts: very wide networks, where one agent's matmul already fills the machine.
+    """
+
+    kind: ClassVar[str] = "stacked_agents"
+    phase: ClassVar[int] = 2
+    contract = Close()
+    claims: ClassVar[frozenset[str]] = frozenset(
+        {"actor_forward", "critic_forward", "current_actions", "targets", "actor_step", "temperature_step", "target_step",
+         "temperatures"}
+    )
+    requires: ClassVar[tuple[str, ...]] = ("forward_cache", "merged_critic_loss")
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Moves the learner's parameters into stacks and replaces its loops over agents."""
+        from runner.plugins.marl.stacked import Stack, StackedMlp, StackedRole
+
+        learner: Any = pipeline.learner
+        self.slots, self.learner, self.agents = pipeline.slots, learner, learner.agents
+        self.roles: dict[str, StackedRole] = {}
+        for name, networks in learner.networks().items():
+            self.roles[name] = StackedRole(networks, self.agents, learner.roles[name].max_grad_norm)
+        learner.roles.update(self.roles)
+        self.targets_stack = Stack(learner.target_networks())
+        self.actors = StackedMlp(self.roles["actor"].layers, self.agents)
+        self.critics = {
+            "online": StackedMlp(self.roles["critic"].layers, self.agents),
+            "target": StackedMlp(self.targets_stack.views, self.agents),
+        }
+        for name in sorted(self.claims):
+            pipeline.slots.replace(name, getattr(self, name))
+
+    def actor_forward(self, observation: "Tensor", agents: slice) -> "Tensor":
+        """Mean and log standard deviation of all policies: [B, N, o] to [N, B, 2 a]."""
+        return self.actors(observation.transpose(0, 1), None, self.slots.precision)
+
+    def critic_forward(self, which: str, observation: "Tensor", action: "Tensor", agents: slice) -> "Tensor":
+        """Q values of all critics, [N, 2, B]; the action is the same for all, [B, N a], or one for each, [N, B, N a]."""
+        import torch
+
+        if action.dim() == 2:
+            own, shared = None, torch.cat([observation, action], dim=-1)
+        else:
+            own, shared = action, observation
+        q = self.critics[which](own, shared, self.slots.precision)
+        return q.view(self.agents, 2, -1)
+
+    def current_actions(self, batch: Batch, noise: Batch, agents: slice) -> "tuple[Tensor, Tensor]":
+        """Actions of all agents, [N, B, a], with a gradient, and their log-probabilities, [N, B]."""
+        return self.slots.current_action(batch, noise, agents)  # type: ignore[no-any-return]
+
+    def targets(self, batch: Batch, noise: Batch) -> "Tensor":
+        """What the critics are to predict, [N, B]."""
+        return self.slots.target(batch, noise, slice(None))  # type: ignore[no-any-return]
+
+    def actor_step(self, batch: Batch, noise: Batch) -> "tuple[Tensor, Tensor]":
+        """One loss, one backward and one optimizer step for all actors: loss, [N], and log-probability, [N, B]."""
+        self.roles["actor"].zero_grad()
+        loss, log_prob = self.slots.actor_loss(batch, noise, slice(None))
+        self.slots.backward(loss.sum())
+        self.roles["actor"].step(self.slots)
+        return loss.detach(), log_prob
+
+    def temperature_step(self, log_prob: "Tensor") -> None:
+        """One optimizer step for all temperatures."""
+        self.roles["temperature"].zero_grad()
+        self.slots.backward(self.slots.temperature_loss(log_prob, slice(None)).sum())
+        self.roles["temperature"].step(self.slots)
+
+    def temperatures(self, agents: slice) -> "Tensor":
+        """Logarithms of the temperatures, [N]."""
+        return self.roles["temperature"].layers[0]
+
+    def target_step(self) -> None:
+        """Polyak averaging in one call."""
+        self.targets_stack.flat.lerp_(self.roles["critic"].stack.flat, self.learner.tau)

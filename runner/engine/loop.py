@@ -1,0 +1,178 @@
+"""The training loop: collect, update, report, evaluate, checkpoint."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from runner.api import Batch, State
+from runner.engine import checkpoint
+from runner.engine.clock import Clock
+from runner.engine.guards import FiniteGuard, GradientGuard
+from runner.engine.signals import Stop
+from runner.pipeline import Pipeline
+
+Log = Callable[[dict[str, float], int], None]
+
+
+class Display(Protocol):
+    """Who shows a person how the training goes."""
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows progress and the newest value of every metric."""
+
+
+class Loop:
+    """One training.
+
+    Progress is counted in environment steps for a simulator and in updates for a dataset; ``step`` below is that count.
+    """
+
+    def __init__(self, pipeline: Pipeline, checkpoints: Path, log: Log, display: Display, stop: Stop) -> None:
+        train = pipeline.recipe.train
+        self.pipeline, self.checkpoints, self.log, self.display, self.stop = pipeline, checkpoints, log, display, stop
+        self.simulates = pipeline.recipe.data.simulates
+        self.goal: int = train.env_steps if self.simulates else train.updates
+        self.warmup_steps = train.warmup_steps if self.simulates else 0
+        self.every = {"log": train.log_every, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
+        self.step = 0
+        self.updates = 0
+        self.credit = 0.0
+        self.metrics: dict[str, float] = {}
+        self.totals: torch.Tensor | None = None
+        self.names: list[str] = []
+        self.since_log = 0
+        self.first_update_seconds = 0.0
+        self.clock = Clock(pipeline.device)
+        self.finite = FiniteGuard(pipeline.slots, pipeline.learner)
+        self.gradients = GradientGuard(pipeline.learner)
+        self.noise = pipeline.context.generator("noise")
+        self.exploration = pipeline.context.generator("policy")
+
+    def run(self) -> None:
+        """Trains until the goal or a signal, evaluates, and leaves a checkpoint.
+
+        Raises:
+            DivergedError: a number stopped being finite.
+            RunnerError: a part of the model receives no gradient.
+        """
+        while self.step < self.goal and not self.stop:
+            before = self.step
+            updates = self.collect() if self.simulates else 1
+            with self.clock.measure("update"):
+                for remaining in reversed(range(updates)):
+                    self.update(remaining)
+            if not self.simulates:
+                self.step += updates
+            self.act_on_schedule(before)
+        self.report()
+        if not self.stop:
+            self.evaluate()
+        self.save()
+
+    def collect(self) -> int:
+        """Advances the simulators once; returns how many updates are due."""
+        source, learner = self.pipeline.source, self.pipeline.learner
+        with self.clock.measure("collect"):
+            warming_up = self.step < self.warmup_steps
+            steps = source.collect(None if warming_up else lambda seen: learner.act(seen, self.exploration))
+        self.step += steps
+        if warming_up or not source.ready(self.pipeline.batch_size):
+            return 0
+        self.credit += steps * self.pipeline.updates_per_step
+        due = int(self.credit)
+        self.credit -= due
+        return due
+
+    def update(self, remaining: int) -> None:
+        """One update; ``remaining`` more follow before the source changes."""
+        started = time.perf_counter()
+        pipeline = self.pipeline
+        batch = pipeline.slots.next_batch(pipeline.batch_size, min(1.0, self.step / self.goal), remaining)
+        output = pipeline.slots.update(batch, pipeline.learner.noise(pipeline.batch_size, self.noise))
+        pipeline.source.feedback(batch, output)
+        self.updates += 1
+        self.since_log += 1
+        self.add(output, batch)
+        self.gradients.check(self.updates)
+        if self.updates == 1:
+            self.first_update_seconds = time.perf_counter() - started
+
+    def add(self, output: Batch, batch: Batch) -> None:
+        """Adds the scalars of an update to their sums, which stay on the device until they are reported."""
+        scalars = {name: value for name, value in output.items() if value.dim() == 0}
+        self.names = list(scalars)
+        losses = torch.stack([value.double() for value in scalars.values()])
+        self.totals = losses if self.totals is None else self.totals + losses
+        # A NaN stays in the sum, so that a GPU need not be waited for after every update.
+        if self.pipeline.device.type == "cpu" or self.since_log % 50 == 0:
+            self.finite.check(self.updates, self.totals, batch)
+
+    def act_on_schedule(self, before: int) -> None:
+        """Reports, evaluates and saves where the count has passed a multiple of their interval."""
+        due = {name for name, every in self.every.items() if every and before // every != self.step // every}
+        self.display.advance(self.step, self.metrics)
+        if self.step >= self.goal:
+            return  # the end does all three
+        if "log" in due:
+            self.report()
+        if "evaluate" in due:
+            self.evaluate()
+        if "checkpoint" in due:
+            self.save()
+
+    def report(self) -> None:
+        """Logs the means of the losses, what happened while collecting, and the speed since the last report."""
+        elapsed, seconds = self.clock.read()
+        metrics: dict[str, float] = {}
+        if self.totals is not None:
+            means = (self.totals / self.since_log).tolist()
+            metrics |= {f"train/{name}": mean for name, mean in zip(self.names, means, strict=True)}
+        metrics |= {f"train/{name}": value for name, value in self.pipeline.source.statistics().items()}
+        metrics |= {"train/updates": float(self.updates), "train/env_steps": float(self.step)}
+        if elapsed > 0:
+            metrics["perf/updates_per_second"] = self.since_log / elapsed
+            if self.since_log:
+                metrics["perf/update_ms"] = 1e3 * seconds.get("update", 0.0) / self.since_log
+            metrics |= {f"perf/{name}_share": spent / elapsed for name, spent in seconds.items()}
+        self.totals, self.since_log = None, 0
+        self._publish(metrics)
+
+    def evaluate(self) -> None:
+        """Measures the deterministic policy (or the model) on held-out data."""
+        with self.clock.measure("evaluate"):
+            metrics = self.pipeline.source.evaluate(self.pipeline.learner)
+        self._publish({f"eval/{name}": value for name, value in metrics.items()})
+
+    def save(self) -> None:
+        """Writes a checkpoint."""
+        started = time.perf_counter()
+        with self.clock.measure("checkpoint"):
+            checkpoint.save(self.checkpoints, self.step, self.state_dict())
+        self._publish({"perf/checkpoint_ms": 1e3 * (time.perf_counter() - started)})
+
+    def state_dict(self) -> State:
+        """Everything that a resumed training needs."""
+        return {
+            "pipeline": self.pipeline.state_dict(),
+            "step": self.step,
+            "updates": self.updates,
+            "credit": self.credit,
+            "totals": self.totals,
+            "names": self.names,
+            "since_log": self.since_log,
+            "metrics": self.metrics,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.pipeline.load_state_dict(state["pipeline"])
+        self.step, self.updates, self.credit = state["step"], state["updates"], state["credit"]
+        self.totals, self.names, self.since_log = state["totals"], state["names"], state["since_log"]
+        self.metrics = state["metrics"]
+
+    def _publish(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+        self.log(metrics, self.step)

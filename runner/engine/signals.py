@@ -1,0 +1,33 @@
+"""Asks a training to stop when the process is told to."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Stop:
+    """Which signal asked the training to stop, if one did."""
+
+    signal: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Stop]:
+    """SIGTERM and the first SIGINT let the current update finish; a second SIGINT stops at once."""
+    stop = Stop()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.signal = signal.Signals(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,76 @@
+"""A child process that trains a few real steps with one batch size and prints how fast they were.
+
+Run as ``python -m runner.probe RECIPE BATCH_SIZE [PLUGIN ...]``; a process of its own, because memory that was once too
+little stays fragmented, and a crash must not take the training with it.
+"""
+
+import dataclasses
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from runner.api import Probe, RunnerError
+from runner.pipeline import OUT_OF_MEMORY, Pipeline, assemble
+from runner.recipe import load
+from runner.registry import Registry
+
+WARM_UP = 3
+SECONDS = 0.5
+
+
+def measure(pipeline: Pipeline) -> Probe:
+    """Trains until the clock can be trusted.
+
+    Raises:
+        torch.OutOfMemoryError: the device's memory does not suffice.
+    """
+    cuda = pipeline.device.type == "cuda"
+    limit = torch.cuda.mem_get_info(pipeline.device)[0] if cuda else psutil.virtual_memory().available
+    while pipeline.source.collect(None) and not pipeline.source.ready(pipeline.batch_size):
+        pass
+    generator = pipeline.context.generator("noise")
+
+    def step() -> None:
+        batch = pipeline.slots.next_batch(pipeline.batch_size, 0.0, 0)
+        pipeline.slots.update(batch, pipeline.learner.noise(pipeline.batch_size, generator))
+
+    for _ in range(WARM_UP):
+        step()
+    steps, started = 0, time.perf_counter()
+    while time.perf_counter() - started < SECONDS:
+        step()
+        steps += 1
+        if cuda:
+            torch.cuda.synchronize(pipeline.device)
+    seconds = time.perf_counter() - started
+    peak = (
+        torch.cuda.max_memory_allocated(pipeline.device)
+        if cuda
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
+    return Probe(steps * pipeline.batch_size / seconds, peak, limit)
+
+
+def main() -> int:
+    """Prints a ``Probe`` as JSON."""
+    path, batch_size, *plugins = sys.argv[1:]
+    files = [Path(plugin) for plugin in plugins]
+    try:
+        recipe = load(path, ["optimization.batch_autotune=off"], Registry(files))
+        probe = measure(assemble(recipe, files, batch_size=int(batch_size)))
+    except (torch.OutOfMemoryError, MemoryError):
+        return OUT_OF_MEMORY
+    except RunnerError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(json.dumps(dataclasses.asdict(probe)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""How a training goes, while it goes: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINE_SECONDS = 5.0
+BAR_SECONDS = 0.2
+
+
+class ProgressDisplay:
+    """Shows steps per second, the headline metrics and the time left on stderr."""
+
+    def __init__(self, console: Console, name: str, goal: int, unit: str, headline: Sequence[str]) -> None:
+        self.console, self.name, self.goal, self.unit, self.headline = console, name, goal, unit, headline
+        self.started = self.shown = time.monotonic()
+        self.bar: Progress | None = None
+        if console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[details]}"),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+                expand=True,
+            )
+            self.task = self.bar.add_task(name, total=goal, details="")
+
+    def __enter__(self) -> Self:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows progress, at most a few times a second; a line every few seconds where there is no terminal."""
+        now = time.monotonic()
+        if now - self.shown < (BAR_SECONDS if self.bar else LINE_SECONDS):
+            return
+        self.shown = now
+        speed = step / (now - self.started)
+        details = " ".join([f"{speed:,.0f} {self.unit}/s", *self._newest(metrics)])
+        if self.bar:
+            self.bar.update(self.task, completed=min(step, self.goal), details=details)
+            return
+        left = (self.goal - step) / speed if speed else 0.0
+        self.console.print(
+            f"{self.name}: {step:,}/{self.goal:,} {self.unit} ({step / self.goal:.0%}) {details} {left:.0f} s left",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
+
+    def _newest(self, metrics: dict[str, float]) -> list[str]:
+        shown = []
+        for name in self.headline:
+            value = metrics.get(f"eval/{name}", metrics.get(f"train/{name}"))
+            if value is not None:
+                shown.append(f"{name} {value:.3g}")
+        return shown
