@@ -1,0 +1,1 @@
+"""Environments of PettingZoo as a simulator."""

@@ -1,0 +1,1 @@
+"""Leader-follower path planning of unmanned aerial vehicles (UAVs)."""

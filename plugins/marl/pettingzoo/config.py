@@ -1,0 +1,48 @@
+"""The face of the PettingZoo source: settings only, nothing heavy."""
+
+import re
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from runner.api import Source
+
+from ..simulator_config import EvaluationConfig, SimulatorConfig
+
+ALLOWED = r"^(mpe2|pettingzoo\.(butterfly|sisl))\.[a-z0-9_]+_v[0-9]+$"
+"""Modules that a recipe may name: a recipe says what to train in, and must never be a way to import any code."""
+
+
+def _known_family(name: str) -> str:
+    if not re.fullmatch(ALLOWED, name):
+        raise ValueError(
+            f"'{name}' is not an environment that a recipe may name; write mpe2.NAME_vN, pettingzoo.sisl.NAME_vN or "
+            "pettingzoo.butterfly.NAME_vN, for example mpe2.simple_spread_v3 (for others, write a plugin)"
+        )
+    return name
+
+
+class PettingZooConfig(SimulatorConfig):
+    """Any PettingZoo parallel environment with continuous actions, by the name of its module.
+
+    The copies run one after another on the CPU, whatever the device of the learner. Actions in [-1, 1] are mapped to
+    each agent's bounds; agents with smaller observations or actions are padded with zeros; an agent that ends before
+    the others observes zeros, earns nothing and is not asked for actions any more. Environments of ``mpe2`` are made
+    with ``continuous_actions: true`` unless the options say otherwise. Evaluation reports ``return`` (mean over agents
+    of the summed rewards) and ``episode_length``. Needs ``pip install 'proven-runner[pettingzoo]'``.
+    """
+
+    kind: ClassVar[str] = "pettingzoo"
+
+    environment: Annotated[str, AfterValidator(_known_family), Field(json_schema_extra={"pattern": ALLOWED})]
+    """Module of the environment, for example ``mpe2.simple_spread_v3``."""
+    options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    """Arguments for the environment, for example ``{N: 3, max_cycles: 25}``."""
+    evaluation: EvaluationConfig = Field(default_factory=lambda: EvaluationConfig(episodes=50))
+    """How the deterministic policy is measured."""
+
+    def implementation(self) -> type[Source]:
+        """Imports and returns the source's class."""
+        from .source import PettingZooSource
+
+        return PettingZooSource

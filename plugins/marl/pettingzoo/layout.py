@@ -1,0 +1,63 @@
+"""How the agents of a PettingZoo environment fit into tensors of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.api import UsageError
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
+Floats = NDArray[np.float32]
+
+
+class Layout:
+    """Sizes and bounds of N agents: observations [N, o] and actions [N, a], padded with zeros to the largest.
+
+    Raises:
+        UsageError: an agent's observations are no box, or its actions are no bounded box of floating-point numbers.
+    """
+
+    def __init__(self, environment: ParallelEnv[str, Any, Any]) -> None:
+        from gymnasium.spaces import Box
+
+        self.agents: tuple[str, ...] = tuple(environment.possible_agents)
+        self._action_spaces = {agent: environment.action_space(agent) for agent in self.agents}
+        observation_spaces = {agent: environment.observation_space(agent) for agent in self.agents}
+        for agent in self.agents:
+            if not isinstance(observation_spaces[agent], Box):
+                raise UsageError(f"data.environment: {agent} observes {observation_spaces[agent]}, which is no box")
+            space = self._action_spaces[agent]
+            if not (isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and space.is_bounded()):
+                raise UsageError(
+                    f"data.environment: the actions of {agent} are {space}, but they must be a bounded continuous box; "
+                    "many environments have an option for that (see data.options)"
+                )
+        self.observation_size = max(int(np.prod(space.shape)) for space in observation_spaces.values())
+        self.action_size = max(int(np.prod(space.shape)) for space in self._action_spaces.values())
+
+    def observations(self, observed: Mapping[str, NDArray[Any]]) -> Floats:
+        """Observations by agent as one array [N, o]; zeros for an agent that has none."""
+        rows = np.zeros((len(self.agents), self.observation_size), np.float32)
+        for row, agent in zip(rows, self.agents, strict=True):
+            if agent in observed:
+                values = np.asarray(observed[agent], np.float32).ravel()
+                row[: values.size] = values
+        return rows
+
+    def actions(self, action: Floats, live: list[str]) -> dict[str, NDArray[Any]]:
+        """Actions [N, a] in [-1, 1] as actions within the bounds of every live agent."""
+        rows = dict(zip(self.agents, np.clip(action, -1, 1), strict=True))
+        return {agent: self._within_bounds(rows[agent], self._action_spaces[agent]) for agent in live}
+
+    @staticmethod
+    def _within_bounds(row: Floats, space: Any) -> NDArray[Any]:
+        share = (row[: int(np.prod(space.shape))].reshape(space.shape) + 1) / 2
+        scaled = space.low + share * (space.high - space.low)
+        within: NDArray[Any] = np.clip(scaled, space.low, space.high).astype(space.dtype)
+        return within

@@ -1,0 +1,73 @@
+"""One copy of a PettingZoo environment, remembered well enough to be restored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .layout import Floats, Layout
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step of one copy gives."""
+
+    next_observation: Floats
+    """[N, o]."""
+    reward: Floats
+    """[N]."""
+    terminated: bool
+    truncated: bool
+
+
+class Simulation:
+    """Runs one episode after another and keeps the seed and the actions of the present one.
+
+    Environments cannot be saved in general, but one that its seed determines, as PettingZoo asks, comes back to the
+    same state when the same actions are taken again.
+    """
+
+    def __init__(self, environment: ParallelEnv[str, Any, Any], layout: Layout) -> None:
+        self._environment = environment
+        self._layout = layout
+
+    def reset(self, seed: int) -> None:
+        """Starts the episode of that seed."""
+        self.seed = seed
+        self.actions: list[Floats] = []
+        self.returned = 0.0
+        observed, _ = self._environment.reset(seed=seed)
+        self.observation = self._layout.observations(observed)
+
+    def restore(self, seed: int, actions: Floats) -> None:
+        """Comes back to where ``actions`` [T, N, a] lead from the start of the episode of that seed."""
+        self.reset(seed)
+        for action in actions:
+            self.step(action)
+
+    def step(self, action: Floats) -> Outcome:
+        """Applies actions [N, a] in [-1, 1].
+
+        The episode ends with its last agents: truncated if one of these is, else terminated. An agent that ends before
+        them, or terminates beside one that is truncated, has no future: it observes zeros from then on and earns
+        nothing.
+        """
+        layout, environment = self._layout, self._environment
+        live = list(environment.agents)
+        observed, rewards, terminations, truncations, _ = environment.step(layout.actions(action, live))
+        ended = [agent for agent in live if terminations[agent] or truncations[agent]]
+        over = len(ended) == len(live)
+        cut_off = [agent for agent in live if truncations[agent] and not terminations[agent]]
+        truncated = over and bool(cut_off)
+        terminated = over and not truncated
+        gone = set() if terminated else set(ended) - set(cut_off if over else [])
+        self.observation = layout.observations({k: v for k, v in observed.items() if k not in gone})
+        reward = np.array([rewards[agent] if agent in live else 0.0 for agent in layout.agents], np.float32)
+        self.actions.append(action)
+        self.returned += float(reward.mean())
+        return Outcome(self.observation, reward, terminated, truncated)

@@ -1,0 +1,24 @@
+"""PettingZoo environments as a source of training batches."""
+
+import torch
+
+from runner.api import Context
+
+from ..simulator import SimulatorSource
+from .build import environment_maker
+from .config import PettingZooConfig
+from .environment import PettingZooEnvironment
+
+
+class PettingZooSource(SimulatorSource):
+    """Copies of a PettingZoo environment with a replay buffer."""
+
+    def __init__(self, config: PettingZooConfig, context: Context) -> None:
+        self._make = environment_maker(config.environment, config.options)
+        super().__init__(config, context)
+
+    def make_environment(
+        self, config: PettingZooConfig, envs: int, device: torch.device, generator: torch.Generator
+    ) -> PettingZooEnvironment:
+        """Makes ``envs`` copies."""
+        return PettingZooEnvironment(self._make, envs, device, generator)

@@ -1,0 +1,61 @@
+"""The face of the UAV simulator: settings only, nothing heavy."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from runner.api import Config, Source
+
+from ..simulator_config import SimulatorConfig
+
+Coefficient = Annotated[float, Field(allow_inf_nan=False)] | None
+
+
+class RewardConfig(Config):
+    """Coefficients of the reward: a preset, and whatever should differ from it."""
+
+    preset: Literal["seed", "v0_1", "v0_2"] = "v0_2"
+    """Where coefficients come from that are not given; ``v0_2`` pulls hardest to the goal and into formation."""
+    collision: Coefficient = None
+    """Leader, once: nearer than 20 to the obstacle; the episode ends."""
+    obstacle: Coefficient = None
+    """Every agent, each step nearer than 40 to the obstacle."""
+    border: Coefficient = None
+    """Every agent, each step within 50 of the border of the field."""
+    goal: Coefficient = None
+    """Leader, once: nearer than 40 to the goal; the episode ends with success."""
+    goal_distance: Coefficient = None
+    """Leader, each other step: times its distance to the goal."""
+    formation: Coefficient = None
+    """Leader and follower, each step apart: times the distance between them."""
+    speed_match: Coefficient = None
+    """Leader and follower, each step nearer than 50 with speeds that differ by less than 1."""
+    step: Coefficient = None
+    """Every agent, each step."""
+
+
+class UavConfig(SimulatorConfig):
+    """A leader flies to a goal around an obstacle and its followers keep formation; all simulations are one batch.
+
+    Observations are 7 numbers for each agent, actions are acceleration and turn in [-1, 1]. An episode ends when the
+    leader reaches the goal or hits the obstacle, or is cut off at ``episode_limit``. Evaluation reports
+    ``success_rate``, ``collision_rate``, ``timeout_rate``, ``steps_to_goal``, ``return`` (the leader's),
+    ``formation_rate`` and ``formation_strict``. Runs on the device of the recipe, CPU or GPU.
+    """
+
+    kind: ClassVar[str] = "uav_path_planning"
+
+    followers: int = Field(default=3, ge=1)
+    """Agents that follow the one leader."""
+    episode_limit: int = Field(default=1000, ge=1)
+    """Steps after which an episode is truncated."""
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    """What the agents are rewarded for."""
+    legacy_timing: bool = False
+    """Judge the state before the action instead of the one after it, as older simulators did; for comparison only."""
+
+    def implementation(self) -> type[Source]:
+        """Imports and returns the source's class."""
+        from .source import UavSource
+
+        return UavSource

@@ -1,0 +1,165 @@
+"""The UAV path-planning environment: E simulations of one leader and n followers as one batch of tensors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from runner.api import State
+
+from ..simulator import Step
+from .config import UavConfig
+from .rewards import COLLISION_RADIUS, GOAL_RADIUS, OBSTACLE_RADIUS, coefficients, measure, rewards
+
+FIELD_X = (50.0, 750.0)
+FIELD_Y = (50.0, 650.0)
+TURN = 2 * math.pi
+
+# x, y, speed, heading of an agent at the start of an episode: lowest and highest value
+LEADER_START = ((300.0, 500.0, 10.0, 0.0), (400.0, 550.0, 20.0, TURN))
+FOLLOWER_START = ((400.0, 500.0, 20.0, 0.0), (500.0, 550.0, 30.0, TURN))
+# obstacle x, y, goal x, y
+SCENE_START = ((350.0, 400.0, 300.0, 150.0), (350.0, 450.0, 500.0, 200.0))
+# gain of acceleration, gain of turn, lowest and highest speed
+LEADER_LIMITS = (0.3, 0.6, 10.0, 20.0)
+FOLLOWER_LIMITS = (0.6, 1.2, 10.0, 40.0)
+# x, y, speed, heading in an observation
+SCALE = (1 / 1000, 1 / 1000, 1 / 30, 1 / TURN)
+
+
+class UavEnvironment:
+    """Steps E simulations at once, without a loop and without waiting for the device.
+
+    State: bodies [E, N, 4] (x, y, speed, heading), the leader first; scenes [E, 4] (obstacle x, y, goal x, y); sums
+    over the running episodes [E, 4] (steps, leader's return, formation, strict formation). One step is one unit of
+    time: acceleration and turn first, then the move with the new speed and heading; y grows against sin(heading).
+    New episodes are drawn for every simulation at every step and taken where one ended, so that the random numbers
+    which are consumed do not depend on what happens.
+    """
+
+    observation_size = 7
+    action_size = 2
+
+    def __init__(self, config: UavConfig, envs: int, device: torch.device, generator: torch.Generator) -> None:
+        """Starts ``envs`` episodes.
+
+        Args:
+            config: the simulator's settings.
+            envs: number of simulations E.
+            device: where the tensors live.
+            generator: draws the episodes; on the same device.
+        """
+        self.agents = 1 + config.followers
+        self._envs = envs
+        self._device = device
+        self._generator = generator
+        self._coefficients = coefficients(config.reward)
+        self._episode_limit = config.episode_limit
+        self._legacy_timing = config.legacy_timing
+
+        def table(leader: tuple[float, ...], follower: tuple[float, ...], *rest: tuple[float, ...]) -> Tensor:
+            return torch.tensor([leader, *[follower] * config.followers, *rest], dtype=torch.float32, device=device)
+
+        self._start_low = table(LEADER_START[0], FOLLOWER_START[0], SCENE_START[0])
+        self._start_span = table(LEADER_START[1], FOLLOWER_START[1], SCENE_START[1]) - self._start_low
+        limits = table(LEADER_LIMITS, FOLLOWER_LIMITS)
+        self._gain, self._slowest, self._fastest = limits[:, :2], limits[:, 2], limits[:, 3]
+        self._scale = torch.tensor(SCALE, dtype=torch.float32, device=device)
+        self.reset()
+
+    def reset(self) -> Tensor:
+        """Starts new episodes everywhere and returns their observations [E, N, 7]."""
+        self._bodies, self._scene = self._start()
+        self._sums = torch.zeros(self._envs, 4, device=self._device)
+        return self._observe(self._bodies, self._scene)
+
+    def step(self, action: Tensor) -> Step:
+        """Applies accelerations and turns [E, N, 2]; values beyond [-1, 1] count as -1 or 1."""
+        moved = self._move(action)
+        judged = self._bodies if self._legacy_timing else moved
+        geometry = measure(judged, self._scene)
+        reward = rewards(geometry, self._coefficients)
+        success = geometry.goal_distance[:, 0] < GOAL_RADIUS
+        collision = geometry.obstacle_distance[:, 0] < COLLISION_RADIUS
+        terminated = success | collision
+
+        one = torch.ones_like(reward[:, 0])
+        formed = geometry.in_formation
+        sums = self._sums + torch.stack([one, reward[:, 0], formed.float().mean(1), formed.all(1).float()], 1)
+        steps = sums[:, 0]
+        truncated = (steps >= self._episode_limit) & ~terminated
+        done = terminated | truncated
+        outcome = torch.stack([one, success, collision, truncated, steps * success], 1)
+        episodes = torch.cat([outcome, sums[:, 1:2], sums[:, 2:] / steps.unsqueeze(1)], 1) * done.unsqueeze(1)
+
+        next_observation = self._observe(judged, self._scene)
+        bodies, scene = self._start()
+        ended = done.view(-1, 1, 1)
+        observation = torch.where(ended, self._observe(bodies, scene), next_observation)
+        self._bodies = torch.where(ended, bodies, moved)
+        self._scene = torch.where(ended[:, 0], scene, self._scene)
+        self._sums = sums * ~ended[:, 0]
+        return Step(observation, next_observation, reward, terminated, truncated, episodes)
+
+    def _start(self) -> tuple[Tensor, Tensor]:
+        shape = (self._envs, *self._start_low.shape)
+        uniform = torch.rand(shape, generator=self._generator, dtype=torch.float32, device=self._device)
+        start = torch.addcmul(self._start_low, uniform, self._start_span)
+        return start[:, :-1], start[:, -1]
+
+    def _move(self, action: Tensor) -> Tensor:
+        x, y, speed, heading = self._bodies.unbind(-1)
+        acceleration, turn = (action.float().clamp(-1, 1) * self._gain).unbind(-1)
+        speed = torch.clamp(speed + acceleration, self._slowest, self._fastest)
+        # a heading just below 0 may be rounded up to the full turn itself, which flies and is observed like 0
+        heading = torch.remainder(heading + turn, TURN)
+        x = torch.addcmul(x, speed, heading.cos()).clamp(*FIELD_X)
+        y = torch.addcmul(y, speed, heading.sin(), value=-1).clamp(*FIELD_Y)
+        return torch.stack([x, y, speed, heading], -1)
+
+    def _observe(self, bodies: Tensor, scene: Tensor) -> Tensor:
+        """Observations [E, N, 7] of bodies [E, N, 4] in scenes [E, 4]."""
+        own = bodies * self._scale
+        to_obstacle = bodies[:, 0, :2] - scene[:, :2]
+        warning = torch.hypot(to_obstacle[:, 0], to_obstacle[:, 1]) < OBSTACLE_RADIUS
+        leader_sees = torch.cat([scene[:, 2:] * SCALE[0], warning.unsqueeze(1)], 1).unsqueeze(1)
+        follower_sees = own[:, :1, :3].expand(-1, self.agents - 1, -1)
+        return torch.cat([own, torch.cat([leader_sees, follower_sees], 1)], -1)
+
+    def summarise(self, total: list[float]) -> dict[str, float]:
+        """Metrics of finished episodes.
+
+        Every rate is first taken over the steps of one episode and then averaged over episodes, so a long episode
+        counts as much as a short one.
+
+        Args:
+            total: sum of rows of ``Step.episodes``, at least one episode.
+
+        Returns:
+            ``success_rate``, ``collision_rate``, ``timeout_rate``: shares of the episodes.
+            ``steps_to_goal``: mean over the successful episodes; the episode limit if there is none.
+            ``return``: mean of the leader's undiscounted return.
+            ``formation_rate``: share of (step, follower) pairs with the follower within 50 of the leader.
+            ``formation_strict``: share of steps with all followers within 50 of the leader.
+        """
+        episodes, success, collision, timeout, steps, leader_return, formation, strict = total
+        return {
+            "success_rate": success / episodes,
+            "collision_rate": collision / episodes,
+            "timeout_rate": timeout / episodes,
+            "steps_to_goal": steps / success if success else float(self._episode_limit),
+            "return": leader_return / episodes,
+            "formation_rate": formation / episodes,
+            "formation_strict": strict / episodes,
+        }
+
+    def state_dict(self) -> State:
+        """Bodies, scenes and the sums over the running episodes."""
+        return {"bodies": self._bodies, "scene": self._scene, "sums": self._sums}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned; any number of simulations."""
+        self._bodies, self._scene, self._sums = (state[key].to(self._device) for key in ("bodies", "scene", "sums"))
+        self._envs = len(self._bodies)

@@ -1,0 +1,108 @@
+"""Reward presets and the reward of every agent from the geometry of a scene."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from .config import RewardConfig
+
+COLLISION_RADIUS = 20.0
+OBSTACLE_RADIUS = 40.0
+GOAL_RADIUS = 40.0
+FORMATION_RADIUS = 50.0
+SPEED_TOLERANCE = 1.0
+INNER_X = (100.0, 700.0)
+INNER_Y = (100.0, 600.0)
+"""On these lines and outside them an agent is near the border."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """One number for each term of the reward; ``RewardConfig`` says what each term means."""
+
+    collision: float = -500.0
+    obstacle: float = -2.0
+    border: float = -1.0
+    goal: float = 1000.0
+    goal_distance: float = -0.02
+    formation: float = -0.005
+    speed_match: float = 1.0
+    step: float = -0.2
+
+
+PRESETS = {
+    "seed": Coefficients(goal_distance=-0.001, formation=-0.001, step=0.0),
+    "v0_1": Coefficients(goal_distance=-0.005, formation=-0.001, step=-1.0),
+    "v0_2": Coefficients(),
+}
+
+
+def coefficients(config: RewardConfig) -> Coefficients:
+    """The preset's coefficients with those that the recipe gives put in their place."""
+    preset = PRESETS[config.preset]
+    given = {field.name: getattr(config, field.name) for field in fields(Coefficients)}
+    return Coefficients(**{name: getattr(preset, name) if value is None else value for name, value in given.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Distances in E scenes with N agents, the leader first; lengths are in units of the field."""
+
+    x: Tensor
+    """[E, N]."""
+    y: Tensor
+    """[E, N]."""
+    obstacle_distance: Tensor
+    """[E, N]: of every agent to the obstacle."""
+    goal_distance: Tensor
+    """[E, N]: of every agent to the goal."""
+    leader_distance: Tensor
+    """[E, N - 1]: of every follower to the leader."""
+    in_formation: Tensor
+    """[E, N - 1], bool: the follower is within the formation radius of the leader."""
+    speed_difference: Tensor
+    """[E, N - 1]: of every follower to the leader, without sign."""
+
+
+def measure(bodies: Tensor, scene: Tensor) -> Geometry:
+    """Measures bodies [E, N, 4] (x, y, speed, heading) in scenes [E, 4] (obstacle x, y, goal x, y)."""
+    x, y = bodies[..., 0], bodies[..., 1]
+    obstacle_x, obstacle_y, goal_x, goal_y = scene.unsqueeze(1).unbind(-1)
+    leader = bodies[:, :1] - bodies[:, 1:]
+    leader_distance = torch.hypot(leader[..., 0], leader[..., 1])
+    return Geometry(
+        x=x,
+        y=y,
+        obstacle_distance=torch.hypot(x - obstacle_x, y - obstacle_y),
+        goal_distance=torch.hypot(x - goal_x, y - goal_y),
+        leader_distance=leader_distance,
+        in_formation=leader_distance < FORMATION_RADIUS,
+        speed_difference=leader[..., 2].abs(),
+    )
+
+
+def rewards(geometry: Geometry, coefficients: Coefficients) -> Tensor:
+    """Rewards [E, N]: the sum of all terms that apply.
+
+    The formation term of a follower is spared while it is in formation and the leader is nearer the goal than it, so
+    a follower that overtakes its leader pays; the leader pays for every follower that is out of formation.
+    """
+    c = coefficients
+    near_obstacle = geometry.obstacle_distance < OBSTACLE_RADIUS
+    x, y = geometry.x, geometry.y
+    near_border = (x <= INNER_X[0]) | (x >= INNER_X[1]) | (y <= INNER_Y[0]) | (y >= INNER_Y[1])
+    everyone = c.step + c.obstacle * near_obstacle + c.border * near_border
+
+    apart = c.formation * geometry.leader_distance
+    matched = c.speed_match * (geometry.in_formation & (geometry.speed_difference < SPEED_TOLERANCE))
+    behind = geometry.goal_distance[:, :1] < geometry.goal_distance[:, 1:]
+    follower = matched + apart * ~(geometry.in_formation & behind)
+
+    goal_distance, obstacle_distance = geometry.goal_distance[:, 0], geometry.obstacle_distance[:, 0]
+    leader = torch.where(goal_distance < GOAL_RADIUS, c.goal, c.goal_distance * goal_distance)
+    leader = leader + c.collision * (obstacle_distance < COLLISION_RADIUS)
+    leader = leader + (matched + apart * ~geometry.in_formation).sum(1)
+    return everyone + torch.cat([leader.unsqueeze(1), follower], 1)

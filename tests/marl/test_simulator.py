@@ -1,0 +1,187 @@
+"""The source around a simulator: collecting, replay, evaluation, statistics, state."""
+
+import pytest
+import torch
+from runner.plugins.marl.replay.config import PrioritizedConfig, UniformConfig
+from runner.plugins.marl.simulator_config import EvaluationConfig
+from runner.plugins.marl.uav.config import UavConfig
+from runner.plugins.marl.uav.environment import UavEnvironment
+from runner.plugins.marl.uav.source import UavSource
+
+from runner.api import Context, Slots
+
+CPU = torch.device("cpu")
+
+
+def make(seed=0, **settings):
+    defaults = {
+        "envs": 4,
+        "followers": 2,
+        "episode_limit": 30,
+        "replay": UniformConfig(capacity=1000),
+        "evaluation": EvaluationConfig(episodes=12, seed=3),
+    }
+    context = Context(CPU, Slots(), seed)
+    return UavSource(UavConfig(**{**defaults, **settings}), context), context
+
+
+class StraightOn:
+    """A policy that neither accelerates nor turns."""
+
+    def predict(self, observation):
+        return torch.zeros(*observation.shape[:-1], 2)
+
+
+class Homing:
+    """A policy whose leader turns to the goal."""
+
+    def predict(self, observation):
+        x, y, _, heading, goal_x, goal_y, _ = observation[:, 0].unbind(-1)
+        wanted = torch.atan2(y - goal_y, goal_x - x)
+        turn = torch.remainder(wanted - heading * 2 * torch.pi + torch.pi, 2 * torch.pi) - torch.pi
+        action = torch.zeros(*observation.shape[:-1], 2)
+        action[:, 0, 1] = (turn / 0.6).clamp(-1, 1)
+        return action
+
+
+def test_the_face_says_what_the_batches_hold():
+    source, _ = make()
+    source.collect(None)
+    batch = source.sample(8, 0.0)
+    assert set(batch) == set(source.shapes)
+    for name, shape in source.shapes.items():
+        assert batch[name].shape == (8, *shape)
+    assert source.shapes["observation"] == (3, 7)
+    assert source.shapes["action"] == (3, 2)
+
+
+def test_collecting_counts_every_environment_and_stores_what_the_policy_did():
+    source, _ = make()
+    seen = []
+
+    def act(observation):
+        seen.append(observation)
+        return torch.full((4, 3, 2), 0.25)
+
+    assert source.collect(act) == 4
+    assert source.collect(act) == 4
+    batch = source.sample(64, 0.0)
+    assert torch.all(batch["action"] == 0.25)
+    assert set(batch["terminated"].tolist()) <= {0.0, 1.0}
+    first = batch["observation"][:, None].eq(seen[0]).flatten(2).all(-1)
+    second = batch["observation"][:, None].eq(seen[1]).flatten(2).all(-1)
+    assert torch.all(first.any(1) | second.any(1))
+    # nothing ended yet, so what the first action led to is what the second one saw
+    for row, env in first.nonzero().tolist():
+        assert torch.equal(batch["next_observation"][row], seen[1][env])
+
+
+def test_random_actions_fill_the_whole_range_and_depend_on_the_seed():
+    actions = []
+    for seed in (0, 0, 1):
+        source, _ = make(seed)
+        for _ in range(50):
+            source.collect(None)
+        actions.append(source.sample(500, 0.0)["action"])
+    assert torch.equal(actions[0], actions[1])
+    assert not torch.equal(actions[0], actions[2])
+    assert -1 <= actions[0].min() < -0.9
+    assert 0.9 < actions[0].max() <= 1
+
+
+def test_td_errors_become_priorities():
+    source, _ = make(replay=PrioritizedConfig(capacity=100))
+    for _ in range(10):
+        source.collect(None)
+    for _ in range(20):
+        batch = source.sample(32, 0.0)
+        source.feedback(batch, {"td_error": torch.where(batch["index"] == 7, 1e9, 0.0)})
+    assert torch.sum(source.sample(32, 0.0)["index"] == 7) > 24
+
+
+def test_evaluation_is_the_same_every_time_and_leaves_training_alone():
+    source, context = make()
+    source.collect(None)
+    numbers = {name: generator.get_state() for name, generator in context.generators.items()}
+    before = source.state_dict()
+    first = source.evaluate(StraightOn())
+    for _ in range(3):
+        other, _ = make(seed=8)
+        other.collect(None)
+    assert source.evaluate(StraightOn()) == first == other.evaluate(StraightOn())
+    assert all(torch.equal(context.generators[name].get_state(), state) for name, state in numbers.items())
+    assert torch.equal(source.state_dict()["environment"]["bodies"], before["environment"]["bodies"])
+
+
+def test_evaluation_counts_every_episode_once():
+    """One by one, the same episodes give the same metrics."""
+    source, _ = make(envs=1, evaluation=EvaluationConfig(episodes=40, seed=11))
+    metrics = source.evaluate(Homing())
+    config = UavConfig(followers=2, episode_limit=30)
+    environment = UavEnvironment(config, 40, CPU, torch.Generator().manual_seed(11))
+    observation = environment.reset()
+    rows = {}
+    while len(rows) < 40:
+        step = environment.step(Homing().predict(observation))
+        for env in (step.terminated | step.truncated).nonzero()[:, 0].tolist():
+            rows.setdefault(env, step.episodes[env].double())
+        observation = step.observation
+    expected = environment.summarise(torch.stack(list(rows.values())).sum(0).tolist())
+    assert metrics == pytest.approx(expected)
+    assert set(metrics) == {
+        "success_rate",
+        "collision_rate",
+        "timeout_rate",
+        "steps_to_goal",
+        "return",
+        "formation_rate",
+        "formation_strict",
+    }
+    assert metrics["success_rate"] + metrics["collision_rate"] + metrics["timeout_rate"] == pytest.approx(1)
+    assert metrics["success_rate"] > 0.3
+
+
+def test_statistics_report_every_episode_once():
+    source, _ = make()
+    assert source.statistics() == {"episodes": 0.0}
+    episodes = 0.0
+    for steps in range(1, 101):
+        source.collect(None)
+        if steps % 20 == 0:
+            statistics = source.statistics()
+            episodes += statistics["episodes"]
+            assert statistics["episodes"] == 0 or "formation_rate" in statistics
+    assert source.statistics() == {"episodes": 0.0}
+    # 4 environments, episodes of at most 30 steps
+    assert episodes >= 4 * 3
+
+
+@pytest.mark.parametrize("replay", [UniformConfig(capacity=50), PrioritizedConfig(capacity=50)])
+def test_a_restored_source_continues_bit_for_bit(replay):
+    source, context = make(replay=replay)
+    for _ in range(20):
+        source.collect(None)
+    state = source.state_dict()
+    state = {**state, "replay": {k: v.clone() if torch.is_tensor(v) else v for k, v in state["replay"].items()}}
+    numbers = {name: generator.get_state() for name, generator in context.generators.items()}
+    expected = follow(source)
+
+    other, context = make(seed=99, replay=replay)
+    other.load_state_dict(state)
+    for name, value in numbers.items():
+        context.generators[name].set_state(value)
+    actual = follow(other)
+    assert actual[0] == expected[0]
+    assert all(torch.equal(actual[1][name], expected[1][name]) for name in expected[1])
+
+
+def follow(source):
+    for _ in range(40):
+        source.collect(None)
+    return source.statistics(), source.sample(64, 0.5)
+
+
+def test_every_setting_is_read():
+    config = UavConfig(envs=2, replay=UniformConfig(capacity=10))
+    UavSource(config, Context(CPU, Slots(), 0))
+    assert [path for path in config.unread() if not path.startswith("replay.")] == []
