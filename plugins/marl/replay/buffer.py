@@ -1,0 +1,153 @@
+"""The ring buffer under both kinds of replay."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import psutil
+import torch
+from torch import Tensor
+
+from runner.api import Batch, State, UsageError
+
+GIB = 2**30
+
+
+class Replay(ABC):
+    """Transitions of fixed shapes, the oldest overwritten once the buffer is full.
+
+    All fields of a transition lie side by side in one row of float32 numbers, so that drawing a batch fetches every
+    row from memory once, whatever the number of fields. Booleans (``terminated``) come back as 0 and 1.
+
+    Nothing in ``add``, ``sample`` and ``update_priorities`` waits for a GPU.
+    """
+
+    extra_bytes = 0
+    """Bytes per transition that a kind of replay keeps beside the row."""
+
+    def __init__(
+        self,
+        capacity: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        device: torch.device,
+        generator: torch.Generator,
+    ) -> None:
+        """Reserves memory; a page of it is taken only when a transition is written there.
+
+        Args:
+            capacity: transitions kept.
+            shapes: shape of every field of one transition.
+            device: where they are kept.
+            generator: what ``sample`` draws from, on the same device; its state belongs to the caller.
+
+        Raises:
+            UsageError: the buffer will not fit in the memory that is free now.
+        """
+        self.capacity = capacity
+        self.shapes = dict(shapes)
+        self.device = device
+        self.generator = generator
+        self._widths = [math.prod(shape) for shape in self.shapes.values()]
+        width = sum(self._widths)
+        _require_memory(capacity, width * torch.float32.itemsize + self.extra_bytes, device)
+        self._rows = torch.empty(capacity, width, dtype=torch.float32, device=device)
+        self._size = 0
+        self._position = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @torch.no_grad()
+    def add(self, batch: Batch) -> Tensor:
+        """Stores transitions over the oldest ones.
+
+        Args:
+            batch: tensors [E, *shape], one for every field.
+
+        Returns:
+            Where they are now, [E].
+
+        Raises:
+            UsageError: more transitions at once than the buffer holds.
+        """
+        count = len(next(iter(batch.values())))
+        if count > self.capacity:
+            raise UsageError(
+                f"data.replay.capacity: a buffer of {self.capacity} cannot take {count} transitions at once; "
+                f"raise it to at least {count} or lower data.envs"
+            )
+        fields = zip(self.shapes, self._widths, strict=True)
+        rows = torch.cat([batch[name].reshape(count, width).float() for name, width in fields], dim=1)
+        index = torch.arange(self._position, self._position + count, device=self.device).remainder_(self.capacity)
+        self._rows.index_copy_(0, index, rows.to(self.device))
+        self._position = (self._position + count) % self.capacity
+        self._size = min(self._size + count, self.capacity)
+        return index
+
+    @abstractmethod
+    def sample(self, batch_size: int, progress: float) -> Batch:
+        """Draws transitions with replacement.
+
+        Args:
+            batch_size: how many; B below.
+            progress: share of the training that is over, 0 to 1.
+
+        Returns:
+            Every field, [B, *shape]; ``index``, [B], where they are stored; ``weight``, [B], importance weights.
+
+        Raises:
+            UsageError: the buffer is empty.
+        """
+
+    def update_priorities(self, index: Tensor, td_error: Tensor) -> None:  # noqa: B027 (only prioritized replay has any)
+        """Tells how wrong the critics were about the transitions at ``index``, [B] each."""
+
+    def state_dict(self) -> State:
+        """The transitions and the place of the next one; the tensors share the buffer's memory."""
+        return {
+            "rows": self._rows[: self._size],
+            "position": self._position,
+            "capacity": self.capacity,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned; with the generator's state, the same batches follow.
+
+        Raises:
+            UsageError: the state is that of a buffer of another capacity or other fields.
+        """
+        own = self.state_dict()
+        for name in ("capacity", "shapes"):
+            if state[name] != own[name]:
+                raise UsageError(
+                    f"the checkpoint's replay buffer has {name} {state[name]}, the recipe's {own[name]}; "
+                    "resume with the settings of the run that wrote it"
+                )
+        self._size = len(state["rows"])
+        self._position = state["position"]
+        self._rows[: self._size].copy_(state["rows"])
+
+    def _require_transitions(self) -> None:
+        if not self._size:
+            raise UsageError("the replay buffer is empty; collect at least one step before the first update")
+
+    def _take(self, index: Tensor) -> Batch:
+        columns = torch.split_with_sizes_copy(self._rows.index_select(0, index), self._widths, dim=1)
+        fields = zip(self.shapes.items(), columns, strict=True)
+        return {name: column.view(len(index), *shape) for (name, shape), column in fields}
+
+
+def _require_memory(capacity: int, transition: int, device: torch.device) -> None:
+    if device.type == "cuda":
+        free, remedy = torch.cuda.mem_get_info(device)[0], ", or keep it in host memory with data.replay.device: cpu"
+    elif device.type == "cpu":
+        free, remedy = psutil.virtual_memory().available, ""
+    else:
+        return
+    need = capacity * transition
+    if need > free:
+        raise UsageError(
+            f"data.replay.capacity: {capacity} transitions of {transition} bytes need {need / GIB:.1f} GiB, but "
+            f"{device} has {free / GIB:.1f} GiB free; lower it to at most {free // transition}{remedy}"
+        )

@@ -1,0 +1,37 @@
+"""From a recipe's words to a replay buffer."""
+
+from collections.abc import Mapping
+
+import torch
+
+from .buffer import Replay
+from .config import ReplayConfig
+from .prioritized import PrioritizedReplay
+from .uniform import UniformReplay
+
+
+def storage_device(config: ReplayConfig, device: torch.device) -> torch.device:
+    """Where the transitions are kept while the learner is on ``device``."""
+    return torch.device("cpu") if config.device == "cpu" else device
+
+
+def make_replay(
+    config: ReplayConfig, shapes: Mapping[str, tuple[int, ...]], device: torch.device, generator: torch.Generator
+) -> Replay:
+    """Builds the replay buffer that a recipe asks for.
+
+    Args:
+        config: the recipe's ``data.replay``.
+        shapes: shape of every field of one transition.
+        device: the learner's device.
+        generator: what batches are drawn from; on ``storage_device(config, device)``.
+
+    Raises:
+        UsageError: the buffer will not fit in the memory that is free now.
+    """
+    storage = storage_device(config, device)
+    if config.kind == "uniform":
+        return UniformReplay(config.capacity, shapes, storage, generator)
+    return PrioritizedReplay(
+        config.capacity, shapes, storage, generator, alpha=config.alpha, beta=config.beta, epsilon=config.epsilon
+    )
