@@ -133,7 +133,8 @@ class Replay(ABC):
             raise UsageError("the replay buffer is empty; collect at least one step before the first update")
 
     def _take(self, index: Tensor) -> Batch:
-        columns = torch.split_with_sizes_copy(self._rows.index_select(0, index), self._widths, dim=1)
+        # Through torch.ops because the stub of torch.split_with_sizes_copy says that it returns nothing.
+        columns = torch.ops.aten.split_with_sizes_copy(self._rows.index_select(0, index), self._widths, 1)
         fields = zip(self.shapes.items(), columns, strict=True)
         return {name: column.view(len(index), *shape) for (name, shape), column in fields}
 
