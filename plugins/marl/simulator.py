@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from runner.api import Batch, Context, Learner, Source, State
+from runner.api import Batch, Context, Learner, Source, State, UsageError
 
 from .replay.build import make_replay, storage_device
 from .simulator_config import SimulatorConfig
@@ -127,7 +127,15 @@ class SimulatorSource(Source):
         return self._replay.sample(batch_size, progress)
 
     def feedback(self, batch: Batch, output: Batch) -> None:
-        """Hands the TD errors of the batch to the replay buffer as new priorities."""
+        """Hands the TD errors of the batch, ``output["td_error"]`` [B], to a prioritized replay buffer.
+
+        Raises:
+            UsageError: the replay is prioritized and the learner returns no TD errors.
+        """
+        if self.config.replay.kind != "prioritized":
+            return
+        if "td_error" not in output:
+            raise UsageError("data.replay.kind: prioritized replay needs a learner whose update returns 'td_error'")
         self._replay.update_priorities(batch["index"], output["td_error"])
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ from runner.plugins.marl.uav.config import UavConfig
 from runner.plugins.marl.uav.environment import UavEnvironment
 from runner.plugins.marl.uav.source import UavSource
 
-from runner.api import Context, Slots
+from runner.api import Context, Slots, UsageError
 
 CPU = torch.device("cpu")
 
@@ -97,6 +97,16 @@ def test_td_errors_become_priorities():
         batch = source.sample(32, 0.0)
         source.feedback(batch, {"td_error": torch.where(batch["index"] == 7, 1e9, 0.0)})
     assert torch.sum(source.sample(32, 0.0)["index"] == 7) > 24
+
+
+def test_prioritized_replay_refuses_a_learner_without_td_errors():
+    source, _ = make(replay=PrioritizedConfig(capacity=100))
+    source.collect(None)
+    with pytest.raises(UsageError, match="td_error"):
+        source.feedback(source.sample(4, 0.0), {})
+    source, _ = make()
+    source.collect(None)
+    source.feedback(source.sample(4, 0.0), {})
 
 
 def test_evaluation_is_the_same_every_time_and_leaves_training_alone():
