@@ -1,6 +1,7 @@
 """Carries a run's spool to MLflow, in batches and from where it last stopped."""
 
 import logging
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +25,21 @@ class _Batch:
 
     def add(self, record: dict[str, Any]) -> None:
         self.records += 1
-        self.metrics += [(key, float(value), record["t"], record["step"]) for key, value in _items(record, "metrics")]
+        self.metrics += [
+            (key, _drawable(value), record["t"], record["step"]) for key, value in _items(record, "metrics")
+        ]
         self.params.update(_items(record, "params"))
         self.tags.update(_items(record, "tags"))
         if "artifact" in record:
             self.artifacts.append((record["artifact"], record["folder"]))
         if "status" in record:
             self.end = (record["status"], record["t"])
+
+
+def _drawable(value: float | str) -> float:
+    """NaN for an infinity, which MLflow would store as the largest float, flattening the curve it belongs to."""
+    number = float(value)
+    return math.nan if math.isinf(number) else number
 
 
 def _items(record: dict[str, Any], kind: str) -> Any:

@@ -110,8 +110,8 @@ class Tracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Logs metrics of one step, with the time of this call.
 
-        NaN and infinities are kept as such; the first of each metric is also named in a tag ``not_finite.<metric>``,
-        because MLflow draws no NaN and stores an infinity as the largest float.
+        NaN and infinities are kept as they are in the spool and reach MLflow as NaN, which leaves a gap in the curve;
+        a tag ``not_finite.<metric>`` names the first of each metric.
 
         Args:
             metrics: numbers by name; ``/`` groups them into sections of MLflow's page.

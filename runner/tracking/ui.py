@@ -1,0 +1,106 @@
+"""MLflow's own page for a workspace, on this machine only."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.tracking.connection import connect, is_http, quiet_environment, shown
+from runner.tracking.links import experiments_page
+from runner.tracking.workspace import Workspace
+
+HOST = "127.0.0.1"
+PORT = 5000
+_START_SECONDS = 60.0
+
+
+def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], object] = print) -> None:
+    """Shows the runs of a workspace in MLflow's page until it is interrupted.
+
+    The page has no password, so it listens on 127.0.0.1 alone. Where ``MLFLOW_TRACKING_URI`` is a server, that server
+    has the page already and only its address is announced.
+
+    Args:
+        workspace: whose runs to show.
+        port: the port to listen on; another free one is used if it is taken.
+        announce: receives the address once the page answers.
+
+    Raises:
+        StorageError: the workspace's database cannot be opened.
+        RunnerError: the server ended by itself.
+        KeyboardInterrupt: the user has had enough; the server is stopped.
+    """
+    uri = workspace.tracking_uri
+    if is_http(uri):
+        announce(experiments_page(shown(uri)))
+        return
+    connect(uri)  # creates or refuses the database here, with our messages, and not in the server
+    address = f"http://{HOST}:{_free_port(port)}"
+    log = workspace.root / "ui.log"
+    server = _start(workspace, address, log)
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        _wait_until_ready(server, address, log)
+        announce(experiments_page(address))
+        raise RunnerError(f"MLflow's server ended by itself with exit code {server.wait()}; see {log}")
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        _stop(server)
+
+
+def _free_port(port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just left is free, one in use is not
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(workspace: Workspace, address: str, log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--backend-store-uri", workspace.tracking_uri]
+    command += ["--default-artifact-root", workspace.artifacts.as_uri(), "--no-serve-artifacts"]
+    command += ["--host", HOST, "--port", address.rpartition(":")[2]]
+    variables = {**quiet_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
+    # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server and its children together.
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{address}/health", timeout=5).close()  # noqa: S310 (our own server)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+        else:
+            return
+    raise RunnerError(f"MLflow's server did not answer on {address}; see {log}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=10)
+    except ProcessLookupError:
+        pass
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
