@@ -15,9 +15,11 @@ import torch
 
 from runner.api import Batch, Context, Probe, Setting, Slots, State, UsageError
 
+from runner.recipe.errors import DEFAULT, Problem, RecipeError
+
 if TYPE_CHECKING:
     from runner.api import Learner, Source, Stage
-    from runner.recipe import Recipe
+    from runner.recipe.recipe import Recipe
 
 
 @dataclass
@@ -182,7 +184,7 @@ def _is_active(stage: Stage, setting: Setting, reports: dict[str, StageReport], 
     try:
         report.reason = stage.inactive(setting)
     except UsageError as error:
-        raise recipe.error(f"optimization.{stage.kind}", str(error)) from None
+        raise _at(recipe, f"optimization.{stage.kind}", str(error)) from None
     for other in stage.requires:
         if not reports[other].active:
             report.reason = f"it requires '{other}', which is inactive: {reports[other].reason}"
@@ -195,6 +197,10 @@ def _refuse_unread(recipe: Recipe, active: Sequence[Stage]) -> None:
     unread = recipe.model.unread("model.") + recipe.data.unread("data.")
     for stage in active:
         unread += stage.config.unread(f"optimization.{stage.kind}.")
-    written = [path for path in unread if recipe.is_written(path)]
+    written = [path for path in unread if recipe.origins.get(path, DEFAULT) is not DEFAULT]
     if written:
-        raise recipe.error(written[0], "no plugin reads this value; remove it, or report the plugin that offers it")
+        raise _at(recipe, written[0], "no plugin reads this value; remove it")
+
+
+def _at(recipe: Recipe, path: str, message: str) -> RecipeError:
+    return RecipeError([Problem(recipe.origins.get(path, DEFAULT), path, message)])

@@ -122,6 +122,10 @@ class SimulatorSource(Source):
         shape = (self._envs, *self._action_shape)
         return torch.rand(shape, generator=self._exploration, device=self._device) * 2 - 1
 
+    def ready(self, batch_size: int) -> bool:
+        """Whether the replay buffer holds a batch of that size."""
+        return len(self._replay) >= batch_size
+
     def sample(self, batch_size: int, progress: float) -> Batch:
         """Draws a batch from the replay buffer."""
         return self._replay.sample(batch_size, progress)

@@ -40,6 +40,7 @@ class AsyncTransfer(Stage):
         if setting.device.type == "cpu":
             return "nothing to do on a CPU: batches are where they are used"
         replay = getattr(setting.data, "replay", None)
+        self.prioritized = getattr(replay, "kind", None) == "prioritized"
         if getattr(replay, "device", None) == "same":
             return "the replay buffer is on the GPU already: nothing to transfer (data.replay.device: same)"
         return None
@@ -54,8 +55,7 @@ class AsyncTransfer(Stage):
         self.waiting: deque[Lane] = deque()
         self.started = 0
         pipeline.slots.replace("next_batch", self.next_batch)
-        replay = getattr(pipeline.source, "replay", None)
-        if replay is not None and hasattr(replay, "update_priorities"):
+        if self.prioritized:
             self.contract: Any = Statistical("return", 0.05)
             pipeline.note(f"priorities reach the sampler {self.config.depth - 1} update(s) late")
 

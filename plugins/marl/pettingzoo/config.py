@@ -33,6 +33,7 @@ class PettingZooConfig(SimulatorConfig):
     """
 
     kind: ClassVar[str] = "pettingzoo"
+    headline: ClassVar[tuple[str, ...]] = ("return",)
 
     environment: Annotated[str, AfterValidator(_known_family), Field(json_schema_extra={"pattern": ALLOWED})]
     """Module of the environment, for example ``mpe2.simple_spread_v3``."""

@@ -44,6 +44,7 @@ class UavConfig(SimulatorConfig):
     """
 
     kind: ClassVar[str] = "uav_path_planning"
+    headline: ClassVar[tuple[str, ...]] = ("success_rate", "formation_rate", "formation_strict", "steps_to_goal")
 
     followers: int = Field(default=3, ge=1)
     """Agents that follow the one leader."""
