@@ -1,0 +1,24 @@
+"""Recipes: read, merged, validated, and locked beside a run."""
+
+from runner.recipe.catalog import Catalog, Provider, Section
+from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.layers import is_lock, shipped
+from runner.recipe.loader import load
+from runner.recipe.recipe import Recipe, flatten
+from runner.recipe.sections import TrackingConfig, TrainConfig
+
+__all__ = [
+    "Catalog",
+    "Place",
+    "Problem",
+    "Provider",
+    "Recipe",
+    "RecipeError",
+    "Section",
+    "TrackingConfig",
+    "TrainConfig",
+    "flatten",
+    "is_lock",
+    "load",
+    "shipped",
+]

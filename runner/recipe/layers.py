@@ -1,0 +1,142 @@
+"""Lays a recipe over what it extends, and the command line over both."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from runner.recipe.errors import Place, Problem, RecipeError, nearest, shown_path, suggestion
+from runner.recipe.source import Node, parse, read
+
+SUFFIX = ".yaml"
+LOCK_SUFFIX = ".lock.yaml"
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that ship with the runner, by bare name."""
+    folder = Path(str(resources.files("runner.recipes")))
+    return {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+
+
+def find(reference: str | Path) -> Path:
+    """The file that a command line means: a path, or the bare name of a recipe that ships.
+
+    Raises:
+        RecipeError: there is no such recipe; the nearest name is in the message.
+    """
+    path = Path(reference)
+    if path.is_file():
+        return path
+    bare = _bare_name(reference)
+    if bare in shipped():
+        return shipped()[bare]
+    if path.exists():
+        return path  # a folder or a pipe: reading it tells
+    known = [shown_path(sibling) for sibling in path.absolute().parent.glob(f"*{SUFFIX}")]
+    if bare is None:
+        near = nearest(shown_path(path), known)
+        hint = f" - did you mean '{near}'?" if near else ""
+        raise RecipeError([Problem(Place(path), "", f"no such file{hint}")])
+    hint = suggestion(bare, shipped())
+    raise RecipeError([Problem(Place(str(reference)), "", f"no such file, and no recipe of that name ships{hint}")])
+
+
+def is_lock(path: Path) -> bool:
+    """Whether a file is the lock of a run, told by its name: the recipe stands in it under ``recipe``."""
+    return path.name.endswith(LOCK_SUFFIX)
+
+
+def compose(path: Path, sets: Sequence[str], problems: list[Problem]) -> Node:
+    """The recipe in a file as one mapping, with what it extends below it and the command line on top.
+
+    Args:
+        path: the file.
+        sets: assignments ``a.b.c=VALUE``, the last one winning.
+        problems: receives what does not keep the rest from being read.
+
+    Raises:
+        RecipeError: a file or an assignment cannot be read, or ``extends`` runs in a circle.
+    """
+    root = _with_parents(path, (), problems)
+    for number, text in enumerate(sets, start=1):
+        root = merge(root, _assignment(number, text, problems))
+    return root
+
+
+def merge(base: Node, over: Node) -> Node:
+    """Lays one value over another: mappings merge key by key, everything else replaces.
+
+    Where a mapping names another ``kind`` than the one below it, the inherited keys are marked as leftovers: those that
+    the new kind does not know belonged to the old one.
+    """
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return over
+    old, new = base.get("kind"), over.get("kind")
+    changed = old is not None and new is not None and old.value != new.value
+    children = {key: replace(node, leftover=node.leftover or changed) for key, node in base.value.items()}
+    for key, node in over.value.items():
+        children[key] = merge(children[key], node) if key in children else node
+    section = over if changed else base  # it stands where it was opened, unless it has become another one
+    return replace(section, value=children, leftover=False)
+
+
+def _with_parents(path: Path, below: tuple[Path, ...], problems: list[Problem]) -> Node:
+    root = read(path, problems)
+    if is_lock(path):
+        return _locked(root)
+    assert isinstance(root.value, dict)
+    extends = root.value.pop("extends", None)
+    if extends is None:
+        return root
+    chain = (*below, path.resolve())
+    parent = _parent(extends, path, problems)
+    if parent.resolve() in chain:
+        circle = " -> ".join(link.name for link in (*chain, parent))
+        raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
+    return merge(_with_parents(parent, chain, problems), root)
+
+
+def _locked(root: Node) -> Node:
+    recipe = root.get("recipe")
+    if recipe is None or not isinstance(recipe.value, dict):
+        raise RecipeError([Problem(Place(root.place.source), "recipe", "is missing: this is not a lock file")])
+    return recipe
+
+
+def _parent(extends: Node, path: Path, problems: list[Problem]) -> Path:
+    if not isinstance(extends.value, str) or not extends.value:
+        message = "should be the path of a recipe, or the name of one that ships"
+        raise RecipeError([*problems, Problem(extends.place, "extends", message)])
+    beside = path.parent / extends.value
+    if beside.is_file():
+        return beside
+    bare = _bare_name(extends.value)
+    if bare in shipped():
+        return shipped()[bare]
+    known = {sibling.name for sibling in path.parent.glob(f"*{SUFFIX}")} - {path.name} | set(shipped())
+    message = f"no such recipe: '{extends.value}'{suggestion(extends.value, known)}"
+    raise RecipeError([*problems, Problem(extends.place, "extends", message)])
+
+
+def _bare_name(reference: str | Path) -> str | None:
+    """``marl_phase2`` for itself and for ``marl_phase2.yaml``; None for anything with a folder."""
+    name = str(reference)
+    return name.removesuffix(SUFFIX) if name == Path(name).name else None
+
+
+def _assignment(number: int, text: str, problems: list[Problem]) -> Node:
+    source = f"--set #{number}"
+    dotted, equals, value = text.partition("=")
+    keys = dotted.split(".")
+    if not equals or not all(keys) or dotted != "".join(dotted.split()):
+        raise RecipeError([*problems, Problem(Place(source, 1, 1, text), "", "should be a.b.c=VALUE")])
+    if keys[0] == "extends":
+        raise RecipeError([*problems, Problem(Place(source, 1, 1, text), "", "extends can only stand in a file")])
+    # Blanks in place of the path keep the columns of the value.
+    node = parse(" " * (len(dotted) + 1) + value, source, problems, shown=text)
+    column = len(dotted) + 1
+    for key in reversed(keys):
+        column -= len(key) + 1
+        place = Place(source, 1, column + 1, text)
+        node = Node({key: replace(node, key=place)}, place)
+    return node

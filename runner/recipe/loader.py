@@ -1,0 +1,80 @@
+"""From a file to a validated recipe, with everything that is wrong said at once."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner.recipe.catalog import Catalog
+from runner.recipe.check import fill
+from runner.recipe.constraints import Draft, conflicts
+from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.faces import plugin_section, stages
+from runner.recipe.layers import compose, find
+from runner.recipe.recipe import Recipe, flatten
+from runner.recipe.sections import Head, TrackingConfig, TrainConfig
+from runner.recipe.source import Node
+
+SECTIONS = ("extends", "model", "data", "train", "optimization", "tracking")
+"""The keys of a recipe beside those of ``Head``."""
+
+
+def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe:
+    """Reads, merges and validates a recipe.
+
+    Args:
+        reference: a file (a recipe, or the ``recipe.lock.yaml`` of a run), or the bare name of a recipe that ships.
+        sets: assignments ``a.b.c=VALUE`` that override the file.
+        catalog: the plugins that the recipe may name.
+
+    Raises:
+        RecipeError: everything that is wrong with it, each at its line.
+    """
+    path = find(reference)
+    problems: list[Problem] = []
+    root = replace(compose(path, sets, problems), place=Place(path))
+    head = _head(root, problems)
+    draft = Draft(
+        root=root,
+        model=plugin_section(root, "model", catalog, problems),
+        data=plugin_section(root, "data", catalog, problems),
+        train=fill(TrainConfig, _section(root, "train"), "train", problems),
+        tracking=fill(TrackingConfig, _section(root, "tracking"), "tracking", problems),
+    )
+    stages(draft, catalog, problems)
+    problems += conflicts(draft)
+    if problems:
+        raise RecipeError(problems)
+    return _recipe(path, draft, head)
+
+
+def _head(root: Node, problems: list[Problem]) -> Head | None:
+    assert isinstance(root.value, dict)
+    rest = {key: node for key, node in root.value.items() if key not in SECTIONS}
+    return fill(Head, replace(root, value=rest), "", problems, others=SECTIONS)
+
+
+def _section(root: Node, name: str) -> Node:
+    """A section that every recipe has; left out, it is made of defaults."""
+    return root.get(name) or Node({}, root.place)
+
+
+def _recipe(path: Path, draft: Draft, head: Head | None) -> Recipe:
+    assert head is not None  # or there would be a problem, as for the others
+    assert draft.model is not None
+    assert draft.data is not None
+    assert draft.train is not None
+    assert draft.tracking is not None
+    recipe = Recipe(
+        path=path,
+        **head.model_dump(),
+        model=draft.model,
+        data=draft.data,
+        train=draft.train,
+        tracking=draft.tracking,
+        stages=draft.stages,
+        off=tuple(kind for kind, on in draft.switched.items() if not on),
+        origins={},
+    )
+    leaves = [leaf for leaf, _ in flatten(recipe.values())]
+    switches = [f"optimization.{kind}" for kind in draft.switched]
+    return replace(recipe, origins={path: draft.origin(path) for path in [*leaves, *switches]})

@@ -1,0 +1,193 @@
+"""Reads YAML into nodes that know their place, with a limit on everything that a document can exhaust."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.scalars import Scalar, resolve
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+"""Values of a document after its aliases have been expanded."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value of a document and where it was written."""
+
+    value: "Scalar | dict[str, Node] | list[Node]"
+    place: Place
+    key: Place | None = None
+    """Where the key of this value stands, if it has one."""
+    leftover: bool = False
+    """Inherited from a recipe whose section was of another kind; dropped if the new kind does not know it."""
+
+    def plain(self) -> Any:
+        """The value as plain dictionaries, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def get(self, key: str) -> "Node | None":
+        """The value of a key, or None if this is no mapping or the key is not there."""
+        return self.value.get(key) if isinstance(self.value, dict) else None
+
+    @property
+    def anchor(self) -> Place:
+        """Where a person would look for the value: at its key."""
+        return self.key or self.place
+
+
+def read(path: Path, problems: list[Problem]) -> Node:
+    """Reads a file that holds one YAML mapping.
+
+    Args:
+        path: the file.
+        problems: receives what is wrong without making the rest unreadable (duplicate keys).
+
+    Raises:
+        RecipeError: the file cannot be read, or is not one YAML mapping within the limits.
+    """
+    whole = Place(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        message = "is a folder, not a file" if path.is_dir() else f"cannot be read: {error.strerror or error}"
+        raise RecipeError([Problem(whole, "", message)]) from None
+    if len(data) > MAX_BYTES:
+        raise RecipeError([Problem(whole, "", f"is larger than {MAX_BYTES:,} bytes")])
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RecipeError([Problem(whole, "", f"is not UTF-8 text (byte {error.start})")]) from None
+    node = parse(text, path, problems)
+    if node.value is None:
+        raise RecipeError([Problem(whole, "", "is empty")])
+    if not isinstance(node.value, dict):
+        raise RecipeError([Problem(node.place, "", "a recipe is a mapping of keys to values")])
+    return node
+
+
+def parse(text: str, source: Path | str, problems: list[Problem], shown: str | None = None) -> Node:
+    """Parses one YAML document.
+
+    Args:
+        text: the document.
+        source: the file, or the name under which errors show it.
+        problems: receives duplicate and merge keys.
+        shown: what errors quote instead of the text, column for column.
+
+    Raises:
+        RecipeError: not YAML, not plain values, or beyond a limit.
+    """
+    return _Reader(text, source, problems, shown or text).document()
+
+
+class _Composer(yaml.SafeLoader):
+    """PyYAML's parser without its idea of types, and without its recursion on nested documents."""
+
+    depth = 0
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """The non-specific tags of YAML: ``?`` for what is left to resolve, ``!`` for quoted text."""
+        return "?" if kind is not yaml.ScalarNode or implicit[0] else "!"
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.depth += 1
+        if self.depth > MAX_DEPTH + 1:  # the document itself is no level
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+class _Reader:
+    """Turns one document into nodes."""
+
+    def __init__(self, text: str, source: Path | str, problems: list[Problem], shown: str) -> None:
+        self.text = text
+        self.lines = shown.splitlines()
+        self.source = source
+        self.problems = problems
+        self.count = 0
+        self.open: set[int] = set()
+
+    def document(self) -> Node:
+        try:
+            composer = _Composer(self.text)
+            root = composer.get_single_node()
+        except yaml.MarkedYAMLError as error:
+            self._fail(self._place(error.problem_mark or error.context_mark), _explain(error))
+        except yaml.reader.ReaderError as error:
+            before = self.text[: error.position].split("\n")
+            place = Place(self.source, len(before), len(before[-1]) + 1)
+            self._fail(place, f"invalid YAML: character U+{error.character:04X} is not allowed")
+        return Node(None, Place(self.source)) if root is None else self._node(root, None, ())
+
+    def _node(self, node: yaml.Node, key: Place | None, path: tuple[str, ...]) -> Node:
+        place = self._place(node.start_mark)
+        self.count += 1
+        if self.count > MAX_NODES:
+            self._fail(place, f"the document expands to more than {MAX_NODES:,} values")
+        if len(path) > MAX_DEPTH:
+            self._fail(place, f"nested deeper than {MAX_DEPTH} levels")
+        if id(node) in self.open:
+            self._fail(place, "an alias that contains itself")
+        if node.tag not in ("?", "!"):
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self._fail(place, f"tag '{tag}' is not allowed: a recipe holds plain values only")
+        if isinstance(node, yaml.ScalarNode):
+            return Node(self._scalar(node, place), place, key)
+        self.open.add(id(node))
+        value = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
+        self.open.discard(id(node))
+        return Node(value, place, key)
+
+    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Scalar:
+        if not node.value.isascii() and any("\ud800" <= character <= "\udfff" for character in node.value):
+            self._fail(place, "half of a surrogate pair is not a character")
+        return resolve(node.value) if node.tag == "?" else str(node.value)
+
+    def _sequence(self, node: Any, path: tuple[str, ...]) -> list[Node]:
+        return [self._node(item, None, (*path, str(index))) for index, item in enumerate(node.value)]
+
+    def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Node]:
+        value: dict[str, Node] = {}
+        for key_node, value_node in node.value:
+            place = self._place(key_node.start_mark)
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._fail(place, "a key must be a word")
+            self._node(key_node, None, path)
+            key = key_node.value
+            dotted = ".".join((*path, key))
+            child = self._node(value_node, place, (*path, key))
+            if key == "<<" and key_node.tag == "?":
+                self.problems.append(Problem(place, dotted, "merge keys are not part of YAML 1.2 - use 'extends'"))
+            elif key in value:
+                first = value[key].anchor
+                self.problems.append(Problem(place, dotted, f"duplicate key - the first is on line {first.line}"))
+            else:
+                value[key] = child
+        return value
+
+    def _place(self, mark: Any) -> Place:
+        text = self.lines[mark.line] if mark.line < len(self.lines) else ""
+        return Place(self.source, mark.line + 1, mark.column + 1, text)
+
+    def _fail(self, place: Place, message: str) -> NoReturn:
+        raise RecipeError([*self.problems, Problem(place, "", message)])
+
+
+def _explain(error: yaml.MarkedYAMLError) -> str:
+    message = f"invalid YAML: {error.problem or error.context}"
+    if error.problem and error.context and error.context_mark:
+        message += f" ({error.context} that starts on line {error.context_mark.line + 1})"
+    return message
