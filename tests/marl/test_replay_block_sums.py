@@ -6,6 +6,7 @@ from itertools import accumulate
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from runner.plugins.marl.replay.block_sums import BLOCK, BlockSums
 
 CPU = torch.device("cpu")

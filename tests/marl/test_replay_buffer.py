@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+from runner.api import UsageError
 from runner.plugins.marl.replay import buffer
 from runner.plugins.marl.replay.build import make_replay, storage_device
 from runner.plugins.marl.replay.config import PrioritizedConfig, UniformConfig
-
-from runner.api import UsageError
 
 CPU = torch.device("cpu")
 SHAPES = {"observation": (2, 3), "action": (2, 1), "reward": (2,), "terminated": ()}

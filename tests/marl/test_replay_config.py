@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
+
 from runner.plugins.marl.replay.config import PrioritizedConfig, ReplayConfig, UniformConfig
 
 REPLAY = TypeAdapter(ReplayConfig)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from runner.plugins.marl.replay.prioritized import PrioritizedReplay
 
 CPU = torch.device("cpu")
