@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.errors import UsageError
-from runner.tracking.connection import is_http
+from runner.tracking.connection import is_http, shown
 from runner.tracking.links import compare_page
 from runner.tracking.store import Store
 from runner.tracking.ui import HOST, PORT
@@ -74,7 +74,7 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
     run_ids = [run.info.run_id for run in runs]
     if len(set(run_ids)) < len(run_ids):
         raise UsageError(f"{', '.join(names)}: the same run is named twice")
-    server = store.uri if is_http(store.uri) else f"http://{HOST}:{PORT}"
+    server = shown(store.uri) if is_http(store.uri) else f"http://{HOST}:{PORT}"
     return Comparison(
         runs=[_about(run) for run in runs],
         settings=_differing([run.data.params for run in runs]),

@@ -51,7 +51,7 @@ def shown(uri: str) -> str:
     parts = urlsplit(uri)
     if "@" not in parts.netloc:
         return uri
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def on_network_disk(path: Path) -> bool:

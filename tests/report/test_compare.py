@@ -1,0 +1,131 @@
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from runner.errors import UsageError
+from runner.report.compare import Comparison, compare, find_run, show
+from runner.tracking.store import Store
+from runner.tracking.workspace import workspace
+
+
+@pytest.fixture
+def store(migrated_workspace):
+    return Store.open(workspace())
+
+
+@pytest.fixture
+def record(store):
+    """Records a finished run and returns its id."""
+
+    def record(name, params=None, tags=None, metrics=None, status="FINISHED"):
+        run_id, _ = store.create_run(store.experiment("marl"), name)
+        points = [(key, value, 1, step) for key, values in (metrics or {}).items() for step, value in enumerate(values)]
+        store.send(run_id, points, params or {}, tags or {})
+        store.client.set_terminated(run_id, status)
+        return run_id
+
+    return record
+
+
+def test_only_what_differs_is_told(record):
+    first = record(
+        "marl_baseline",
+        params={"seed": "1", "optimization.amp": "off"},
+        tags={"cpu": "EPYC", "torch": "2.13", "run_dir": "/a", "mlflow.user": "me", "mlflow.source.git.commit": "aaa"},
+        metrics={"eval/return": [1.0, 2.0], "eval/same": [1.0]},
+    )
+    second = record(
+        "marl_phase2",
+        params={"seed": "1", "optimization.amp": "on", "optimization.amp.dtype": "bf16"},
+        tags={"cpu": "EPYC", "torch": "2.14", "run_dir": "/b", "mlflow.user": "you", "mlflow.source.git.commit": "bbb"},
+        metrics={"eval/return": [1.0, 3.0], "eval/same": [1.0]},
+        status="KILLED",
+    )
+    found = compare(workspace(), [first[:8], second])
+    assert [run["run_id"] for run in found.runs] == [first, second]
+    assert found.settings == {"optimization.amp": ["off", "on"], "optimization.amp.dtype": [None, "bf16"]}
+    assert found.environment == {
+        "source.commit": ["aaa", "bbb"],
+        "status": ["FINISHED", "KILLED"],
+        "torch": ["2.13", "2.14"],
+    }
+    assert found.metrics == {"eval/return": [2.0, 3.0]}
+    assert found.link.startswith("http://127.0.0.1:5000/#/compare-runs?")
+    assert first in found.link
+
+
+def test_equal_numbers_that_are_no_numbers_do_not_differ(record):
+    record("a", metrics={"loss": [math.nan]})
+    record("b", metrics={"loss": [math.nan]})
+    assert compare(workspace(), ["a", "b"]).metrics == {}
+
+
+def test_a_run_is_found_by_id_name_start_or_as_the_latest(store, record):
+    first, second = record("alpha"), record("beta")
+    for name in [first, first[:10], f"alpha-{first[:8]}", "alpha", "al"]:
+        assert find_run(store.client, name).info.run_id == first
+    assert find_run(store.client, "latest").info.run_id == second
+
+
+def test_a_name_that_fits_several_runs_lists_them(record):
+    first, second = record("alpha"), record("alpha")
+    with pytest.raises(UsageError, match="'alpha' fits 2 runs") as caught:
+        compare(workspace(), ["alpha", "latest"])
+    assert f"alpha-{first[:8]}" in str(caught.value)
+    assert f"alpha-{second[:8]}" in str(caught.value)
+
+
+def test_a_name_that_fits_none_lists_what_there_is(record):
+    for _ in range(10):
+        record("alpha")
+    with pytest.raises(UsageError, match=r"no run 'gamma'; the workspace has: (alpha-\w+, ){8}\.\.\.$"):
+        compare(workspace(), ["gamma", "latest"])
+
+
+def test_an_empty_workspace_says_so(store):
+    with pytest.raises(UsageError, match="no runs yet"):
+        find_run(store.client, "latest")
+
+
+def test_one_run_or_the_same_twice_cannot_be_compared(record):
+    record("alpha")
+    with pytest.raises(UsageError, match="at least two runs"):
+        compare(workspace(), ["alpha"])
+    with pytest.raises(UsageError, match="named twice"):
+        compare(workspace(), ["alpha", "latest"])
+
+
+def comparison(runs, **changes):
+    about = [
+        {"run_id": str(n), "name": f"marl_phase{n}-0123456{n}", "status": "FINISHED", "experiment_id": "1"}
+        for n in range(runs)
+    ]
+    rows = {
+        "settings": {"optimization.amp.dtype": ["bf16", *["fp16"] * (runs - 1)]},
+        "environment": {},
+        "metrics": {"eval/return": [2.0, *[3.0] * (runs - 1)], "eval/loss": [math.inf, None, *[0.5] * (runs - 2)]},
+    }
+    return Comparison(runs=about, link="http://127.0.0.1:5000/#/compare-runs?" + "x" * 200, **(rows | changes))
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("runs", [2, 3, 9])
+def test_tables_fit_the_screen_and_show_every_run(width, runs):
+    screen = io.StringIO()
+    show(comparison(runs), Console(file=screen, width=width))
+    lines = screen.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines if not line.startswith("http"))
+    assert lines[-1].endswith("x" * 200)  # the link stays in one piece
+    for n in range(runs):
+        assert f"0123456{n}" in screen.getvalue()
+    assert "3 (1.5x)" in screen.getvalue()
+    assert "environment: no difference" in screen.getvalue()
+
+
+def test_json_has_no_infinities():
+    data = comparison(3).to_json()
+    assert json.loads(json.dumps(data, allow_nan=False))["metrics"]["eval/loss"] == ["inf", None, 0.5]
+    assert data["schema_version"] == 1

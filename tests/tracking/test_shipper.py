@@ -1,0 +1,106 @@
+import json
+import math
+
+import pytest
+from mlflow.exceptions import MlflowException
+
+from runner.tracking.shipper import Shipper
+from runner.tracking.spool import Spool
+from runner.tracking.store import Store
+from runner.tracking.workspace import workspace
+
+
+@pytest.fixture
+def store(migrated_workspace):
+    return Store.open(workspace())
+
+
+@pytest.fixture
+def run_id(store):
+    return store.create_run(store.experiment("tests"), "a")[0]
+
+
+@pytest.fixture
+def spool(tmp_path):
+    spool = Spool(tmp_path / "spool.jsonl")
+    yield spool
+    spool.close()
+
+
+def history(store, run_id, key):
+    return [(point.step, point.value, point.timestamp) for point in store.client.get_metric_history(run_id, key)]
+
+
+def test_every_kind_of_record_arrives(store, run_id, spool, tmp_path):
+    (tmp_path / "lock.yaml").write_text("seed: 1")
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "plots" / "a.svg").write_text("<svg/>")
+    spool.append({"t": 1, "params": {"seed": "1"}})
+    spool.append({"t": 1, "tags": {"stages": "amp"}})
+    spool.append({"t": 2, "step": 10, "metrics": {"loss": 0.5}})
+    spool.append({"t": 3, "artifact": "lock.yaml", "folder": "recipe"})
+    spool.append({"t": 3, "artifact": str(tmp_path / "plots"), "folder": ""})
+    spool.append({"t": 1_800_000_000_000, "status": "KILLED"})
+    shipper = Shipper(store, run_id, spool.path)
+    shipper.ship()
+
+    run = store.client.get_run(run_id)
+    assert run.data.params == {"seed": "1"}
+    assert run.data.tags["stages"] == "amp"
+    assert history(store, run_id, "loss") == [(10, 0.5, 2)]
+    assert (run.info.status, run.info.end_time) == ("KILLED", 1_800_000_000_000)
+    assert [file.path for file in store.client.list_artifacts(run_id, "recipe")] == ["recipe/lock.yaml"]
+    assert "a.svg" in [file.path for file in store.client.list_artifacts(run_id)]
+    assert shipper.pending == 0
+
+
+def test_another_process_continues_where_the_first_stopped(store, run_id, spool):
+    spool.append({"t": 1, "step": 1, "metrics": {"loss": 1.0}})
+    Shipper(store, run_id, spool.path).ship()
+    spool.append({"t": 2, "step": 2, "metrics": {"loss": 0.5}})
+    again = Shipper(store, run_id, spool.path)
+    assert again.pending == len(json.dumps({"t": 2, "step": 2, "metrics": {"loss": 0.5}}, separators=(",", ":"))) + 1
+    again.ship()
+    assert history(store, run_id, "loss") == [(1, 1.0, 1), (2, 0.5, 2)]
+
+
+def test_a_spool_sent_twice_changes_nothing(store, run_id, spool):
+    for step in range(1200):  # several batches
+        spool.append({"t": step, "step": step, "metrics": {"loss": float(step)}})
+    Shipper(store, run_id, spool.path).ship()
+    first = history(store, run_id, "loss")
+    spool.path.with_suffix(".offset").unlink()
+    Shipper(store, run_id, spool.path).ship()
+    assert history(store, run_id, "loss") == first
+    assert len(first) == 1200
+
+
+def test_a_store_that_is_away_is_reported_once_and_everything_arrives_later(store, run_id, spool, monkeypatch, caplog):
+    shipper = Shipper(store, run_id, spool.path)
+    with monkeypatch.context() as outage:
+
+        def refuse(*_, **__):
+            raise MlflowException("API request failed: connection refused")
+
+        outage.setattr(store.client, "log_batch", refuse)
+        for step in range(3):
+            spool.append({"t": step, "step": step, "metrics": {"loss": 1.0}})
+            assert not shipper.try_to_ship()
+        assert [entry.getMessage().count("connection refused") for entry in caplog.records] == [1]
+    assert shipper.try_to_ship()
+    assert len(history(store, run_id, "loss")) == 3
+    assert "nothing was lost" in caplog.text
+
+
+def test_infinities_leave_a_gap_in_the_curve(store, run_id, spool):
+    spool.append({"t": 1, "step": 1, "metrics": {"a": "nan", "b": "inf", "c": "-inf"}})
+    Shipper(store, run_id, spool.path).ship()
+    assert all(math.isnan(value) for value in store.client.get_run(run_id).data.metrics.values())
+
+
+def test_an_artifact_that_is_gone_does_not_hold_up_the_rest(store, run_id, spool, caplog):
+    spool.append({"t": 1, "artifact": "gone.yaml", "folder": ""})
+    spool.append({"t": 1, "step": 1, "metrics": {"loss": 1.0}})
+    Shipper(store, run_id, spool.path).ship()
+    assert history(store, run_id, "loss") == [(1, 1.0, 1)]
+    assert "gone.yaml no longer exists" in caplog.text

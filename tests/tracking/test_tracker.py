@@ -1,0 +1,136 @@
+import math
+import threading
+
+import pytest
+from mlflow.exceptions import MlflowException
+
+from runner.errors import StorageError
+from runner.tracking import Tracker, workspace
+from runner.tracking.spool import read
+from runner.tracking.store import Store
+
+pytestmark = pytest.mark.usefixtures("migrated_workspace")
+
+
+def opened(**changes):
+    arguments = {"experiment": "tests", "run_name": "marl", "params": {}, "tags": {}, "system_metrics": False} | changes
+    return Tracker.open(workspace(), **arguments)
+
+
+def run_of(tracker):
+    return Store.open(workspace()).client.get_run(tracker.run_id)
+
+
+def records(tracker):
+    return [record for record, _ in read(tracker.run_dir / "spool.jsonl")]
+
+
+def test_a_run_is_recorded_whole():
+    tracker = opened(params={"model": {"kind": "masac"}, "seed": 42}, tags={"stages": "forward_cache"})
+    lock = tracker.run_dir / "recipe.lock.yaml"
+    lock.write_text("seed: 42")
+    tracker.artifact(lock)
+    for step in range(5):
+        tracker.log({"train/loss": 1 / (step + 1), "train/return": step}, step)
+    tracker.tag("stages", "none")
+    assert tracker.close("FINISHED")
+
+    run = run_of(tracker)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == tracker.run_name == tracker.run_dir.name == f"marl-{tracker.run_id[:8]}"
+    assert run.info.experiment_id == tracker.experiment_id
+    assert run.data.params == {"model.kind": "masac", "seed": "42"}
+    assert run.data.metrics == {"train/loss": 0.2, "train/return": 4.0}
+    assert run.data.tags["stages"] == "none"
+    assert run.data.tags["run_dir"] == str(tracker.run_dir)
+    assert run.data.tags["mlflow.user"]
+    assert (
+        workspace().artifacts / "tests" / tracker.run_id / "artifacts" / "recipe.lock.yaml"
+    ).read_text() == "seed: 42"
+
+
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
+def test_the_status_is_the_one_that_is_true(status):
+    tracker = opened()
+    assert run_of(tracker).info.status == "RUNNING"
+    tracker.close(status)
+    assert run_of(tracker).info.status == status
+
+
+def test_what_is_logged_is_in_the_spool_at_once_with_its_time():
+    tracker = opened()
+    tracker.log({"loss": 0.5}, 7)
+    last = records(tracker)[-1]
+    assert (last["step"], last["metrics"]) == (7, {"loss": 0.5})
+    tracker.close("FINISHED")
+    (point,) = Store.open(workspace()).client.get_metric_history(tracker.run_id, "loss")
+    assert (point.step, point.timestamp) == (7, last["t"])
+
+
+def test_numbers_that_are_not_finite_are_kept_and_named():
+    tracker = opened()
+    tracker.log({"loss": math.nan, "error": math.inf}, 3)
+    tracker.log({"loss": math.nan, "error": 1.0}, 4)
+    tracker.close("FAILED")
+    assert {"loss": "nan", "error": "inf"} in [record.get("metrics") for record in records(tracker)]
+    data = run_of(tracker).data
+    assert data.tags["not_finite.loss"] == "nan at step 3"
+    assert data.tags["not_finite.error"] == "inf at step 3"
+    assert math.isnan(data.metrics["loss"])
+    assert data.metrics["error"] == 1.0
+
+
+def test_names_that_mlflow_refuses_are_mended():
+    tracker = opened()
+    tracker.log({"accuracy of <cat>!": 1.0}, 1)
+    tracker.close("FINISHED")
+    assert run_of(tracker).data.metrics == {"accuracy of _cat__": 1.0}
+
+
+def test_the_machine_is_sampled_at_the_start_and_at_the_end():
+    tracker = opened(system_metrics=True)
+    tracker.log({"loss": 1.0}, 100)
+    tracker.close("FINISHED")
+    samples = [record["step"] for record in records(tracker) if "system/memory_percent" in record.get("metrics", {})]
+    assert samples[0] in (0, 100)
+    assert samples[-1] == 100
+    assert run_of(tracker).data.metrics["system/process_memory_mib"] > 1
+
+
+def test_training_does_not_wait_for_a_store_that_hangs(monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(Store, "send", lambda *_: released.wait(60))
+    tracker = opened()
+    for step in range(100):
+        tracker.log({"loss": 1.0}, step)
+    assert len(records(tracker)) >= 100
+    released.set()
+    assert tracker.close("FINISHED")
+
+
+def test_what_cannot_be_delivered_stays_in_the_spool_and_is_reported(monkeypatch, caplog):
+    def refuse(*_):
+        raise MlflowException("connection refused")
+
+    monkeypatch.setattr(Store, "send", refuse)
+    tracker = opened()
+    tracker.log({"loss": 1.0}, 1)
+    assert not tracker.close("FINISHED", patience=0)
+    assert records(tracker)[-1]["status"] == "FINISHED"
+    assert "spool.jsonl" in caplog.text
+    assert run_of(tracker).info.status == "RUNNING"
+
+
+def test_no_thread_is_left_behind():
+    before = set(threading.enumerate())
+    opened(system_metrics=True).close("FINISHED")
+    assert {thread for thread in threading.enumerate() if thread.name.startswith("runner-")} <= before
+
+
+def test_a_run_folder_that_cannot_be_made_is_a_storage_error_and_a_failed_run():
+    workspace().runs.touch()
+    with pytest.raises(StorageError, match="RUNNER_WORKSPACE"):
+        opened()
+    client = Store.open(workspace()).client
+    (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    assert run.info.status == "FAILED"

@@ -1,0 +1,88 @@
+import json
+import math
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from runner.errors import StorageError
+from runner.tracking import Tracker, workspace
+from runner.tracking.ui import serve
+
+SERVE = """
+import sys
+from runner.tracking import workspace
+from runner.tracking.ui import serve
+
+serve(workspace(), int(sys.argv[1]), lambda address: print(address, flush=True))
+"""
+
+
+@pytest.fixture
+def taken_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def server(migrated_workspace, taken_port):
+    """Serves the workspace in a process of its own; yields the process and the address without the page."""
+    child = subprocess.Popen([sys.executable, "-c", SERVE, str(taken_port)], stdout=subprocess.PIPE, text=True)
+    page = child.stdout.readline()
+    yield child, page.partition("/#")[0]
+    child.terminate()
+    child.wait()
+    child.stdout.close()
+
+
+def test_page_and_api_answer_on_another_port_if_the_wanted_one_is_taken(server, taken_port, monkeypatch):
+    child, address = server
+    assert address.startswith("http://127.0.0.1:")
+    assert address != f"http://127.0.0.1:{taken_port}"
+    with urllib.request.urlopen(address) as page:
+        assert b"<title>MLflow</title>" in page.read()
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)  # a run that is tracked by this server
+    tracker = Tracker.open(workspace(), "served", "run", {"seed": 1}, {}, system_metrics=False)
+    tracker.log({"loss": math.inf, "return": 2.0}, 1)
+    note = tracker.run_dir / "note.txt"
+    note.write_text("kept")
+    tracker.artifact(note)
+    assert tracker.close("FINISHED")
+    request = urllib.request.Request(
+        f"{address}/api/2.0/mlflow/runs/search",
+        data=json.dumps({"experiment_ids": [tracker.experiment_id]}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        (run,) = json.load(answer)["runs"]
+    assert run["info"]["status"] == "FINISHED"
+    assert {metric["key"]: metric["value"] for metric in run["data"]["metrics"]} == {"loss": "NaN", "return": 2}
+    artifact = f"{address}/get-artifact?path=note.txt&run_uuid={tracker.run_id}"
+    with urllib.request.urlopen(artifact) as answer:
+        assert answer.read() == b"kept"
+
+    child.send_signal(signal.SIGINT)
+    child.wait(timeout=30)
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(address)
+
+
+def test_a_tracking_server_has_the_page_already(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@tracking.example:8080")
+    addresses = []
+    serve(workspace(), announce=addresses.append)
+    (address,) = addresses
+    assert address.startswith("http://tracking.example:8080/#/experiments")
+
+
+def test_a_broken_database_is_refused_before_a_server_starts(isolated_workspace):
+    isolated_workspace.mkdir()
+    (isolated_workspace / "mlflow.db").write_text("this is no database, " * 100)
+    with pytest.raises(StorageError, match="not a database"):
+        serve(workspace())
