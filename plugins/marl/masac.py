@@ -172,10 +172,11 @@ class Masac(Learner):
         wanted = range(self.agents)[agents]
         actions, log_probs = [], []
         for i, one in enumerate(self._each()):
-            with torch.set_grad_enabled(i in wanted):
+            own = wanted.start <= i < wanted.stop
+            with torch.set_grad_enabled(own):
                 action, log_prob = self.slots.current_action(batch, noise, one)
             actions.append(action)
-            log_probs += [log_prob] if i in wanted else []
+            log_probs += [log_prob] if own else []
         return torch.cat(actions), torch.cat(log_probs)
 
     def current_action(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:

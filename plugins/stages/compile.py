@@ -1,10 +1,13 @@
 """Compiled loss functions."""
 
-from typing import Annotated, ClassVar, Literal
+import os
+import shutil
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from runner.api import Close, Config, Pipeline, Setting, Stage, UsageError
 
-from runner.api import Close, Config, Pipeline, Setting, Stage
+COMPILERS = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
+RECOMPILE_LIMIT = 64
 
 
 class Compile(Stage):
@@ -31,21 +34,19 @@ class Compile(Stage):
     config: Config
 
     def inactive(self, setting: Setting) -> str | None:
-        """Nothing to do without a working compiler."""
-        if setting.device.type != "cpu":
-            return None
-        import shutil
-
-        from torch._inductor import config as inductor
-
-        if not any(shutil.which(c) for c in (inductor.cpp.cxx if isinstance(inductor.cpp.cxx, tuple) else (inductor.cpp.cxx,)) if c):
-            return "no C++ compiler here: install g++ or clang++"
+        """On a CPU, nothing to do without a C++ compiler."""
+        if setting.device.type == "cpu" and not any(shutil.which(name) for name in COMPILERS):
+            return f"no C++ compiler here: install one of {', '.join(COMPILERS)}, or set CXX"
         return None
 
     def attach(self, pipeline: Pipeline) -> None:
         """Replaces every compilable slot by its compiled form."""
         import torch
 
+        if not pipeline.learner.compilable:
+            raise UsageError(f"compile: learner '{type(pipeline.learner).__name__}' names no slot that may be compiled")
+        # Agents that are not stacked get a compilation each; torch's default limit of 8 is meant for accidents.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
         for name in pipeline.learner.compilable:
             step = getattr(pipeline.slots, name)
             pipeline.slots.replace(name, torch.compile(step, mode=self.config.mode, dynamic=False, fullgraph=True))

@@ -1,0 +1,112 @@
+"""Stages that promise the same algebra: equal in float64, and in float32 no further from the truth than the baseline."""
+
+import copy
+import statistics
+
+import pytest
+import torch
+from builders import build_masac, copy_state, parameters, train
+
+from runner.plugins.stages.compile import Compile
+from runner.plugins.stages.cuda_graph import CudaGraph
+from runner.plugins.stages.forward_cache import ForwardCache
+from runner.plugins.stages.fused_optimizer import FusedOptimizer
+from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
+from runner.plugins.stages.stacked_agents import StackedAgents
+
+
+def stacked():
+    return [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)]
+
+
+COMBINATIONS = {
+    "stacked_agents": stacked,
+    "fused_optimizer": lambda: [FusedOptimizer(None)],
+    "compile": lambda: [Compile(Compile.Config())],
+    "compile, stacked": lambda: [*stacked(), FusedOptimizer(None), Compile(Compile.Config())],
+    "all but compile": lambda: [*stacked(), FusedOptimizer(None)],
+}
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def largest_difference(one, other):
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_float64_updates_agree_with_the_baseline(combination, device):
+    baseline, staged = build_masac(device=device), build_masac(COMBINATIONS[combination](), device=device)
+    expected, found = train(baseline, 10), train(staged, 10)
+    assert largest_difference(parameters(baseline), parameters(staged)) < 1e-9
+    for one, other in zip(expected, found, strict=True):
+        assert largest_difference(one, other) < 1e-9
+
+
+@pytest.mark.parametrize("combination", [name for name in COMBINATIONS if "compile" not in name])
+def test_single_float32_updates_are_as_near_to_the_truth_as_the_baseline(combination):
+    torch.set_default_dtype(torch.float64)
+    try:
+        truth = build_masac()
+        train(truth, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    variants = {"baseline": build_masac(), "staged": build_masac(COMBINATIONS[combination]())}
+    for learner in variants.values():
+        train(learner, 1)  # makes the optimizers' state
+    errors = {name: [] for name in variants}
+    for state in range(12):
+        for learner in variants.values():
+            copy_state(truth, learner)
+            train(learner, 1, seed=100 + state)
+        replay_in_float64(truth, seed=100 + state)
+        for name, learner in variants.items():
+            errors[name].append(largest_difference(parameters(truth), parameters(learner)))
+    ratio = statistics.median(s / b for s, b in zip(errors["staged"], errors["baseline"], strict=True))
+    assert ratio <= 2
+
+
+def replay_in_float64(learner, seed):
+    """The same numbers as a float32 update sees, in float64."""
+    from builders import random_batch
+
+    noise = build_masac().noise(32, torch.Generator().manual_seed(seed))
+    batch = random_batch(seed)
+    learner.slots.update(
+        {name: tensor.double() for name, tensor in batch.items()}, {name: tensor.double() for name, tensor in noise.items()}
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("float64")
+def test_a_captured_update_agrees_with_the_plain_one():
+    stages = [*stacked(), FusedOptimizer(None), CudaGraph(None)]
+    baseline, captured = build_masac(device="cuda"), build_masac(stages, device="cuda")
+    train(baseline, 10)
+    train(captured, 10)
+    assert largest_difference(parameters(baseline), parameters(captured)) < 1e-9
+
+
+def test_stacked_state_has_the_baseline_names_and_survives_a_round_trip():
+    baseline, staged, again = build_masac(), build_masac(stacked()), build_masac(stacked(), seed=2)
+    assert dict(baseline.named_parameters()).keys() == dict(staged.named_parameters()).keys()
+    train(staged, 3)
+    again.load_state_dict(copy.deepcopy(staged.state_dict()))
+    train(staged, 2, seed=50)
+    train(again, 2, seed=50)
+    one, other = parameters(staged), parameters(again)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_parameter_shows_its_gradient():
+    for learner in (build_masac(), build_masac(stacked())):
+        train(learner, 1)
+        assert all(gradient is not None and gradient.any() for gradient in learner.gradients().values())
