@@ -46,6 +46,7 @@ class Registry:
     """
 
     def __init__(self, plugin_files: Sequence[Path] = (), installed: Iterable[EntryPoint] | None = None) -> None:
+        self.files = tuple(plugin_files)
         self._plugins: dict[tuple[Section, str], _Plugin] = {}
         for entry_point in entry_points(group=GROUP) if installed is None else installed:
             self._add_entry_point(entry_point)

@@ -4,6 +4,7 @@ from runner.recipe.catalog import Catalog, Provider, Section
 from runner.recipe.errors import Place, Problem, RecipeError
 from runner.recipe.layers import is_lock, shipped
 from runner.recipe.loader import load
+from runner.recipe.lock import drift, write_lock
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.sections import TrackingConfig, TrainConfig
 
@@ -17,8 +18,10 @@ __all__ = [
     "Section",
     "TrackingConfig",
     "TrainConfig",
+    "drift",
     "flatten",
     "is_lock",
     "load",
     "shipped",
+    "write_lock",
 ]

@@ -85,7 +85,7 @@ def _length(draft: Draft) -> Iterator[Problem]:
 def _data(draft: Draft) -> Iterator[Problem]:
     model, data = draft.model, draft.data
     if model is not None and data is not None and model.learns_from != data.provides:
-        learner = f"model '{model.kind}' ({draft.place('model.kind')}) learns from {model.learns_from} data"
+        learner = f"model '{model.kind}' ({draft.place('model.kind').cited()}) learns from {model.learns_from} data"
         message = f"'{data.kind}' provides {data.provides} data, but {learner}"
         yield Problem(draft.place("data.kind"), "data.kind", message)
 
@@ -96,7 +96,9 @@ def _requirements(draft: Draft) -> Iterator[Problem]:
             if draft.switched.get(required):
                 continue
             path = f"optimization.{required}"
-            state = f"is switched off ({draft.place(path)})" if required in draft.switched else "is not switched on"
+            state = (
+                f"is switched off ({draft.place(path).cited()})" if required in draft.switched else "is not switched on"
+            )
             message = f"requires '{required}', which {state}: switch it on, or '{kind}' off"
             yield Problem(draft.place(f"optimization.{kind}"), f"optimization.{kind}", message)
 
@@ -107,7 +109,7 @@ def _claims(draft: Draft) -> Iterator[Problem]:
         for slot in sorted(stage.claims):
             owner = owners.setdefault(slot, kind)
             if owner != kind:
-                where = draft.place(f"optimization.{owner}")
+                where = draft.place(f"optimization.{owner}").cited()
                 message = f"replaces '{slot}', and so does '{owner}' ({where}): switch one of them off"
                 yield Problem(draft.place(f"optimization.{kind}"), f"optimization.{kind}", message)
 

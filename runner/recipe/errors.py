@@ -29,6 +29,10 @@ class Place:
             return self.source
         return f"{shown_path(self.source)}:{self.line}:{self.column}" if self.line else shown_path(self.source)
 
+    def cited(self) -> str:
+        """The place in the middle of a sentence, where no excerpt follows."""
+        return f"{self} {self.text}" if isinstance(self.source, str) and self.text else str(self)
+
     def excerpt(self) -> str:
         """The line and below it a caret; empty if the place has no line."""
         if not self.text.strip():

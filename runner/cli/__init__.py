@@ -1,0 +1,64 @@
+"""The command line: verbs only, one module for each group of them, heavy imports inside the verb."""
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from runner import __version__
+from runner.cli import plugins, recipes
+from runner.cli.common import report
+from runner.errors import RunnerError
+
+GROUPS = (recipes, plugins)
+"""The modules that add verbs, in the order in which ``--help`` lists them."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"runner {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def runner(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Runs PyTorch training experiments that are declared in YAML, and proves their speed-ups.
+
+    A recipe is a YAML file, or the bare name of one that ships:
+
+        [bold]runner recipes[/]                              list them
+
+        [bold]runner validate marl_phase2[/]                 check one
+
+        [bold]runner show marl_phase2 --origin[/]            where does every value come from?
+
+        [bold]runner show marl_phase2 --set train.batch_size=256[/]
+
+    Exit codes: 0 done, 1 the run failed, 2 the command line or the recipe is wrong, 3 a gate failed, 4 inconclusive,
+    5 storage unavailable, 6 diverged, 7 no usable checkpoint, 75 preempted, 130 interrupted, 143 terminated.
+    """
+
+
+for group in GROUPS:
+    group.add_to(app)
+
+
+def main() -> NoReturn:
+    """The ``runner`` command; a failure becomes one message on stderr and its exit code."""
+    try:
+        app()
+    except RunnerError as error:
+        report(error)
+        sys.exit(error.exit_code)
+    sys.exit(0)

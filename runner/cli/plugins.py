@@ -1,0 +1,125 @@
+"""Verbs that look at the registry: ``plugins`` and ``schema``."""
+
+import inspect
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from runner.cli.common import JsonOption, PluginOption, open_registry, print_json
+from runner.errors import RunnerError, UsageError
+
+if TYPE_CHECKING:
+    from runner.recipe import Section
+    from runner.registry import Registry
+
+_FACTS = ("learns_from", "provides", "phase", "contract", "replaces", "wraps", "requires")
+"""What a card shows above the settings."""
+
+KindArgument = Annotated[str | None, typer.Argument(metavar="[KIND]", help="Show the card of this plugin.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    app.command()(plugins)
+    app.command()(schema)
+
+
+def plugins(kind: KindArgument = None, plugin: PluginOption = None, as_json: JsonOption = False) -> None:
+    """List the plugins, or show the card of one: what it does, when it helps, when it hurts, its settings.
+
+    [bold]runner plugins amp[/]
+    """
+    from runner.recipe.catalog import SECTIONS
+    from runner.recipe.errors import suggestion
+
+    registry = open_registry(plugin)
+    names = [(section, each) for section in SECTIONS for each in registry.kinds(section)]
+    cards = [_card(section, each, registry) for section, each in names if kind in (None, each)]
+    if not cards and kind is not None:
+        raise UsageError(f"no plugin is called '{kind}'{suggestion(kind, [each for _, each in names])}")
+    if as_json:
+        print_json({"plugins": cards})
+    elif kind is None:
+        _print_list(cards)
+    else:
+        for card in cards:
+            _print_card(card)
+
+
+def schema(plugin: PluginOption = None) -> None:
+    """Print the JSON Schema of recipes, from the plugins that are registered.
+
+    [bold]runner schema > recipe.schema.json[/]
+    """
+    from runner.recipe.schema import schema as recipe_schema
+
+    typer.echo(json.dumps(recipe_schema(open_registry(plugin)), indent=2, ensure_ascii=False))
+
+
+def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]:
+    """Everything that is known about a plugin without running it."""
+    card = {"section": section, "kind": kind, "provider": str(registry.provider(section, kind))}
+    try:
+        face = registry.get(section, kind)
+    except RunnerError as error:
+        return card | {"error": str(error)}
+    card["card"] = inspect.getdoc(face) or ""
+    if section == "model":
+        return card | {"learns_from": face.learns_from, "settings": _settings(face)}
+    if section == "data":
+        return card | {"provides": face.provides, "simulates": face.simulates, "settings": _settings(face)}
+    return card | {
+        "phase": face.phase,
+        "contract": repr(face.contract).removesuffix("()"),
+        "replaces": sorted(face.claims),
+        "wraps": sorted(face.wraps),
+        "requires": list(face.requires),
+        "settings": _settings(face.Config),
+    }
+
+
+def _settings(model: Any) -> list[dict[str, Any]]:
+    """The settings of a plugin: name, type, default and what they mean."""
+    from pydantic_core import to_jsonable_python
+
+    settings = []
+    for name, field in model.model_fields.items():
+        each = {"name": name, "type": _type(field.annotation), "required": field.is_required()}
+        if not field.is_required():
+            default = field.get_default(call_default_factory=True, validated_data={})
+            each["default"] = to_jsonable_python(default)
+        settings.append(each | {"description": field.description or ""})
+    return settings
+
+
+def _type(annotation: Any) -> str:
+    """``list[int]`` or ``Literal['bf16', 'fp16']``, without the modules' names."""
+    name = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", name).replace("NoneType", "None")
+
+
+def _print_list(cards: list[dict[str, Any]]) -> None:
+    width = max((len(card["kind"]) for card in cards), default=0)
+    for card in cards:
+        summary = card["error"] if "error" in card else card["card"].partition("\n")[0]
+        phase = f"phase {card['phase']}" if "phase" in card else ""
+        typer.echo(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
+
+
+def _print_card(card: dict[str, Any]) -> None:
+    from runner.recipe.scalars import dump_inline
+
+    typer.echo(f"{card['section']}.{card['kind']} ({card['provider']})\n")
+    if "error" in card:
+        typer.echo(card["error"])
+        return
+    typer.echo(card["card"] + "\n")
+    for fact in _FACTS:
+        if card.get(fact):
+            value = card[fact]
+            typer.echo(f"{fact.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}")
+    for each in card["settings"]:
+        default = "required" if each["required"] else f"default {dump_inline(each['default'])}"
+        typer.echo(f"\n{each['name']}: {each['type']}, {default}\n    {each['description']}".rstrip())

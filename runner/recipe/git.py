@@ -1,0 +1,56 @@
+"""The state of the source that a run is made from."""
+
+import hashlib
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import runner
+
+_SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
+"""Files that are kept out of a patch even if somebody tracks them."""
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A commit and what has been changed since in tracked files."""
+
+    commit: str
+    patch: str
+    """For ``git apply``; empty if nothing has changed."""
+
+    @property
+    def patch_sha256(self) -> str | None:
+        """SHA-256 of the patch; None if there is none."""
+        return hashlib.sha256(self.patch.encode("utf-8", "surrogateescape")).hexdigest() if self.patch else None
+
+
+def source(recipe: Path) -> Checkout | None:
+    """The checkout that the runner itself runs from, or else the one that the recipe lies in.
+
+    Returns:
+        None if neither file is tracked by git, or git cannot tell.
+    """
+    return _checkout(Path(runner.__file__)) or _checkout(recipe)
+
+
+def _checkout(file: Path) -> Checkout | None:
+    folder = file.absolute().parent
+    if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    top, commit = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD")
+    if not top or not commit:
+        return None
+    excluded = [f":(exclude,glob,icase)**/{pattern}" for pattern in _SECRETS]
+    patch = _git(Path(top.strip()), "diff", "--binary", "--no-ext-diff", "--no-color", "HEAD", "--", ".", *excluded)
+    return None if patch is None else Checkout(commit.strip(), patch)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "--no-optional-locks", "-C", str(folder), *arguments]
+    result = subprocess.run(command, capture_output=True, check=False)
+    return result.stdout.decode("utf-8", "surrogateescape") if result.returncode == 0 else None
