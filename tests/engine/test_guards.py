@@ -1,0 +1,63 @@
+import pytest
+import torch
+from builders import build_masac, random_batch
+
+from runner.engine.guards import FIRST_UPDATES, FiniteGuard, GradientGuard
+from runner.errors import DivergedError, RunnerError
+
+
+def update(learner, batch):
+    return learner.slots.update(batch, learner.noise(32, torch.Generator().manual_seed(0)))
+
+
+def guarded_update(learner, guard, batch):
+    losses = torch.stack([v for v in update(learner, batch).values() if v.dim() == 0])
+    guard.check(7, losses, batch)
+
+
+def test_a_nan_in_the_batch_is_named():
+    learner = build_masac()
+    guard = FiniteGuard(learner.slots, learner)
+    batch = random_batch(0)
+    guarded_update(learner, guard, batch)
+    batch["reward"][3, 1] = float("nan")
+    with pytest.raises(DivergedError, match=r"update 7: tensor 'reward' of the batch"):
+        guarded_update(learner, guard, batch)
+
+
+@pytest.mark.parametrize(
+    ("slot", "broken", "named"),
+    [("target", 0, "slot 'targets'"), ("critic_loss", 0, "slot 'critic_step' returned a tensor 'loss'")],
+)
+def test_the_first_slot_with_a_nan_is_named(slot, broken, named):
+    learner = build_masac()
+    step = getattr(learner.slots, slot)
+
+    def wrong(*args):
+        output = step(*args)
+        return output * float("inf") if broken == 0 and slot == "target" else (output[0] * float("nan"), *output[1:])
+
+    learner.slots.replace(slot, wrong)
+    with pytest.raises(DivergedError, match=named):
+        guarded_update(learner, FiniteGuard(learner.slots, learner), random_batch(0))
+
+
+def test_a_detached_module_is_noticed():
+    learner = build_masac()
+    forward = learner.slots.actor_forward
+    learner.slots.replace("actor_forward", lambda seen, agents: forward(seen, agents).detach())
+    learner.slots.replace("backward", lambda loss: loss.backward() if loss.requires_grad else None)
+    guard = GradientGuard(learner)
+    for i in range(1, FIRST_UPDATES):
+        update(learner, random_batch(i))
+        guard.check(i)
+    with pytest.raises(RunnerError, match=r"no gradient has reached actors\.0\.head\.bias"):
+        guard.check(FIRST_UPDATES)
+
+
+def test_a_healthy_model_is_done_with_at_once():
+    learner = build_masac()
+    guard = GradientGuard(learner)
+    update(learner, random_batch(0))
+    guard.check(1)
+    assert guard.done

@@ -1,0 +1,64 @@
+import types
+
+import pytest
+import torch
+from builders import build_masac, random_batch, train
+
+from runner.errors import UsageError
+from runner.plugins.stages.amp import Amp
+from runner.plugins.stages.forward_cache import ForwardCache
+from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
+from runner.plugins.stages.stacked_agents import StackedAgents
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def setting(device="cpu"):
+    return types.SimpleNamespace(device=torch.device(device), stages={})
+
+
+def amp(dtype="bf16"):
+    return Amp(Amp.Config(dtype=dtype))
+
+
+def test_fp16_on_a_cpu_is_refused_with_the_remedy():
+    with pytest.raises(UsageError, match="dtype: bf16"):
+        amp("fp16").inactive(setting())
+
+
+def test_bf16_without_hardware_is_inactive_and_says_why(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    assert "AVX512-BF16" in amp().inactive(setting())
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert amp().inactive(setting()) is None
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_hidden_layers_are_bf16_and_everything_that_must_be_is_float32(stacked):
+    before = [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)] if stacked else []
+    learner = build_masac([*before, amp()])
+    batch, noise = random_batch(0), learner.noise(32, torch.Generator())
+    q = learner.slots.critic_forward("online", batch["observation"].flatten(1), batch["action"].flatten(1), slice(None))
+    assert q.dtype == torch.float32
+    with learner.slots.precision():
+        assert (torch.rand(2, 3) @ torch.rand(3, 2)).dtype == torch.bfloat16
+    assert learner.slots.targets(batch, noise).dtype == torch.float32
+    assert learner.slots.current_action(batch, noise, slice(None))[1].dtype == torch.float32
+    train(learner, 2)
+    assert all(p.dtype == torch.float32 and p.isfinite().all() for _, p in learner.named_parameters())
+
+
+def test_bf16_changes_results_only_by_rounding():
+    plain, rounded = build_masac(), build_masac([amp()])
+    expected, found = train(plain, 1)[0], train(rounded, 1)[0]
+    assert expected["critic_loss"] != found["critic_loss"]
+    assert torch.allclose(expected["critic_loss"], found["critic_loss"], rtol=0.02)
+
+
+@CUDA
+def test_fp16_scales_unscales_and_updates_once():
+    stage = amp("fp16")
+    learner = build_masac([stage], device="cuda")
+    train(learner, 5)
+    assert stage.state_dict()["scaler"]["_growth_tracker"] == 5
+    assert all(p.isfinite().all() for _, p in learner.named_parameters())
