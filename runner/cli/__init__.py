@@ -6,11 +6,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import plugins, recipes
+from runner.cli import plugins, recipes, run, tracking
 from runner.cli.common import report
 from runner.errors import RunnerError
 
-GROUPS = (recipes, plugins)
+GROUPS = (run, recipes, plugins, tracking)
 """The modules that add verbs, in the order in which ``--help`` lists them."""
 
 app = typer.Typer(
@@ -38,6 +38,8 @@ def runner(
     A recipe is a YAML file, or the bare name of one that ships:
 
         [bold]runner recipes[/]                              list them
+
+        [bold]runner run marl_phase2[/]                      train one
 
         [bold]runner validate marl_phase2[/]                 check one
 

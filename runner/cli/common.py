@@ -1,7 +1,6 @@
 """What verbs share: their options, and how they talk."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,8 +47,7 @@ def report(error: RunnerError) -> None:
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for line in str(error).split("\n"):
-        is_excerpt = line.startswith("    ")
-        console.print(Text(line, style="dim" if is_excerpt else "red" if sys.stderr.isatty() else ""))
+        console.print(Text(line, style="dim" if line.startswith("    ") else "red"))
 
 
 def say(text: str) -> None:

@@ -54,6 +54,11 @@ class _Dumper(yaml.SafeDumper):
             return _TAGS[type(resolve(value))]
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
+    def represent_str(self, data: str) -> Any:
+        # Line breaks beyond ASCII survive in double quotes only.
+        style = '"' if any(character in data for character in "\x85\u2028\u2029") else None
+        return self.represent_scalar(_TAGS[str], data, style=style)
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -65,6 +70,9 @@ _TAGS: dict[type, str] = {
     float: "tag:yaml.org,2002:float",
     str: "tag:yaml.org,2002:str",
 }
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def dump(values: Any) -> str:

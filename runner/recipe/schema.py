@@ -28,8 +28,8 @@ def schema(catalog: Catalog) -> Json:
         catalog: the plugins that a recipe may name; one that cannot be imported accepts any settings.
     """
     definitions: Json = {}
-    properties: Json = {
-        **_model(Head, "recipe", definitions)["properties"],
+    head: Json = _model(Head, "recipe", definitions)["properties"]
+    properties = head | {
         "extends": {
             "type": "string",
             "description": "The recipe below this one: a path relative to this file, or the name of one that ships.",
@@ -55,7 +55,7 @@ def _section(section: Section, description: str, catalog: Catalog, definitions: 
     forms = []
     for kind in catalog.kinds(section):
         face = _face(section, kind, catalog)
-        form = _model(face, f"{section}.{kind}", definitions) if face else {"type": "object"}
+        form: Json = _model(face, f"{section}.{kind}", definitions) if face else {"type": "object"}
         forms.append({**form, "properties": {"kind": {"const": kind}, **form.get("properties", {})}})
     return {"description": description, "anyOf": forms}
 

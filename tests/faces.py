@@ -1,0 +1,169 @@
+"""Plugins that exist for the tests of recipes alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, SecretStr, field_validator
+
+from runner.api import Config, Exact, LearnerConfig, SourceConfig, Stage
+from runner.recipe import Provider, Section
+from runner.registry import PluginError
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Uniform(Config):
+    kind: Literal["uniform"] = "uniform"
+    capacity: int = 100
+
+
+class Prioritized(Config):
+    kind: Literal["prioritized"] = "prioritized"
+    capacity: int = 100
+    alpha: float = 0.6
+    beta: tuple[float, float] = (0.4, 1.0)
+
+
+class Net(LearnerConfig):
+    """A net."""
+
+    kind: ClassVar[str] = "net"
+    learns_from: ClassVar[str] = "numbers"
+
+    hidden: Annotated[list[int], Field(min_length=1)] = Field([8])
+    """Widths."""
+    lr: Positive = 1e-3
+    order: Literal["forward", "backward"] = "forward"
+    password: SecretStr | None = None
+
+    @field_validator("hidden")
+    @classmethod
+    def narrow(cls, value: list[int]) -> list[int]:
+        if sum(value) > 1000:
+            raise ValueError("wider than 1000 in all")
+        return value
+
+    def implementation(self) -> Any:
+        raise NotImplementedError
+
+    def slots(self) -> frozenset[str]:
+        return frozenset({"loss"}) if self.order == "forward" else frozenset()
+
+    def lacks(self, slot: str) -> str:
+        return f"backwards there is no '{slot}'"
+
+
+class Sim(SourceConfig):
+    """A simulator."""
+
+    kind: ClassVar[str] = "sim"
+    provides: ClassVar[str] = "numbers"
+    simulates: ClassVar[bool] = True
+
+    envs: int
+    replay: Annotated[Uniform | Prioritized, Field(discriminator="kind")] = Uniform()
+
+    def implementation(self) -> Any:
+        raise NotImplementedError
+
+
+class Table(SourceConfig):
+    """A dataset."""
+
+    kind: ClassVar[str] = "table"
+    provides: ClassVar[str] = "numbers"
+    rows: int = 10
+
+    def implementation(self) -> Any:
+        raise NotImplementedError
+
+
+class Words(Table):
+    """A dataset of words."""
+
+    kind: ClassVar[str] = "words"
+    provides: ClassVar[str] = "words"
+
+
+class _Silent(Stage):
+    contract = Exact()
+    phase: ClassVar[int] = 1
+
+    def attach(self, pipeline: Any) -> None: ...
+
+
+class Cache(_Silent):
+    """Remembers."""
+
+    kind: ClassVar[str] = "cache"
+    phase: ClassVar[int] = 2
+    claims: ClassVar[frozenset[str]] = frozenset({"loss"})
+
+    class Config(Config):
+        size: Annotated[int, Field(ge=1)] = 3
+        """Entries."""
+
+
+class Merge(_Silent):
+    """Merges."""
+
+    kind: ClassVar[str] = "merge"
+    wraps: ClassVar[frozenset[str]] = frozenset({"update"})
+
+
+class Stack(_Silent):
+    """Stacks."""
+
+    kind: ClassVar[str] = "stack"
+    requires: ClassVar[tuple[str, ...]] = ("merge",)
+
+
+class Rival(_Silent):
+    """Wants what the cache has."""
+
+    kind: ClassVar[str] = "rival"
+    claims: ClassVar[frozenset[str]] = frozenset({"loss"})
+
+
+class FakeCatalog:
+    """The plugins above, and a broken one."""
+
+    faces: ClassVar[dict[str, tuple[type[Any], ...]]] = {
+        "model": (Net,),
+        "data": (Sim, Table, Words),
+        "optimization": (Cache, Merge, Stack, Rival),
+    }
+
+    def kinds(self, section: Section) -> Sequence[str]:
+        broken = ["broken"] if section == "optimization" else []
+        return sorted([face.kind for face in self.faces[section]] + broken)
+
+    def get(self, section: Section, kind: str) -> type[Any]:
+        for face in self.faces[section]:
+            if face.kind == kind:
+                return face
+        raise PluginError(f"{section}.{kind} of nobody 1.0 cannot be imported: no torch")
+
+    def provider(self, section: Section, kind: str) -> Provider:
+        return Provider("proven-runner", "0.1.0")
+
+
+RECIPE = """\
+name: example
+seed: 7
+model: {kind: net, lr: 1e-3}
+data: {kind: sim, envs: 4}
+train:
+  env_steps: 60_000
+optimization:
+  merge: on
+  cache: {size: 5}
+"""
+
+
+def write_recipe(folder: Path, text: str = RECIPE, name: str = "recipe.yaml") -> Path:
+    """Writes a recipe into a folder."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
