@@ -13,6 +13,9 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
+for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+    del os.environ[name]  # also for fixtures that live longer than a test
+
 settings.register_profile("suite", deadline=None, max_examples=25, database=None)
 settings.load_profile("suite")
 

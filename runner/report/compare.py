@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -13,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.errors import UsageError
+from runner.recipe.lock import LOCK_NAME
+from runner.recipe.recipe import flatten
+from runner.recipe.source import read
 from runner.tracking.connection import is_http, shown
 from runner.tracking.links import compare_page
 from runner.tracking.store import Store
@@ -27,6 +32,8 @@ _SHOWN_CANDIDATES = 8
 _NAME_WIDTH = 28
 _RUN_WIDTH = 17
 _MISSING = "-"
+_LOCKED = ("source", "plugins", "packages", "hardware", "threads")
+"""Sections of a lock beside the recipe itself."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
     return Comparison(
         runs=[_about(run) for run in runs],
         settings=_differing([run.data.params for run in runs]),
-        environment=_differing([{"status": run.info.status, **_environment(run.data.tags)} for run in runs]),
+        environment=_differing([_environment(store.client, run) for run in runs]),
         metrics=_differing([run.data.metrics for run in runs]),
         link=compare_page(server, experiments, run_ids),
     )
@@ -127,12 +134,26 @@ def _about(run: Run) -> dict[str, str]:
     }
 
 
-def _environment(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags that describe where and from what the run was made, without those that name the run itself."""
-    found = {name: value for name, value in tags.items() if not name.startswith("mlflow.") and name != "run_dir"}
-    if commit := tags.get("mlflow.source.git.commit"):
-        found["source.commit"] = commit
-    return found
+def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
+    """Where and from what the run was made: its tags and lock, without what names it or repeats its settings."""
+    own = ("mlflow.", "recipe.", "run_dir")
+    tags = {name: value for name, value in run.data.tags.items() if not name.startswith(own)}
+    return {"status": run.info.status, **tags, **_locked(client, run.info.run_id)}
+
+
+def _locked(client: MlflowClient, run_id: str) -> dict[str, str]:
+    """Source, packages, plugins, hardware and threads from the run's lock, if it has one."""
+    from mlflow.exceptions import MlflowException
+
+    with TemporaryDirectory() as folder:
+        try:
+            lock = client.download_artifacts(run_id, LOCK_NAME, folder)
+        except (MlflowException, OSError):
+            return {}
+        values = read(Path(lock), []).plain()
+    return {
+        name: str(value) for section in _LOCKED for name, value in flatten(values.get(section) or {}, f"{section}.")
+    }
 
 
 def _differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -42,17 +42,25 @@ class Spool:
         self._size = _whole_lines(path)
         os.ftruncate(self._file, self._size)
 
+    @property
+    def held(self) -> int:
+        """Number of lines that are in memory only, because the disk refuses them."""
+        return len(self._held)
+
     def append(self, record: Record) -> None:
         """Writes one record to the operating system; costs some microseconds and never raises for a full disk."""
         line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             self._held.append(line)
-            try:
-                while self._held:
-                    self._write(self._held[0])
-                    self._held.popleft()
-            except OSError as error:
-                self._warn(error)
+            self._write_held()
+
+    def _write_held(self) -> None:
+        try:
+            while self._held:
+                self._write(self._held[0])
+                self._held.popleft()
+        except OSError as error:
+            self._warn(error)
 
     def _warn(self, error: OSError) -> None:
         if not self._warned:
@@ -72,8 +80,10 @@ class Spool:
         self._size += written
 
     def sync(self) -> None:
-        """Asks the disk to keep what has been appended so far."""
-        size = self._size
+        """Asks the disk to keep what has been appended so far, and offers it again what it has refused."""
+        with self._lock:
+            self._write_held()
+            size = self._size
         if size > self._synced:
             try:
                 os.fsync(self._file)

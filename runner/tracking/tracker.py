@@ -20,7 +20,7 @@ from runner.tracking.shipper import Shipper
 from runner.tracking.spool import Spool
 from runner.tracking.store import Store
 from runner.tracking.system import SystemMonitor
-from runner.tracking.values import flatten, folder_name, key, text
+from runner.tracking.values import folder_name, key, params_of, text
 from runner.tracking.workspace import Workspace
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -98,7 +98,7 @@ class Tracker:
 
     def _start(self, params: Mapping[str, object], tags: Mapping[str, str], system_metrics: bool) -> None:
         self._append(run_id=self.run_id, experiment_id=self.experiment_id, tracking_uri=self.tracking_uri)
-        self._append(params=flatten(params))
+        self._append(params=params_of(params))
         self._append(tags={key(name): text(value) for name, value in tags.items()})
         self._monitor = SystemMonitor(self.run_dir) if system_metrics else None
         self._threads = [
@@ -172,7 +172,9 @@ class Tracker:
         self._spool.close()
         if not delivered:
             _log.warning("MLflow lacks the last %d bytes of %s", self._shipper.pending, self._spool.path)
-        return delivered
+        if self._spool.held:
+            _log.warning("%d lines could not be written to %s and are lost", self._spool.held, self._spool.path)
+        return delivered and not self._spool.held
 
     def _sample(self) -> None:
         if self._monitor is not None:

@@ -8,10 +8,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from runner.errors import RunnerError
+from runner.errors import ExitCode, RunnerError
 from runner.tracking.connection import connect, is_http, quiet_environment, shown
 from runner.tracking.links import experiments_page
 from runner.tracking.workspace import Workspace
@@ -44,15 +45,10 @@ def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], obje
     connect(uri)  # creates or refuses the database here, with our messages, and not in the server
     address = f"http://{HOST}:{_free_port(port)}"
     log = workspace.root / "ui.log"
-    server = _start(workspace, address, log)
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
+    with _running_server(workspace, address, log) as server:
         _wait_until_ready(server, address, log)
         announce(experiments_page(address))
         raise RunnerError(f"MLflow's server ended by itself with exit code {server.wait()}; see {log}")
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        _stop(server)
 
 
 def _free_port(port: int) -> int:
@@ -63,6 +59,20 @@ def _free_port(port: int) -> int:
         except OSError:
             probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _running_server(workspace: Workspace, address: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts the server and stops it however this process is asked to end."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+    try:
+        server = _start(workspace, address, log)
+        try:
+            yield server
+        finally:
+            _stop(server)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _start(workspace: Workspace, address: str, log: Path) -> subprocess.Popen[bytes]:

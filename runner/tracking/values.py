@@ -5,22 +5,18 @@ import posixpath
 import re
 from collections.abc import Mapping
 
+from runner.recipe.recipe import flatten
+
 _TEXT_LENGTH = 6000
 _KEY_LENGTH = 250
 
 
-def flatten(settings: Mapping[str, object]) -> dict[str, str]:
+def params_of(settings: Mapping[str, object]) -> dict[str, str]:
     """Nested settings as MLflow params: ``{"model": {"hidden": [64, 64]}}`` becomes ``{"model.hidden": "[64, 64]"}``.
 
     Values are spelled as in JSON, strings without quotes.
     """
-    params: dict[str, str] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            params |= {key(f"{name}.{rest}"): found for rest, found in flatten(value).items()}
-        else:
-            params[key(name)] = text(value)
-    return params
+    return {key(path): text(value) for path, value in flatten(settings)}
 
 
 def text(value: object) -> str:

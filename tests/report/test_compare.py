@@ -17,13 +17,16 @@ def store(migrated_workspace):
 
 
 @pytest.fixture
-def record(store):
+def record(store, tmp_path):
     """Records a finished run and returns its id."""
 
-    def record(name, params=None, tags=None, metrics=None, status="FINISHED"):
+    def record(name, params=None, tags=None, metrics=None, lock="", status="FINISHED"):
         run_id, _ = store.create_run(store.experiment("marl"), name)
         points = [(key, value, 1, step) for key, values in (metrics or {}).items() for step, value in enumerate(values)]
         store.send(run_id, points, params or {}, tags or {})
+        if lock:
+            (tmp_path / "recipe.lock.yaml").write_text(lock)
+            store.client.log_artifact(run_id, str(tmp_path / "recipe.lock.yaml"))
         store.client.set_terminated(run_id, status)
         return run_id
 
@@ -34,13 +37,15 @@ def test_only_what_differs_is_told(record):
     first = record(
         "marl_baseline",
         params={"seed": "1", "optimization.amp": "off"},
-        tags={"cpu": "EPYC", "torch": "2.13", "run_dir": "/a", "mlflow.user": "me", "mlflow.source.git.commit": "aaa"},
+        tags={"stages": "none", "device": "cpu", "run_dir": "/a", "mlflow.user": "me", "recipe.digest": "aaa"},
+        lock="recipe: {seed: 1}\nsource: {commit: aaa}\npackages: {torch: 2.13.0, rich: 14.0.0}\nthreads: {torch: 1}\n",
         metrics={"eval/return": [1.0, 2.0], "eval/same": [1.0]},
     )
     second = record(
         "marl_phase2",
         params={"seed": "1", "optimization.amp": "on", "optimization.amp.dtype": "bf16"},
-        tags={"cpu": "EPYC", "torch": "2.14", "run_dir": "/b", "mlflow.user": "you", "mlflow.source.git.commit": "bbb"},
+        tags={"stages": "amp", "device": "cpu", "run_dir": "/b", "mlflow.user": "you", "recipe.digest": "bbb"},
+        lock="recipe: {seed: 1}\nsource: {commit: bbb}\npackages: {torch: 2.13.1, rich: 14.0.0}\nthreads: {torch: 1}\n",
         metrics={"eval/return": [1.0, 3.0], "eval/same": [1.0]},
         status="KILLED",
     )
@@ -48,9 +53,10 @@ def test_only_what_differs_is_told(record):
     assert [run["run_id"] for run in found.runs] == [first, second]
     assert found.settings == {"optimization.amp": ["off", "on"], "optimization.amp.dtype": [None, "bf16"]}
     assert found.environment == {
+        "packages.torch": ["2.13.0", "2.13.1"],
         "source.commit": ["aaa", "bbb"],
+        "stages": ["none", "amp"],
         "status": ["FINISHED", "KILLED"],
-        "torch": ["2.13", "2.14"],
     }
     assert found.metrics == {"eval/return": [2.0, 3.0]}
     assert found.link.startswith("http://127.0.0.1:5000/#/compare-runs?")

@@ -92,6 +92,9 @@ def test_a_full_disk_loses_nothing_and_is_reported_once(tmp_path, monkeypatch, c
         spool.append({"n": 1})
         spool.append({"n": 2})
         assert records(spool.path) == [{"n": 0}]
+        assert spool.held == 2
+    spool.sync()
+    assert records(spool.path) == [{"n": 0}, {"n": 1}, {"n": 2}]
     spool.append({"n": 3})
     spool.close()
     assert [record["n"] for record in records(spool.path)] == [0, 1, 2, 3]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param
 
-from runner.tracking.values import flatten, folder_name, key, text
+from runner.tracking.values import folder_name, key, params_of, text
 
 
 def test_settings_become_dotted_params_spelled_as_json():
@@ -14,7 +14,7 @@ def test_settings_become_dotted_params_spelled_as_json():
         "stage": None,
         "on": True,
     }
-    assert flatten(settings) == {
+    assert params_of(settings) == {
         "model.kind": "masac",
         "model.hidden": "[64, 64]",
         "model.lr": "0.001",
