@@ -101,4 +101,4 @@ def tags(recipe: Recipe, pipeline: Pipeline) -> dict[str, str]:
 def _exit_code(stop: Stop) -> ExitCode:
     if not stop:
         return ExitCode.DONE
-    return ExitCode(128 + int(stop.signal or 0))
+    return ExitCode(128 + int(stop.asked or 0))

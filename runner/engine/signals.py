@@ -9,10 +9,10 @@ from types import FrameType
 class Stop:
     """Which signal asked the training to stop, if one did."""
 
-    signal: signal.Signals | None = None
+    asked: signal.Signals | None = None
 
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return self.asked is not None
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def stop_on_signals() -> Iterator[Stop]:
     def ask(number: int, frame: FrameType | None) -> None:
         if stop and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.signal = signal.Signals(number)
+        stop.asked = signal.Signals(number)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
