@@ -1,0 +1,11 @@
+import pytest
+
+from runner.recipe import load, shipped
+from runner.registry import Registry
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_recipe_that_ships_is_valid_and_named_like_its_file(name):
+    recipe = load(name, (), Registry())
+    assert recipe.name == name
+    assert recipe.path == shipped()[name]

@@ -1,0 +1,87 @@
+"""Imports point one way, plugins know the core by its api alone, and no file holds two things."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BOTTOM = {"", "api", "config", "errors", "hardware", "slots"}
+MAY_IMPORT = {
+    "recipe": BOTTOM,
+    "registry": BOTTOM | {"recipe"},
+    "tracking": BOTTOM | {"recipe"},
+    "report": BOTTOM | {"recipe", "tracking"},
+    "doctor": BOTTOM | {"tracking"},
+    "pipeline": BOTTOM | {"recipe", "registry"},
+    "probe": BOTTOM | {"recipe", "registry", "pipeline"},
+    "engine": BOTTOM | {"recipe", "registry", "pipeline", "tracking", "report"},
+    "proof": BOTTOM | {"recipe", "registry", "pipeline", "engine", "tracking", "report"},
+    "study": BOTTOM | {"recipe", "registry", "pipeline", "engine", "proof", "tracking", "report"},
+}
+"""By part of ``runner``; the command line may import everything, and nothing imports it."""
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 60
+
+CORE = sorted((ROOT / "runner").rglob("*.py"))
+PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
+
+
+def imports(path: Path, package: str) -> Iterator[str]:
+    """Absolute names of what a file imports when it runs, also inside functions; names for annotations do not run."""
+    parents = [*package.split("."), *path.relative_to(ROOT).parts[1:-1]]
+    for node in walk_what_runs(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) + 1 - node.level] if node.level else []
+            module = ".".join([*base, node.module or ""]).rstrip(".")
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def walk_what_runs(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from walk_what_runs(child)
+
+
+def part_of(module: str) -> str | None:
+    """Which part of ``runner`` a module is: ``recipe`` for ``runner.recipe.lock.drift``; None if it is none."""
+    names = module.split(".")
+    if names[0] != "runner":
+        return None
+    known = {path.stem if path.suffix == ".py" else path.name for path in (ROOT / "runner").iterdir()} | {"plugins"}
+    return names[1] if len(names) > 1 and names[1] in known else ""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_imports_of_the_core_point_one_way(path):
+    own = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
+    if own in ("cli", "__init__"):
+        return
+    allowed = BOTTOM if own in BOTTOM else MAY_IMPORT.get(own)
+    assert allowed is not None, f"say in MAY_IMPORT where '{own}' stands"
+    parts = {part for module in imports(path, "runner") if (part := part_of(module)) is not None}
+    assert parts <= allowed | {own}
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=name_of)
+def test_plugins_import_the_api_and_each_other(path):
+    core = {module for module in imports(path, "runner.plugins") if part_of(module) is not None}
+    assert {module for module in core if not module.startswith(("runner.api.", "runner.plugins"))} == set()
+
+
+@pytest.mark.parametrize("path", [*CORE, *PLUGINS], ids=name_of)
+def test_a_file_holds_one_thing(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, node.name

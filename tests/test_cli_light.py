@@ -1,0 +1,168 @@
+"""The light verbs, each in a process of its own: what it prints, how it ends, and what it does not import."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from faces import write_recipe
+
+VALID = "name: mine\nextends: marl_phase1.yaml\n"
+MISTAKES = """\
+name: mistakes
+model: {kind: masac, actor_lr: "1e-3"}
+data: {kind: uav_path_planing}
+train: {env_steps: many, batchsize: 128}
+seed: 1
+seed: 2
+"""
+HEAVY = "print('heavy:', *sorted({'torch', 'mlflow', 'optuna', 'numpy'} & sys.modules.keys()), file=sys.stderr)"
+
+
+def runner(*arguments, cwd, **environment):
+    """Runs a verb; the last line of stderr names the heavy modules that it imported."""
+    code = f"import atexit, sys\natexit.register(lambda: {HEAVY})\nfrom runner.cli import main\nmain()"
+    variables = os.environ | {"COLUMNS": "60", "TERM": "dumb"} | environment
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=cwd, env=variables, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        ("validate", "--help"),
+        ("validate", "marl_phase2"),
+        ("show", "marl_phase3", "--origin"),
+        ("schema",),
+        ("plugins",),
+        ("plugins", "amp"),
+        ("recipes",),
+    ],
+)
+def test_light_verbs_import_nothing_heavy(tmp_path, arguments):
+    result = runner(*arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "heavy:\n"
+    assert result.stdout
+    assert "Traceback" not in result.stdout
+
+
+def test_help_and_version_import_neither_recipes_nor_yaml(tmp_path):
+    check = "assert not {'yaml', 'runner.recipe'} & sys.modules.keys()"
+    code = f"import sys; from runner.cli import main\ntry: main()\nfinally: {check}"
+    for argument in ("--help", "--version"):
+        subprocess.run([sys.executable, "-c", code, argument], cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_validate_reports_every_mistake_unwrapped_and_exits_2(tmp_path):
+    name = f"{'long' * 30}.yaml"
+    write_recipe(tmp_path, MISTAKES, name)
+    result = runner("validate", name, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    heads = [line.split(" ")[0] for line in result.stderr.splitlines() if line.startswith("long")]
+    assert heads == [f"{name}:{place}:" for place in ("2:32", "3:14", "4:20", "4:26", "6:1")]
+    assert "\x1b" not in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_validate_checks_all_files_that_it_is_given(tmp_path):
+    write_recipe(tmp_path, MISTAKES, "bad.yaml")
+    write_recipe(tmp_path, VALID, "good.yaml")
+    result = runner("validate", "bad.yaml", "good.yaml", "missing.yaml", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout.startswith("good.yaml: valid (masac on uav_path_planning with ")
+    assert "missing.yaml: no such file" in result.stderr
+
+
+def test_validate_as_json(tmp_path):
+    write_recipe(tmp_path, MISTAKES, "bad.yaml")
+    result = runner("validate", "bad.yaml", "marl_phase2", "--json", cwd=tmp_path)
+    assert result.returncode == 2
+    printed = json.loads(result.stdout)
+    assert printed["schema_version"] == 1
+    assert [each["valid"] for each in printed["recipes"]] == [False, True]
+    first = printed["recipes"][0]["problems"][0]
+    assert (first["line"], first["column"], first["path"]) == (2, 32, "model.actor_lr")
+
+
+def test_show_prints_yaml_or_json(tmp_path):
+    write_recipe(tmp_path, VALID, "mine.yaml")
+    text = runner("show", "mine.yaml", "--set", "seed=5", "--origin", cwd=tmp_path).stdout
+    assert "# --set #1 seed=5" in text
+    assert "# mine.yaml:1:7" in text
+    assert "# default" in text
+    printed = json.loads(runner("show", "mine.yaml", "--json", "--origin", cwd=tmp_path).stdout)
+    assert printed["recipe"]["name"] == "mine"
+    assert printed["origins"]["name"] == "mine.yaml:1:7"
+
+
+def test_a_failure_is_a_message_without_a_traceback(tmp_path):
+    for arguments in (
+        ("show", "nothing"),
+        ("plugins", "ampp"),
+        ("recipes", "--copy", "nothing"),
+        ("nothing",),
+        ("show",),
+    ):
+        result = runner(*arguments, cwd=tmp_path)
+        assert result.returncode == 2, arguments
+        assert result.stdout == ""
+        assert "Traceback" not in result.stderr
+    assert "did you mean 'amp'" in runner("plugins", "ampp", cwd=tmp_path).stderr
+
+
+def test_recipes_are_listed_and_copied_but_never_overwritten(tmp_path):
+    listed = json.loads(runner("recipes", "--json", cwd=tmp_path).stdout)["recipes"]
+    assert {"marl_baseline", "marl_phase2"} <= {each["name"] for each in listed}
+    assert all(each["summary"] for each in listed)
+    copied = runner("recipes", "--copy", "marl_phase2", cwd=tmp_path)
+    assert copied.stdout == "marl_phase2.yaml\n"
+    assert runner("validate", "marl_phase2.yaml", cwd=tmp_path).returncode == 0
+    again = runner("recipes", "--copy", "marl_phase2", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+
+
+def test_plugins_tell_what_they_are(tmp_path):
+    card = runner("plugins", "amp", cwd=tmp_path).stdout
+    assert card.startswith("optimization.amp (proven-runner ")
+    assert "When it helps" in card
+    assert "dtype: Literal['bf16', 'fp16'], default bf16" in card
+    printed = json.loads(runner("plugins", "--json", cwd=tmp_path).stdout)["plugins"]
+    assert {"model", "data", "optimization"} == {each["section"] for each in printed}
+    assert not [each for each in printed if "error" in each]
+
+
+def test_a_local_plugin_is_listed_and_a_broken_one_is_an_error(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from runner.api import Exact, Stage\n"
+        "class Mine(Stage):\n"
+        "    'Mine.'\n"
+        "    kind = 'mine'\n"
+        "    phase = 1\n"
+        "    contract = Exact()\n"
+        "    def attach(self, pipeline): pass\n"
+    )
+    assert "mine" in runner("plugins", "--plugin", "mine.py", cwd=tmp_path).stdout
+    arguments = ("show", "marl_phase1", "--plugin", "mine.py", "--set", "optimization.mine=on")
+    assert "mine: on" in runner(*arguments, cwd=tmp_path).stdout
+    (tmp_path / "mine.py").write_text("import nothing_of_that_name")
+    result = runner("plugins", "--plugin", "mine.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "plugin mine.py cannot be imported" in result.stderr
+
+
+def test_the_schema_is_json(tmp_path):
+    assert json.loads(runner("schema", cwd=tmp_path).stdout)["title"] == "Recipe"
+
+
+def test_no_color_is_honoured(tmp_path):
+    coloured = runner("show", "nothing", cwd=tmp_path, FORCE_COLOR="1", TERM="xterm")
+    plain = runner("show", "nothing", cwd=tmp_path, FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
+    assert "\x1b[31m" in coloured.stderr
+    assert "\x1b[31m" not in plain.stderr
