@@ -12,7 +12,10 @@ from runner.recipe.scalars import Scalar, resolve
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000
-"""Values of a document after its aliases have been expanded."""
+"""Keys and values of a document after its aliases have been expanded; all of them together within ``MAX_BYTES``."""
+
+_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
+_TOO_LONG = f"has more than {MAX_NODES:,} keys and values, or {MAX_BYTES:,} characters, aliases expanded"
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,15 @@ def parse(text: str, source: Path | str, problems: list[Problem], shown: str | N
     return _Reader(text, source, problems, shown or text).document()
 
 
+class _LimitError(yaml.MarkedYAMLError):
+    """A document that is YAML, but more than a recipe needs."""
+
+
 class _Composer(yaml.SafeLoader):
-    """PyYAML's parser without its idea of types, and without its recursion on nested documents."""
+    """PyYAML's parser without its idea of types, that stops as soon as a document is too deep or too long."""
 
     depth = 0
+    count = 0
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         """The non-specific tags of YAML: ``?`` for what is left to resolve, ``!`` for quoted text."""
@@ -101,9 +109,10 @@ class _Composer(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
-        if self.depth > MAX_DEPTH + 1:  # the document itself is no level
+        self.count += 1
+        if self.depth > MAX_DEPTH + 1 or self.count > MAX_NODES:  # the document itself is no level
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+            raise _LimitError(problem=_TOO_LONG if self.count > MAX_NODES else _TOO_DEEP, problem_mark=mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -118,6 +127,7 @@ class _Reader:
         self.source = source
         self.problems = problems
         self.count = 0
+        self.characters = 0
         self.open: set[int] = set()
 
     def document(self) -> Node:
@@ -135,10 +145,11 @@ class _Reader:
     def _node(self, node: yaml.Node, key: Place | None, path: tuple[str, ...]) -> Node:
         place = self._place(node.start_mark)
         self.count += 1
-        if self.count > MAX_NODES:
-            self._fail(place, f"the document expands to more than {MAX_NODES:,} values")
+        self.characters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        if self.count > MAX_NODES or self.characters > MAX_BYTES:
+            self._fail(place, _TOO_LONG)
         if len(path) > MAX_DEPTH:
-            self._fail(place, f"nested deeper than {MAX_DEPTH} levels")
+            self._fail(place, _TOO_DEEP)
         if id(node) in self.open:
             self._fail(place, "an alias that contains itself")
         if node.tag not in ("?", "!"):
@@ -187,6 +198,8 @@ class _Reader:
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
+    if isinstance(error, _LimitError):
+        return str(error.problem)
     message = f"invalid YAML: {error.problem or error.context}"
     if error.problem and error.context and error.context_mark:
         message += f" ({error.context} that starts on line {error.context_mark.line + 1})"
