@@ -30,15 +30,16 @@ def source(recipe: Path) -> Checkout | None:
     """The checkout that the runner itself runs from, or else the one that the recipe lies in.
 
     Returns:
-        None if neither file is tracked by git, or git cannot tell.
+        None if there is neither, or git cannot tell.
     """
-    return _checkout(Path(runner.__file__)) or _checkout(recipe)
+    package = Path(runner.__file__)
+    # An installed package may lie in somebody's checkout without being part of it.
+    is_tracked = _git(package.parent, "ls-files", "--error-unmatch", package.name) is not None
+    return checkout(package.parent if is_tracked else recipe.absolute().parent)
 
 
-def _checkout(file: Path) -> Checkout | None:
-    folder = file.absolute().parent
-    if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
-        return None
+def checkout(folder: Path) -> Checkout | None:
+    """The checkout that a folder lies in; None if there is none, or git cannot tell."""
     top, commit = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD")
     if not top or not commit:
         return None

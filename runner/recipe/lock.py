@@ -11,7 +11,7 @@ from typing import Any
 from runner import __version__
 from runner.hardware import hardware
 from runner.recipe.catalog import Catalog, Section
-from runner.recipe.git import source
+from runner.recipe.git import Checkout, source
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.scalars import dump
 from runner.recipe.source import read
@@ -42,10 +42,11 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog) -> Path:
     checkout = source(recipe.path)
     if checkout is not None and checkout.patch:
         (run_dir / PATCH_NAME).write_text(checkout.patch, encoding="utf-8", errors="surrogateescape", newline="")
+    facts = _environment(recipe, catalog, checkout)
     head = {"lock": VERSION, "digest": recipe.digest, "recipe": recipe.values()}
     origins = {"origins": {path: place.cited() for path, place in recipe.origins.items()}}
     lock = run_dir / LOCK_NAME
-    lock.write_text(dump(head | _environment(recipe, catalog) | origins), encoding="utf-8")
+    lock.write_text(dump(head | facts | origins), encoding="utf-8")
     return lock
 
 
@@ -61,7 +62,7 @@ def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[str]:
         RecipeError: the lock cannot be read.
     """
     locked = read(lock, []).plain()
-    now = {"recipe": recipe.values()} | _environment(recipe, catalog)
+    now = {"recipe": recipe.values()} | _environment(recipe, catalog, source(recipe.path))
     lines = []
     for section, values in now.items():
         old, new = dict(flatten(locked.get(section) or {})), dict(flatten(values))
@@ -75,12 +76,11 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return str(values[name]) if name in values else "absent"
 
 
-def _environment(recipe: Recipe, catalog: Catalog) -> dict[str, dict[str, Any]]:
+def _environment(recipe: Recipe, catalog: Catalog, checkout: Checkout | None) -> dict[str, dict[str, Any]]:
     """Everything beside the recipe that can change a result, as plain values."""
     used: list[tuple[Section, str]] = [("model", recipe.model.kind), ("data", recipe.data.kind)]
     used += [("optimization", kind) for kind in recipe.stages]
     providers = {f"{section}.{kind}": catalog.provider(section, kind) for section, kind in used}
-    checkout = source(recipe.path)
     return {
         "source": {} if checkout is None else {"commit": checkout.commit, "patch_sha256": checkout.patch_sha256},
         "plugins": {name: str(provider) for name, provider in providers.items()},

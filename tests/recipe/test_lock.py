@@ -6,7 +6,7 @@ import pytest
 from faces import RECIPE, FakeCatalog, write_recipe
 
 from runner.recipe import drift, load, write_lock
-from runner.recipe.git import _checkout
+from runner.recipe.git import checkout
 from runner.recipe.source import read
 
 
@@ -74,7 +74,7 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 
 @pytest.fixture
-def checkout(tmp_path):
+def repository(tmp_path):
     def git(*arguments):
         identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
@@ -88,17 +88,17 @@ def checkout(tmp_path):
 
 
 @needs_git
-def test_a_clean_checkout_is_its_commit(checkout):
-    found = _checkout(checkout / "recipe.yaml")
+def test_a_clean_checkout_is_its_commit(repository):
+    found = checkout(repository)
     assert len(found.commit) == 40
     assert (found.patch, found.patch_sha256) == ("", None)
 
 
 @needs_git
-def test_changes_are_a_patch_without_files_that_hold_secrets(checkout):
+def test_changes_are_a_patch_without_files_that_hold_secrets(repository):
     for name in ("recipe.yaml", "secrets.yaml", ".env"):
-        write_recipe(checkout, f"changed: {name}\n", name)
-    found = _checkout(checkout / "recipe.yaml")
+        write_recipe(repository, f"changed: {name}\n", name)
+    found = checkout(repository)
     assert "+changed: recipe.yaml" in found.patch
     assert "changed: secrets.yaml" not in found.patch
     assert "changed: .env" not in found.patch
@@ -106,21 +106,22 @@ def test_changes_are_a_patch_without_files_that_hold_secrets(checkout):
 
 
 @needs_git
-def test_the_patch_is_written_beside_the_lock(checkout, monkeypatch):
-    monkeypatch.setattr("runner.recipe.git.runner.__file__", str(checkout / "nowhere" / "__init__.py"))
-    (checkout / "run").mkdir()
-    path = write_recipe(checkout, RECIPE + "# changed\n")
+def test_the_patch_is_written_beside_the_lock(repository, monkeypatch):
+    monkeypatch.setattr("runner.recipe.git.runner.__file__", str(repository / "nowhere" / "__init__.py"))
+    (repository / "run").mkdir()
+    path = write_recipe(repository, RECIPE + "# changed\n")
     recipe = load(path, (), FakeCatalog())
-    lock = write_lock(recipe, checkout / "run", FakeCatalog())
-    patch = (checkout / "run" / "source.patch").read_bytes()
+    lock = write_lock(recipe, repository / "run", FakeCatalog())
+    patch = (repository / "run" / "source.patch").read_bytes()
     assert b"+# changed" in patch
     assert read(lock, []).plain()["source"]["patch_sha256"] == hashlib.sha256(patch).hexdigest()
-    subprocess.run(["git", "checkout", "-q", "--", "recipe.yaml"], cwd=checkout, check=True)
-    subprocess.run(["git", "apply", "run/source.patch"], cwd=checkout, check=True)
+    subprocess.run(["git", "checkout", "-q", "--", "recipe.yaml"], cwd=repository, check=True)
+    subprocess.run(["git", "apply", "run/source.patch"], cwd=repository, check=True)
     assert path.read_text().endswith("# changed\n")
 
 
 @needs_git
-def test_a_file_that_nobody_tracks_has_no_checkout(checkout):
-    assert _checkout(write_recipe(checkout, RECIPE, "new.yaml")) is None
-    assert _checkout(checkout / "missing" / "new.yaml") is None
+def test_a_folder_outside_of_any_repository_has_no_checkout(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert checkout(tmp_path) is None
+    assert checkout(tmp_path / "missing") is None
