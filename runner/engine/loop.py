@@ -44,6 +44,7 @@ class Loop:
         self.totals: torch.Tensor | None = None
         self.names: list[str] = []
         self.since_log = 0
+        self.reported = 0
         self.first_update_seconds = 0.0
         self.clock = Clock(pipeline.device)
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner)
@@ -131,13 +132,15 @@ class Loop:
             means = (self.totals / self.since_log).tolist()
             metrics |= {f"train/{name}": mean for name, mean in zip(self.names, means, strict=True)}
         metrics |= {f"train/{name}": value for name, value in self.pipeline.source.statistics().items()}
-        metrics |= {"train/updates": float(self.updates), "train/env_steps": float(self.step)}
+        metrics["train/updates"] = float(self.updates)
         if elapsed > 0:
             metrics["perf/updates_per_second"] = self.since_log / elapsed
+            if self.simulates:
+                metrics["perf/env_steps_per_second"] = (self.step - self.reported) / elapsed
             if self.since_log:
                 metrics["perf/update_ms"] = 1e3 * seconds.get("update", 0.0) / self.since_log
             metrics |= {f"perf/{name}_share": spent / elapsed for name, spent in seconds.items()}
-        self.totals, self.since_log = None, 0
+        self.totals, self.since_log, self.reported = None, 0, self.step
         self._publish(metrics)
 
     def evaluate(self) -> None:
@@ -163,6 +166,7 @@ class Loop:
             "totals": self.totals,
             "names": self.names,
             "since_log": self.since_log,
+            "reported": self.reported,
             "metrics": self.metrics,
         }
 
@@ -171,7 +175,7 @@ class Loop:
         self.pipeline.load_state_dict(state["pipeline"])
         self.step, self.updates, self.credit = state["step"], state["updates"], state["credit"]
         self.totals, self.names, self.since_log = state["totals"], state["names"], state["since_log"]
-        self.metrics = state["metrics"]
+        self.reported, self.metrics = state["reported"], state["metrics"]
 
     def _publish(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics

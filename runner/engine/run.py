@@ -1,10 +1,9 @@
 """One training with one recipe, from assembly to the true final status."""
 
 import dataclasses
+import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from runner.engine.loop import Display, Loop
@@ -13,6 +12,7 @@ from runner.errors import ExitCode
 from runner.hardware import hardware
 from runner.pipeline import Pipeline, StageReport, assemble
 from runner.recipe import Recipe, write_lock
+from runner.recipe.git import source
 from runner.registry import Registry
 from runner.tracking import Tracker, Workspace
 
@@ -65,6 +65,7 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
     )  # fmt: skip
     status: Status = "FAILED"
     try:
+        shutil.copyfile(recipe.path, tracker.run_dir / "recipe.yaml")
         lock = write_lock(recipe, tracker.run_dir, registry)
         with stop_on_signals() as stop:
             loop = Loop(pipeline, tracker.run_dir / "checkpoints", tracker.log, display, stop)
@@ -88,7 +89,10 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
 def tags(recipe: Recipe, pipeline: Pipeline) -> dict[str, str]:
     """What describes a run beside its settings."""
     active = [report.kind for report in pipeline.reports.values() if report.active]
+    checkout = source(recipe.path)
     return {
+        "mlflow.source.name": str(recipe.path),
+        "mlflow.source.git.commit": checkout.commit if checkout else "unknown",
         "recipe.name": recipe.name,
         "recipe.digest": recipe.digest,
         "stages": ",".join(active) or "none",

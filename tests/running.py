@@ -1,0 +1,62 @@
+"""Recipes small enough to train in a second, in this process or in a child."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from runner.engine.run import RunResult, run
+from runner.recipe import Recipe, load
+from runner.registry import Registry
+from runner.tracking import workspace
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+TINY = (
+    "model.hidden=[8, 8]",
+    "data.envs=4",
+    "data.evaluation.episodes=5",
+    "data.replay.capacity=1000",
+    "train.env_steps=160",
+    "train.warmup_steps=64",
+    "train.batch_size=16",
+    "train.log_every=40",
+    "train.evaluate_every=80",
+    "train.checkpoint_every=80",
+    "tracking.system_metrics=false",
+    "device=cpu",
+)
+
+
+class NoDisplay:
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        pass
+
+
+def tiny(name: str, *sets: str, registry: Registry | None = None) -> Recipe:
+    """A recipe that ships, made small."""
+    limit = ("data.episode_limit=30",) if name != "marl_spread" else ()
+    return load(RECIPES / f"{name}.yaml", [*TINY, *limit, *sets], registry or Registry())
+
+
+def train_here(name: str, *sets: str, registry: Registry | None = None) -> RunResult:
+    """Trains in this process."""
+    registry = registry or Registry()
+    return run(tiny(name, *sets, registry=registry), registry, workspace(), NoDisplay())
+
+
+def runner(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """The command line in a child process."""
+    command = [sys.executable, "-m", "runner", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def run_tiny(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``runner run`` of a small recipe in a child process."""
+    sets = [part for setting in (*TINY, "data.episode_limit=30") for part in ("--set", setting)]
+    return runner("run", str(RECIPES / f"{name}.yaml"), *sets, *arguments)
+
+
+def result_of(child: subprocess.CompletedProcess[str]) -> dict:
+    """What ``--json`` printed."""
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout)

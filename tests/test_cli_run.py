@@ -1,0 +1,95 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import mlflow
+import pytest
+from running import RECIPES, TINY, result_of, run_tiny, runner
+
+pytestmark = pytest.mark.usefixtures("migrated_workspace")
+
+
+def test_json_is_all_that_stdout_holds():
+    data = result_of(run_tiny("marl_phase2", "--json"))
+    assert data["schema_version"] == 1
+    assert data["status"] == "FINISHED"
+    assert data["stages"]["async_transfer"] == {
+        "active": False,
+        "reason": "nothing to do on a CPU: batches are where they are used",
+        "notes": [],
+    }
+    assert data["stages"]["stacked_agents"]["active"] is True
+    assert {"run_id", "tracking_uri", "run_dir", "lock", "metrics", "seconds"} <= data.keys()
+    assert data["metrics"]["eval/success_rate"] >= 0
+    assert os.path.exists(data["lock"])
+
+
+def test_the_closing_table_says_what_how_fast_with_what_and_where():
+    child = run_tiny("marl_phase1")
+    assert child.returncode == 0
+    for word in ("FINISHED", "success_rate", "ms per update", "forward_cache active", "runner compare", "runner ui"):
+        assert word in child.stdout
+    assert "\x1b[" not in child.stdout + child.stderr  # neither is a terminal
+
+
+def test_a_lock_runs_again_with_the_same_digits():
+    first = result_of(run_tiny("marl_phase1", "--json"))
+    again = result_of(runner("run", first["lock"], "--json"))
+    kept = ("train/", "eval/")
+    assert {k: v for k, v in first["metrics"].items() if k.startswith(kept)} == {
+        k: v for k, v in again["metrics"].items() if k.startswith(kept)
+    }
+
+
+def test_a_stage_without_what_it_requires_is_refused_where_it_was_asked_for():
+    child = run_tiny("marl_phase2", "--set", "optimization.merged_critic_loss=off")
+    assert child.returncode == 2
+    assert "stacked_agents" in child.stderr
+    assert "merged_critic_loss" in child.stderr
+    assert "marl_phase2.yaml:" in child.stderr
+    assert "Traceback" not in child.stderr
+
+
+def test_phase_1_refuses_the_sequential_order_with_the_reason():
+    child = run_tiny("marl_phase1", "--set", "model.update_order=sequential")
+    assert child.returncode == 2
+    assert "agents before it have just changed" in child.stderr
+    assert "marl_phase1.yaml:" in child.stderr
+
+
+def test_fp16_on_a_cpu_is_refused_at_its_line():
+    child = run_tiny("marl_phase2", "--set", "optimization.amp.dtype=fp16")
+    assert child.returncode == 2
+    assert "90 times slower" in child.stderr
+
+
+def test_an_unreachable_store_ends_with_code_5(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/missing/folder/x.db")
+    (tmp_path / "missing").write_text("a file where a folder should be")
+    child = run_tiny("marl_phase1")
+    assert child.returncode == 5, child.stderr
+    assert "Traceback" not in child.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_a_checkpoint_and_the_true_status(number, code, migrated_workspace):
+    sets = [part for setting in (*TINY, "train.env_steps=1000000") for part in ("--set", setting)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "runner", "run", str(RECIPES / "marl_phase1.yaml"), *sets, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(migrated_workspace.glob("runs/*/checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == code, err
+    data = json.loads(out)
+    assert data["status"] == "KILLED"
+    assert mlflow.MlflowClient(data["tracking_uri"]).get_run(data["run_id"]).info.status == "KILLED"
+    assert list(migrated_workspace.glob("runs/*/checkpoints/step-*"))
