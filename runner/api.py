@@ -373,7 +373,7 @@ def _adam(parameters: list[torch.Tensor], **settings: Any) -> torch.optim.Optimi
 
 
 def _backward(loss: torch.Tensor) -> None:
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _optimizer_step(optimizer: torch.optim.Optimizer, clip: Callable[[], None] | None = None) -> None:

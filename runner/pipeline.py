@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.api import Batch, Context, Probe, Setting, Slots, State, UsageError
-
 from runner.recipe.errors import DEFAULT, Problem, RecipeError
 
 if TYPE_CHECKING:

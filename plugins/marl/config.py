@@ -34,7 +34,7 @@ class MasacConfig(LearnerConfig):
     kind: ClassVar[str] = "masac"
     learns_from: ClassVar[str] = "multi_agent"
 
-    hidden: Annotated[list[Width], Field(min_length=1)] = [256, 256]
+    hidden: list[Width] = Field(default_factory=lambda: [256, 256], min_length=1)
     """Widths of the hidden layers of every actor and critic."""
     actor_lr: Positive = 1e-3
     """Learning rate of the actors' Adam."""

@@ -5,6 +5,7 @@ Shapes: B batch, N agents, n the agents in the slice ``agents``, o observation, 
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -52,20 +53,21 @@ class Masac(Learner):
 
         initial = context.generator("parameters", "cpu")
         joint = self.agents * (observation + self.action)
+        self.actors = [Mlp(observation, config.hidden, 2 * self.action, initial) for _ in range(self.agents)]
+        self.critics = {"online": [TwinCritic(joint, config.hidden, initial) for _ in range(self.agents)]}
         self.model = nn.ModuleDict(
             {
-                "actors": nn.ModuleList(
-                    Mlp(observation, config.hidden, 2 * self.action, initial) for _ in range(self.agents)
-                ),
-                "critics": nn.ModuleList(TwinCritic(joint, config.hidden, initial) for _ in range(self.agents)),
+                "actors": nn.ModuleList(self.actors),
+                "critics": nn.ModuleList(self.critics["online"]),
                 "log_temperatures": nn.ParameterList(torch.zeros(()) for _ in range(self.agents)),
             }
         ).to(self.device)
-        self.target_critics = copy.deepcopy(self.model["critics"]).requires_grad_(False)
+        self.critics["target"] = copy.deepcopy(self.critics["online"])
+        self.target_critics = nn.ModuleList(self.critics["target"]).requires_grad_(False)
         self.log_temperatures = list(self.model["log_temperatures"].parameters())
         self.roles = {
-            "actor": Role([list(m.parameters()) for m in self._modules("actors")], config.max_grad_norm),
-            "critic": Role([list(m.parameters()) for m in self._modules("critics")], config.max_grad_norm),
+            "actor": Role([list(actor.parameters()) for actor in self.actors], config.max_grad_norm),
+            "critic": Role([list(critic.parameters()) for critic in self.critics["online"]], config.max_grad_norm),
             "temperature": Role([[p] for p in self.log_temperatures]),
         }
         self.own = torch.eye(self.agents, dtype=torch.bool, device=self.device)[:, :, None, None]
@@ -94,11 +96,7 @@ class Masac(Learner):
             outputs.append((*self._critic_step(batch, y, agents), *self._actor_loss_backward(batch, noise, agents)))
             self.roles["actor"].step(self.slots, agents)
             self._temperature_step(outputs[-1][3], agents)
-            polyak(
-                list(self.target_critics[agents].parameters()),
-                list(self.model["critics"][agents].parameters()),
-                self.tau,
-            )
+            self._target_step(agents)
         return self._output(*(torch.cat(column) for column in zip(*outputs, strict=True)))
 
     def targets(self, batch: Batch, noise: Batch) -> Tensor:
@@ -123,28 +121,29 @@ class Masac(Learner):
 
     def target_step(self) -> None:
         """Polyak averaging of the target critics."""
-        polyak(list(self.target_critics.parameters()), list(self.model["critics"].parameters()), self.tau)
+        self._target_step(ALL)
 
     # --- pure functions of parameters, batch and noise ----------------------------------------------------------------
 
     @torch.no_grad()
     def target(self, batch: Batch, noise: Batch, agents: slice) -> Tensor:
-        """y = r + gamma (1 - terminated) (min Q'(s', a') - alpha log pi(a' | s')), [n, B]."""
+        """Y = r + gamma (1 - terminated) (min Q'(s', a') - alpha log pi(a' | s')), [n, B]."""
         actions, log_prob = self.slots.next_actions(batch, noise)
         observation, action = batch["next_observation"].flatten(1), actions.transpose(0, 1).flatten(1)
         q = self.slots.critic_forward("target", observation, action, agents).amin(1)
         alpha = self.slots.temperatures(agents).exp()[:, None]
         discount = self.gamma * (1 - batch["terminated"])
-        return batch["reward"].transpose(0, 1)[agents] + discount * (q - alpha * log_prob[agents])
+        y: Tensor = batch["reward"].transpose(0, 1)[agents] + discount * (q - alpha * log_prob[agents])
+        return y
 
     def critic_loss(self, batch: Batch, y: Tensor, agents: slice) -> tuple[Tensor, Tensor]:
-        """mean w (Q1 - y)^2 + mean w (Q2 - y)^2, [n], and the absolute error |Q - y| as the critics' mean, [n, B]."""
+        """Mean w (Q1 - y)^2 + mean w (Q2 - y)^2, [n], and the absolute error |Q - y| as the critics' mean, [n, B]."""
         observation, action = batch["observation"].flatten(1), batch["action"].flatten(1)
         error = self.slots.critic_forward("online", observation, action, agents) - y[:, None]
         return (batch["weight"] * error.square()).mean(-1).sum(-1), error.detach().abs().mean(1)
 
     def actor_loss(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
-        """mean (alpha log pi(a | s) - min Q(s, own new action, the others' new actions, detached)), [n].
+        """Mean (alpha log pi(a | s) - min Q(s, own new action, the others' new actions, detached)), [n].
 
         Returns:
             Loss, [n], and log-probability, [n, B], detached.
@@ -157,7 +156,8 @@ class Masac(Learner):
 
     def temperature_loss(self, log_prob: Tensor, agents: slice) -> Tensor:
         """- alpha mean (log pi + target entropy), [n]."""
-        return -self.slots.temperatures(agents).exp() * (log_prob + self.target_entropy).mean(-1)
+        loss: Tensor = -self.slots.temperatures(agents).exp() * (log_prob + self.target_entropy).mean(-1)
+        return loss
 
     def next_actions(self, batch: Batch, noise: Batch) -> tuple[Tensor, Tensor]:
         """Actions of all agents at the next observation, [N, B, a], and their log-probabilities, [N, B]."""
@@ -186,7 +186,7 @@ class Masac(Learner):
     def actor_forward(self, observation: Tensor, agents: slice) -> Tensor:
         """Mean and log standard deviation of the policies: [B, N, o] to [n, B, 2 a]."""
         observations = observation.unbind(1)[agents]
-        return torch.stack([self._forward(m, x) for m, x in zip(self.model["actors"][agents], observations, strict=True)])
+        return torch.stack([self._forward(m, x) for m, x in zip(self.actors[agents], observations, strict=True)])
 
     def critic_forward(self, which: str, observation: Tensor, action: Tensor, agents: slice) -> Tensor:
         """Q values of both critics of every agent, [n, 2, B].
@@ -197,7 +197,7 @@ class Masac(Learner):
             action: of all agents, the same for every critic, [B, N a], or one for each, [n, B, N a].
             agents: whose critics.
         """
-        critics = (self.model["critics"] if which == "online" else self.target_critics)[agents]
+        critics = self.critics[which][agents]
         actions = action if action.dim() == 3 else action.expand(len(critics), *action.shape)
         q = []
         for critic, own in zip(critics, actions, strict=True):
@@ -207,14 +207,15 @@ class Masac(Learner):
 
     def temperatures(self, agents: slice) -> Tensor:
         """Logarithms of the temperatures, [n]."""
-        return torch.stack(self.log_temperatures[agents])
+        return torch.stack([*self.log_temperatures[agents]])
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def predict(self, observation: Tensor) -> Tensor:
         """The mean actions: [B, N, o] to [B, N, a]."""
-        return self.slots.actor_forward(observation, ALL)[..., : self.action].tanh().transpose(0, 1)
+        mean: Tensor = self.slots.actor_forward(observation, ALL)[..., : self.action]
+        return mean.tanh().transpose(0, 1)
 
     @torch.no_grad()
     def act(self, observation: Tensor, generator: torch.Generator) -> Tensor:
@@ -234,8 +235,7 @@ class Masac(Learner):
     def configure_optimizers(self) -> None:
         """One Adam for every agent and role."""
         for name, role in self.roles.items():
-            lr, eps = self.lr[name], self.eps.get(name, 1e-8)
-            role.configure(lambda parameters, lr=lr, eps=eps: self.slots.make_optimizer(parameters, lr=lr, eps=eps))
+            role.configure(partial(self.slots.make_optimizer, lr=self.lr[name], eps=self.eps.get(name, 1e-8)))
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All trainable parameters, agent by agent."""
@@ -265,27 +265,25 @@ class Masac(Learner):
     def networks(self) -> dict[str, list[list[nn.Parameter]]]:
         """Parameters of all same-shaped networks of every role; an agent's two critics stand side by side."""
         return {
-            "actor": [list(actor.parameters()) for actor in self._modules("actors")],
-            "critic": _twins(self._modules("critics")),
+            "actor": [list(actor.parameters()) for actor in self.actors],
+            "critic": _twins(self.critics["online"]),
             "temperature": [[p] for p in self.log_temperatures],
         }
 
     def target_networks(self) -> list[list[nn.Parameter]]:
         """The same of the target critics."""
-        return _twins(list(self.target_critics))
+        return _twins(self.critics["target"])
 
     # --- for one slice of agents --------------------------------------------------------------------------------------
 
     def _each(self) -> list[slice]:
         return [slice(i, i + 1) for i in range(self.agents)]
 
-    def _modules(self, name: str) -> list[nn.Module]:
-        return list(self.model[name])
-
     def _forward(self, network: Mlp, inputs: Tensor) -> Tensor:
         with self.slots.precision():
             hidden = network.trunk(inputs)
-        return network.head(hidden.to(network.head.weight.dtype))
+        output: Tensor = network.head(hidden.to(network.head.weight.dtype))
+        return output
 
     def _critic_step(self, batch: Batch, y: Tensor, agents: slice) -> tuple[Tensor, Tensor]:
         self.roles["critic"].zero_grad(agents)
@@ -305,6 +303,10 @@ class Masac(Learner):
         self.slots.backward(self.slots.temperature_loss(log_prob, agents).sum())
         self.roles["temperature"].step(self.slots, agents)
 
+    def _target_step(self, agents: slice) -> None:
+        for target, online in zip(self.critics["target"][agents], self.critics["online"][agents], strict=True):
+            polyak(list(target.parameters()), list(online.parameters()), self.tau)
+
     def _output(self, critic_loss: Tensor, td_error: Tensor, actor_loss: Tensor, log_prob: Tensor) -> Batch:
         return {
             "critic_loss": critic_loss.mean(),
@@ -315,5 +317,5 @@ class Masac(Learner):
         }
 
 
-def _twins(critics: list[nn.Module]) -> list[list[nn.Parameter]]:
+def _twins(critics: list[TwinCritic]) -> list[list[nn.Parameter]]:
     return [list(q.parameters()) for critic in critics for q in critic.children()]

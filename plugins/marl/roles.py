@@ -1,6 +1,7 @@
 """The parameters of one role (actors, critics, temperatures) and how they are stepped."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ class Role:
 
     def configure(self, make: MakeOptimizer) -> None:
         """Makes the optimizers."""
-        self.optimizers = [make(list[Tensor](agent)) for agent in self.parameters]
+        self.optimizers = [make([*agent]) for agent in self.parameters]
 
     def zero_grad(self, agents: slice = ALL) -> None:
         """Forgets the gradients of these agents."""
@@ -37,7 +38,7 @@ class Role:
     def step(self, slots: Slots, agents: slice = ALL) -> None:
         """Clips every agent's gradient norm and steps its optimizer."""
         for parameters, optimizer in zip(self.parameters[agents], self.optimizers[agents], strict=True):
-            slots.optimizer_step(optimizer, lambda parameters=parameters: self._clip(parameters))
+            slots.optimizer_step(optimizer, partial(self._clip, parameters))
 
     def requires_grad_(self, required: bool) -> None:
         """Freezes or thaws all agents."""

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from runner.api import Slots
 
-from .networks import Mlp
 from .roles import ALL, MakeOptimizer, Role
 
 Precision = Callable[[], AbstractContextManager[None]]
@@ -35,7 +34,7 @@ class Stack:
     @staticmethod
     def split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         """Views of a flat vector in the shapes of ``like``."""
-        pieces = flat.split([layer.numel() for layer in like])
+        pieces = torch.split(flat, [layer.numel() for layer in like])
         return [piece.view_as(layer) for piece, layer in zip(pieces, like, strict=True)]
 
 
@@ -55,7 +54,7 @@ class StackedRole(Role):
 
     def configure(self, make: MakeOptimizer) -> None:
         """Makes one optimizer of all stacked layers."""
-        self.optimizers = [make(list[Tensor](self.layers))]
+        self.optimizers = [make([*self.layers])]
 
     def step(self, slots: Slots, agents: slice = ALL) -> None:
         """Clips every agent's gradient norm and steps all agents at once."""

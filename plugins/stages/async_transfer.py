@@ -1,11 +1,11 @@
 """Batches copied to the GPU while it works on the ones before."""
 
 from collections import deque
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from runner.api import Batch, Config, Exact, Pipeline, Setting, Stage, Statistical
+from runner.api import Batch, Config, Contract, Exact, Pipeline, Setting, Stage, Statistical
 
 if TYPE_CHECKING:
     import torch
@@ -15,8 +15,8 @@ class AsyncTransfer(Stage):
     """Samples ahead and copies from pinned memory on a stream of its own, so that the GPU does not wait for the bus.
 
     Looks ahead within one burst of updates only, so every batch holds what it would hold without the stage. With
-    prioritized replay a batch is drawn before the priorities of the ``depth - 1`` updates before it are known; the stage
-    then no longer promises the same bits.
+    prioritized replay a batch is drawn before the priorities of the ``depth - 1`` updates before it are known; the
+    stage then no longer promises the same bits.
 
     When it helps: batches that live in host memory (``data.replay.device: cpu``, datasets) and a GPU.
     When it hurts: nothing to do on a CPU, or when the replay buffer is on the GPU already.
@@ -24,7 +24,7 @@ class AsyncTransfer(Stage):
 
     kind: ClassVar[str] = "async_transfer"
     phase: ClassVar[int] = 2
-    contract = Exact()
+    contract: Contract = Exact()
     claims: ClassVar[frozenset[str]] = frozenset({"next_batch"})
 
     class Config(Config):
@@ -50,13 +50,13 @@ class AsyncTransfer(Stage):
         import torch
 
         self.slots, self.device = pipeline.slots, pipeline.device
-        self.stream = torch.cuda.Stream(self.device)
+        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.lanes = [Lane(self.device) for _ in range(self.config.depth)]
         self.waiting: deque[Lane] = deque()
         self.started = 0
         pipeline.slots.replace("next_batch", self.next_batch)
         if self.prioritized:
-            self.contract: Any = Statistical("return", 0.05)
+            self.contract = Statistical("return", 0.05)
             pipeline.note(f"priorities reach the sampler {self.config.depth - 1} update(s) late")
 
     def next_batch(self, batch_size: int, progress: float, remaining: int) -> Batch:
@@ -80,8 +80,8 @@ class Lane:
         self.device = device
         self.pinned: Batch = {}
         self.resident: Batch = {}
-        self.copied = torch.cuda.Event()
-        self.used = torch.cuda.Event()
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.used = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def start(self, batch: Batch, stream: "torch.cuda.Stream") -> None:
         """Begins to copy a batch; the lane's batch from before must no longer be needed."""

@@ -68,7 +68,7 @@ class CudaGraph(Stage):
         self.batch = {name: tensor.clone() for name, tensor in batch.items()}
         self.noise = {name: tensor.clone() for name, tensor in noise.items()}
         before = {path: tensor.clone() for path, tensor in _tensors(self.learner.state_dict())}
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):

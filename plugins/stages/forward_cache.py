@@ -9,10 +9,10 @@ from runner.api import Batch, Exact, Pipeline, Stage
 class ForwardCache(Stage):
     """Computes every policy's next and current actions once per update instead of once per agent.
 
-    The targets of all N agents need the same N next actions, and their actor losses the same N current actions: the plain
-    update computes N^2 of each. Next actions are kept without a gradient, current actions with one (each agent's own
-    graph, handed to the other agents detached); actions from the replay buffer are data and are not cached. Everything
-    is forgotten before and after every update, so nothing outlives the parameters that made it.
+    The targets of all N agents need the same N next actions, and their actor losses the same N current actions: the
+    plain update computes N^2 of each. Next actions are kept without a gradient, current actions with one (each agent's
+    own graph, handed to the other agents detached); actions from the replay buffer are data and are not cached.
+    Everything is forgotten before and after every update, so nothing outlives the parameters that made it.
 
     When it helps: always, and the more the more agents there are.
     When it hurts: it holds the activations of N policies until the actor step is over.

@@ -23,14 +23,14 @@ class StackedAgents(Stage):
     phase: ClassVar[int] = 2
     contract = Close()
     claims: ClassVar[frozenset[str]] = frozenset(
-        {"actor_forward", "critic_forward", "current_actions", "targets", "actor_step", "temperature_step", "target_step",
-         "temperatures"}
+        {"actor_forward", "critic_forward", "temperatures", "current_actions"}
+        | {"targets", "actor_step", "temperature_step", "target_step"}
     )
     requires: ClassVar[tuple[str, ...]] = ("forward_cache", "merged_critic_loss")
 
     def attach(self, pipeline: Pipeline) -> None:
         """Moves the learner's parameters into stacks and replaces its loops over agents."""
-        from runner.plugins.marl.stacked import Stack, StackedMlp, StackedRole
+        from ..marl.stacked import Stack, StackedMlp, StackedRole
 
         learner: Any = pipeline.learner
         self.slots, self.learner, self.agents = pipeline.slots, learner, learner.agents
@@ -52,7 +52,7 @@ class StackedAgents(Stage):
         return self.actors(observation.transpose(0, 1), None, self.slots.precision)
 
     def critic_forward(self, which: str, observation: "Tensor", action: "Tensor", agents: slice) -> "Tensor":
-        """Q values of all critics, [N, 2, B]; the action is the same for all, [B, N a], or one for each, [N, B, N a]."""
+        """Q values of all critics, [N, 2, B], of one joint action for all, [B, N a], or one for each, [N, B, N a]."""
         import torch
 
         if action.dim() == 2:

@@ -1,9 +1,9 @@
 """Stops a training that has gone wrong, and says where."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from runner.api import Batch, Learner, RunnerError, Slots
@@ -24,7 +24,7 @@ class FiniteGuard:
         self.learner = learner
         self.outputs: dict[str, Any] = {}
         for name in learner.story:
-            slots.wrap(name, lambda step, name=name: self._remembered(name, step))
+            slots.wrap(name, partial(self._remembered, name))
 
     def check(self, update: int, losses: Tensor, batch: Batch) -> None:
         """Looks at the scalars that an update returned.
@@ -84,7 +84,7 @@ class GradientGuard:
             names = sorted(self.missing)
             raise RunnerError(
                 f"no gradient has reached {', '.join(names[:5])}{' ...' if len(names) > 5 else ''} "
-                f"({len(names)} parameters) in the first {update} updates: a module is detached, or not used by any loss"
+                f"({len(names)} parameters) in the first {update} updates: a module is detached, or no loss uses it"
             )
 
 

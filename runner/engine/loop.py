@@ -34,7 +34,7 @@ class Loop:
         train = pipeline.recipe.train
         self.pipeline, self.checkpoints, self.log, self.display, self.stop = pipeline, checkpoints, log, display, stop
         self.simulates = pipeline.recipe.data.simulates
-        self.goal: int = train.env_steps if self.simulates else train.updates
+        self.goal = (train.env_steps if self.simulates else train.updates) or 0
         self.warmup_steps = train.warmup_steps if self.simulates else 0
         self.every = {"log": train.log_every, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
         self.step = 0

@@ -20,7 +20,7 @@ def stop_on_signals() -> Iterator[Stop]:
     """SIGTERM and the first SIGINT let the current update finish; a second SIGINT stops at once."""
     stop = Stop()
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(number: int, _frame: FrameType | None) -> None:
         if stop and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.asked = signal.Signals(number)

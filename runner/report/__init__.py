@@ -1,0 +1,1 @@
+"""What people look at: progress, closing table, comparison."""

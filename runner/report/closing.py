@@ -37,7 +37,8 @@ def _speed(result: "RunResult") -> list[str]:
     metrics = result.metrics
     lines = [f"{result.seconds:.0f} s in all"]
     if "perf/update_ms" in metrics:
-        lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {metrics['perf/first_update_seconds']:.1f} s")
+        first = metrics["perf/first_update_seconds"]
+        lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {first:.1f} s")
     shares = {name: value for name, value in metrics.items() if name.startswith("perf/") and name.endswith("_share")}
     if shares:
         lines.append(", ".join(f"{name[5:-6]} {value:.0%}" for name, value in sorted(shares.items())))

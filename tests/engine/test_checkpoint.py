@@ -15,10 +15,16 @@ leaves = (
     | st.integers(-(2**53), 2**53)
     | st.floats(allow_nan=False)
     | st.text()
-    | st.builds(lambda n, seed: torch.rand(n, generator=torch.Generator().manual_seed(seed)), st.integers(0, 5), st.integers(0, 99))
+    | st.builds(
+        lambda n, seed: torch.rand(n, generator=torch.Generator().manual_seed(seed)),
+        st.integers(0, 5),
+        st.integers(0, 99),
+    )
 )
 trees = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3), max_leaves=12
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+    max_leaves=12,
 )
 
 

@@ -6,6 +6,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from pettingzoo import ParallelEnv
 from pydantic import ValidationError
+
+from runner.api import Context, RunnerError, Slots, UsageError
 from runner.plugins.marl.pettingzoo.build import environment_maker
 from runner.plugins.marl.pettingzoo.config import PettingZooConfig
 from runner.plugins.marl.pettingzoo.environment import PettingZooEnvironment
@@ -13,8 +15,6 @@ from runner.plugins.marl.pettingzoo.source import PettingZooSource
 from runner.plugins.marl.replay.config import UniformConfig
 from runner.plugins.marl.simulator_config import EvaluationConfig
 from runner.plugins.marl.uav.parallel import parallel_env as uav_parallel_env
-
-from runner.api import Context, RunnerError, Slots, UsageError
 
 CPU = torch.device("cpu")
 SPREAD = "mpe2.simple_spread_v3"

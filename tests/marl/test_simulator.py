@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+
+from runner.api import Context, Slots, UsageError
 from runner.plugins.marl.replay.config import PrioritizedConfig, UniformConfig
 from runner.plugins.marl.simulator_config import EvaluationConfig
 from runner.plugins.marl.uav.config import UavConfig
 from runner.plugins.marl.uav.environment import UavEnvironment
 from runner.plugins.marl.uav.source import UavSource
-
-from runner.api import Context, Slots, UsageError
 
 CPU = torch.device("cpu")
 

@@ -7,6 +7,7 @@ import torch
 import uav_reference as reference
 from hypothesis import given
 from hypothesis import strategies as st
+
 from runner.plugins.marl.uav.config import RewardConfig, UavConfig
 from runner.plugins.marl.uav.environment import UavEnvironment
 

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from pydantic import ValidationError
+
 from runner.plugins.marl.uav.parallel import parallel_env
 
 with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Stages that promise the same algebra: equal in float64, and in float32 no further from the truth than the baseline."""
+"""Stages that promise the same algebra: equal in float64, in float32 as near to the truth as the baseline."""
 
 import copy
 import statistics
@@ -81,7 +81,8 @@ def replay_in_float64(learner, seed):
     noise = build_masac().noise(32, torch.Generator().manual_seed(seed))
     batch = random_batch(seed)
     learner.slots.update(
-        {name: tensor.double() for name, tensor in batch.items()}, {name: tensor.double() for name, tensor in noise.items()}
+        {name: tensor.double() for name, tensor in batch.items()},
+        {name: tensor.double() for name, tensor in noise.items()},
     )
 
 
