@@ -1,0 +1,124 @@
+"""What README, CONTRIBUTING and docs speak of exists, and is what they say it is."""
+
+import re
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from running import runner
+
+from runner.api import Statistical
+from runner.cli import app
+from runner.errors import ExitCode
+from runner.registry import Registry
+
+ROOT = Path(__file__).parents[1]
+README, CONTRIBUTING, PLUGINS = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/plugins.md"))
+PAGES = pytest.mark.parametrize(
+    "page", [README, CONTRIBUTING, PLUGINS, ROOT / "CHANGELOG.md"], ids=lambda page: page.name
+)
+VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}
+
+
+def code(page):
+    """Code blocks and inline code of a page, in one text."""
+    blocks = r"^ *```.*?```$|`[^`\n]+`|^    \S.*$"
+    return "\n".join(re.findall(blocks, page.read_text(), re.DOTALL | re.MULTILINE))
+
+
+def blocks(page, language):
+    """Code blocks of one language, without the indentation of a list."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+@PAGES
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert [target for target in targets if ":" not in target and not (page.parent / target).exists()] == []
+
+
+@PAGES
+def test_files_that_are_named_exist(page):
+    named = re.findall(r"(?<![\w./-])((?:recipes|runner|plugins|tests|docs|experiments|\.ci)/[\w./-]*)", code(page))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@PAGES
+def test_verbs_that_are_named_exist(page):
+    assert set(re.findall(r"(?:\$ |`|/bin/)runner ([a-z]+)", code(page))) - VERBS == set()
+
+
+def test_the_readme_lists_every_verb():
+    assert set(re.findall(r"^\| `runner (\w+)", README.read_text(), re.MULTILINE)) == VERBS
+
+
+def test_the_readme_lists_every_stage_with_its_phase_and_contract():
+    listed = re.findall(r"^\| `(\w+)` \| (\d) \| ([^|]+) \|", README.read_text(), re.MULTILINE)
+    registry = Registry()
+    built_in = [
+        k for k in registry.kinds("optimization") if registry.provider("optimization", k).name == "proven-runner"
+    ]
+    stages = [registry.get("optimization", kind) for kind in built_in]
+    assert sorted(listed) == [(stage.kind, str(stage.phase), promise(stage.contract)) for stage in stages]
+
+
+def promise(contract):
+    name = type(contract).__name__
+    return f"{name} ({contract.metric}, {contract.margin:g})" if isinstance(contract, Statistical) else name
+
+
+def test_the_readme_names_every_exit_code():
+    section = README.read_text().partition("| exit code |")[2].partition("##")[0]
+    assert {int(number) for number in re.findall(r"\d+", section)} == {int(code) for code in ExitCode}
+
+
+def test_recipes_in_the_readme_are_parts_of_those_that_ship():
+    recipes = [path.read_text() for path in (ROOT / "recipes").glob("*.yaml")]
+    shown = [block for block in blocks(README, "yaml") if not block.startswith("name: mine")]
+    assert len(shown) == 2
+    assert [block for block in shown if not any(block in recipe for recipe in recipes)] == []
+
+
+def test_the_errors_in_the_readme_are_what_validate_says(tmp_path, monkeypatch):
+    (mine,) = (block for block in blocks(README, "yaml") if block.startswith("name: mine"))
+    (session,) = (block for block in blocks(README, "console") if "validate" in block)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(mine)
+    command, _, said = session.partition("\n")
+    assert command == "$ runner validate mine.yaml"
+    assert runner("validate", "mine.yaml").stderr == said
+
+
+def test_the_walk_through_shows_lines_that_exist():
+    places = ("plugins/stages/fused_optimizer.py", "tests/stages/test_close_stages.py", "pyproject.toml")
+    texts = [(ROOT / place).read_text() for place in places]
+    shown = blocks(CONTRIBUTING, "python") + blocks(CONTRIBUTING, "toml")
+    assert len(shown) == 3
+    assert [block for block in shown if not any(block.strip() in text for text in texts)] == []
+
+
+def test_ci_finds_the_test_command_and_every_install_is_constrained():
+    lines = README.read_text().splitlines()
+    (command,) = (line for line in lines if "'.[test]'" in line)
+    assert "pytest" in command
+    assert [line for line in lines if "pip install" in line and "-c constraints.txt" not in line] == []
+
+
+def test_everything_that_the_test_extra_installs_is_pinned():
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in (ROOT / "constraints.txt").read_text().split("\n")}
+    needed = set()
+    collect("proven-runner", {"", "test"}, needed)
+    assert {name for name, _ in needed} - pinned == {"proven-runner"}
+
+
+def collect(distribution, extras, needed):
+    """Adds everything that a distribution needs with these extras."""
+    for requirement in map(Requirement, requires(distribution) or ()):
+        applies = not requirement.marker or any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+        found = (canonicalize_name(requirement.name), frozenset({"", *requirement.extras}))
+        if applies and found not in needed:
+            needed.add(found)
+            collect(*found, needed)
