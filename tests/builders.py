@@ -7,6 +7,7 @@ import torch
 from runner.api import Batch, Context, Slots, Stage
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
+from runner.plugins.marl.stacked import as_stacked
 
 OBSERVATION, ACTION = 5, 2
 
@@ -78,7 +79,7 @@ def moments(learner: Masac) -> dict[str, torch.Tensor]:
             for k, parameter in enumerate(network):
                 for name in ("exp_avg", "exp_avg_sq"):
                     if stacked is not None:
-                        value = optimizers[0].state[stacked[k]][name][m]
+                        value = as_stacked(optimizers[0].state[stacked[k]][name][m])
                     else:
                         value = next(o.state[parameter][name] for o in optimizers if parameter in o.state)
                     found[f"{role}.{m}.{k}.{name}"] = value

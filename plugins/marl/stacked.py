@@ -20,22 +20,23 @@ Precision = Callable[[], AbstractContextManager[None]]
 class Stack:
     """Same-shaped tensors of M networks, stacked layer by layer in one flat vector.
 
-    The networks' own parameters become views of it, so that names and state dictionaries stay as they were.
+    Weights are kept as [M, inputs, outputs]: the batched matmul and its gradient then need no copy. The networks' own
+    parameters become views, so that names and state dictionaries stay as they were.
     """
 
     def __init__(self, networks: Sequence[Sequence[nn.Parameter]]) -> None:
-        layers = [torch.stack([p.detach() for p in same]) for same in zip(*networks, strict=True)]
+        layers = [torch.stack([as_stacked(p.detach()) for p in same]) for same in zip(*networks, strict=True)]
         self.flat = torch.cat([layer.flatten() for layer in layers])
-        self.views = self.split(self.flat, layers)
+        pieces = torch.split(self.flat, [layer.numel() for layer in layers])
+        self.views = [piece.view_as(layer) for piece, layer in zip(pieces, layers, strict=True)]
         for view, same in zip(self.views, zip(*networks, strict=True), strict=True):
             for own, parameter in zip(view, same, strict=True):
-                parameter.data = own
+                parameter.data = as_stacked(own)
 
-    @staticmethod
-    def split(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-        """Views of a flat vector in the shapes of ``like``."""
-        pieces = torch.split(flat, [layer.numel() for layer in like])
-        return [piece.view_as(layer) for piece, layer in zip(pieces, like, strict=True)]
+
+def as_stacked(tensor: Tensor) -> Tensor:
+    """From a network's own shape to that in a stack, and back: a matrix is transposed."""
+    return tensor.T if tensor.dim() == 2 else tensor
 
 
 class StackedRole(Role):
@@ -75,53 +76,33 @@ class StackedRole(Role):
         """Shows every network's share of the gradient at its own parameters."""
         for layer, same in zip(self.layers, zip(*self.networks, strict=True), strict=True):
             for i, parameter in enumerate(same):
-                parameter.grad = None if layer.grad is None else layer.grad[i]
+                parameter.grad = None if layer.grad is None else as_stacked(layer.grad[i])
 
 
 class StackedMlp:
     """The forward of M networks at once."""
 
-    def __init__(self, layers: Sequence[Tensor], agents: int) -> None:
+    def __init__(self, layers: Sequence[Tensor]) -> None:
         *trunk, self.head_weight, self.head_bias = layers
         self.trunk = [trunk[i : i + 4] for i in range(0, len(trunk), 4)]
-        self.agents = agents
 
-    def __call__(self, own: Tensor | None, shared: Tensor | None, precision: Precision) -> Tensor:
+    def __call__(self, inputs: Tensor, precision: Precision) -> Tensor:
         """Applies all networks.
 
         Args:
-            own: the part of the inputs that differs between agents, [N, B, d1], or None.
-            shared: the leading part that is the same for all, [B, d2], or None.
+            inputs: [M, B, inputs]; where all networks see the same, expanded rather than copied.
             precision: the context in which the trunk runs; the head runs in the parameters' own type.
 
         Returns:
             [M, B, outputs].
         """
-        (weight, bias, scale, shift), *rest = self.trunk
+        hidden = inputs
         with precision():
-            hidden = self._normalise(self._first(weight, bias, own, shared), scale, shift)
-            for weight, bias, scale, shift in rest:
-                hidden = torch.baddbmm(bias[:, None], hidden, weight.transpose(1, 2))
-                hidden = self._normalise(hidden, scale, shift)
-        return torch.baddbmm(
-            self.head_bias[:, None], hidden.to(self.head_weight.dtype), self.head_weight.transpose(1, 2)
-        )
-
-    def _first(self, weight: Tensor, bias: Tensor, own: Tensor | None, shared: Tensor | None) -> Tensor:
-        networks, width, inputs = weight.shape
-        if shared is None:
-            assert own is not None
-            return torch.baddbmm(bias[:, None], own, weight.transpose(1, 2))
-        split = shared.shape[-1]
-        every = torch.addmm(bias.flatten(), shared, weight[..., :split].reshape(-1, split).T)
-        every = every.view(len(shared), networks, width).transpose(0, 1)
-        if own is None:
-            return every
-        part = weight[..., split:].reshape(self.agents, -1, inputs - split)
-        each = torch.bmm(own, part.transpose(1, 2)).view(self.agents, len(shared), -1, width)
-        return every + each.transpose(1, 2).flatten(0, 1)
-
-    @staticmethod
-    def _normalise(hidden: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        hidden = functional.layer_norm(hidden, hidden.shape[-1:])
-        return torch.addcmul(shift[:, None], hidden, scale[:, None]).relu()
+            for weight, bias, scale, shift in self.trunk:
+                hidden = torch.baddbmm(bias[:, None], hidden, weight)
+                hidden = functional.layer_norm(hidden, hidden.shape[-1:])
+                hidden = torch.addcmul(shift[:, None], hidden, scale[:, None]).relu()
+        hidden = hidden.to(self.head_weight.dtype)
+        if self.head_weight.shape[-1] == 1:  # a matmul with one column is slower than what it computes
+            return (hidden * self.head_weight.transpose(1, 2)).sum(-1, keepdim=True) + self.head_bias[:, None]
+        return torch.baddbmm(self.head_bias[:, None], hidden, self.head_weight)

@@ -12,8 +12,7 @@ class StackedAgents(Stage):
     """Stacks the parameters of all agents, so that every layer of every network is one batched matmul.
 
     Actors, critics, target critics and temperatures each live in one flat vector: one optimizer step, one Polyak
-    average, one gradient to zero. The networks' first layer multiplies the shared observations once for all critics.
-    Agents still share no parameter, and gradients are clipped for every agent apart.
+    average, one gradient to zero. Agents still share no parameter, and gradients are clipped for every agent apart.
 
     When it helps: two agents or more; small networks, whose cost is calls rather than arithmetic.
     When it hurts: very wide networks, where one agent's matmul already fills the machine.
@@ -39,28 +38,29 @@ class StackedAgents(Stage):
             self.roles[name] = StackedRole(networks, self.agents, learner.roles[name].max_grad_norm)
         learner.roles.update(self.roles)
         self.targets_stack = Stack(learner.target_networks())
-        self.actors = StackedMlp(self.roles["actor"].layers, self.agents)
+        self.actors = StackedMlp(self.roles["actor"].layers)
         self.critics = {
-            "online": StackedMlp(self.roles["critic"].layers, self.agents),
-            "target": StackedMlp(self.targets_stack.views, self.agents),
+            "online": StackedMlp(self.roles["critic"].layers),
+            "target": StackedMlp(self.targets_stack.views),
         }
         for name in sorted(self.claims):
             pipeline.slots.replace(name, getattr(self, name))
 
     def actor_forward(self, observation: "Tensor", agents: slice) -> "Tensor":
         """Mean and log standard deviation of all policies: [B, N, o] to [N, B, 2 a]."""
-        return self.actors(observation.transpose(0, 1), None, self.slots.precision)
+        return self.actors(observation.transpose(0, 1), self.slots.precision)
 
     def critic_forward(self, which: str, observation: "Tensor", action: "Tensor", agents: slice) -> "Tensor":
         """Q values of all critics, [N, 2, B], of one joint action for all, [B, N a], or one for each, [N, B, N a]."""
         import torch
 
+        networks = 2 * self.agents
         if action.dim() == 2:
-            own, shared = None, torch.cat([observation, action], dim=-1)
+            inputs = torch.cat([observation, action], dim=-1).expand(networks, -1, -1)
         else:
-            own, shared = action, observation
-        q = self.critics[which](own, shared, self.slots.precision)
-        return q.view(self.agents, 2, -1)
+            action = action.repeat_interleave(2, dim=0)
+            inputs = torch.cat([observation.expand(networks, -1, -1), action], dim=-1)
+        return self.critics[which](inputs, self.slots.precision).view(self.agents, 2, -1)
 
     def current_actions(self, batch: Batch, noise: Batch, agents: slice) -> "tuple[Tensor, Tensor]":
         """Actions of all agents, [N, B, a], with a gradient, and their log-probabilities, [N, B]."""
