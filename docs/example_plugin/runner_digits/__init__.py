@@ -9,7 +9,9 @@ class MlpConfig(LearnerConfig):
     kind = "digits_mlp"
     learns_from = "labelled_images"
     hidden: int = 64
+    """Width of the hidden layer."""
     lr: float = 1e-3
+    """Learning rate of Adam."""
 
     def implementation(self) -> type:
         from .works import Mlp
@@ -27,6 +29,7 @@ class DigitsConfig(SourceConfig):
     provides = "labelled_images"
     headline = ("accuracy",)
     held_out: int = 360
+    """How many images only evaluation sees."""
 
     def implementation(self) -> type:
         from .works import Digits
