@@ -240,9 +240,6 @@ class Learner(ABC):
     def configure_optimizers(self) -> None:
         """Makes the optimizers through ``slots.make_optimizer``; called once, after all stages are attached."""
 
-    def schedule(self, progress: float) -> None:  # noqa: B027 (most learners keep their learning rates)
-        """Sets what changes over the training, which ``progress`` measures from 0 to 1; called before updates."""
-
     @abstractmethod
     def update(self, batch: Batch, noise: Batch) -> Batch:
         """One training step.

@@ -31,7 +31,12 @@ VARIANTS = {
 
 def build(name: str, sets: tuple[str, ...], followers: int, batch_size: int) -> Pipeline:
     """A pipeline whose replay buffer holds some transitions."""
-    common = (f"data.followers={followers}", f"train.batch_size={batch_size}", "data.replay.capacity=20_000", "device=cpu")
+    common = (
+        f"data.followers={followers}",
+        f"train.batch_size={batch_size}",
+        "data.replay.capacity=20_000",
+        "device=cpu",
+    )
     pipeline = assemble(load(name, [*sets, *common], Registry()))
     while not pipeline.source.ready(10 * batch_size):
         pipeline.source.collect(None)
@@ -82,10 +87,16 @@ def main() -> None:
         low, high = interval(ratios)
         rows[label] = {"ms": statistics.median(measured), "ratio": statistics.median(ratios), "low": low, "high": high}
         rows[label] |= {"first_update_ms": first[label]}
-        print(f"{label:22} {rows[label]['ms']:7.2f} ms  {rows[label]['ratio']:5.2f}x [{low:.2f}, {high:.2f}]", flush=True)
+        print(
+            f"{label:22} {rows[label]['ms']:7.2f} ms  {rows[label]['ratio']:5.2f}x [{low:.2f}, {high:.2f}]", flush=True
+        )
     setting = {"agents": arguments.followers + 1, "batch_size": arguments.batch_size, "threads": arguments.threads}
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    results[f"{setting['agents']} agents, batch {arguments.batch_size}"] = {**setting, "torch": torch.__version__, "variants": rows}
+    results[f"{setting['agents']} agents, batch {arguments.batch_size}"] = {
+        **setting,
+        "torch": torch.__version__,
+        "variants": rows,
+    }
     arguments.out.write_text(json.dumps(results, indent=1))
 
 

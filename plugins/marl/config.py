@@ -42,8 +42,6 @@ class MasacConfig(LearnerConfig):
     """Learning rate of the critics' Adam."""
     temperature_lr: Positive = 3e-4
     """Learning rate of the temperatures' Adam."""
-    lr_final: Fraction = 0.05
-    """Share of the actors' and critics' learning rates that is left at the end; they fall linearly."""
     critic_eps: Positive = 1e-5
     """Epsilon of the critics' Adam."""
     gamma: Fraction = 0.95

@@ -48,7 +48,6 @@ class Masac(Learner):
         self.action = shapes["action"][1]
         self.gamma, self.tau, self.target_entropy = config.gamma, config.tau, config.target_entropy
         self.lr = {"actor": config.actor_lr, "critic": config.critic_lr, "temperature": config.temperature_lr}
-        self.lr_final = {"actor": config.lr_final, "critic": config.lr_final}
         self.eps = {"critic": config.critic_eps}
         self.sequential = config.update_order == "sequential"
 
@@ -237,11 +236,6 @@ class Masac(Learner):
         """One Adam for every agent and role."""
         for name, role in self.roles.items():
             role.configure(partial(self.slots.make_optimizer, lr=self.lr[name], eps=self.eps.get(name, 1e-8)))
-
-    def schedule(self, progress: float) -> None:
-        """Lets the learning rates of actors and critics fall linearly to their final share."""
-        for name, final in self.lr_final.items():
-            self.roles[name].set_lr(self.lr[name] * (1 - (1 - final) * progress))
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All trainable parameters, agent by agent."""

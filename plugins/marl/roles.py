@@ -30,15 +30,6 @@ class Role:
         """Makes the optimizers."""
         self.optimizers = [make([*agent]) for agent in self.parameters]
 
-    def set_lr(self, lr: float) -> None:
-        """Changes the learning rate; one that lives on the device, inside a CUDA graph, is changed in place."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(lr)
-                else:
-                    group["lr"] = lr
-
     def zero_grad(self, agents: slice = ALL) -> None:
         """Forgets the gradients of these agents."""
         for optimizer in self.optimizers[agents]:

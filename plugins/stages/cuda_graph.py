@@ -45,12 +45,8 @@ class CudaGraph(Stage):
 
     @staticmethod
     def _capturable(make: Callable[..., Any]) -> Callable[..., Any]:
-        def make_optimizer(parameters: Any, lr: float, **settings: Any) -> Any:
-            import torch
-
-            # A number would be frozen into the graph; a tensor can be changed between replays.
-            rate = torch.tensor(lr, device=parameters[0].device)
-            return make(parameters, lr=rate, **settings, capturable=True)
+        def make_optimizer(parameters: Any, **settings: Any) -> Any:
+            return make(parameters, **settings, capturable=True)
 
         return make_optimizer
 

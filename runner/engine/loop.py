@@ -62,7 +62,6 @@ class Loop:
         while self.step < self.goal and not self.stop:
             before = self.step
             updates = self.collect() if self.simulates else 1
-            self.pipeline.learner.schedule(self.progress())
             with self.clock.measure("update"):
                 for remaining in reversed(range(updates)):
                     self.update(remaining)
@@ -92,7 +91,7 @@ class Loop:
         """One update; ``remaining`` more follow before the source changes."""
         started = time.perf_counter()
         pipeline = self.pipeline
-        batch = pipeline.slots.next_batch(pipeline.batch_size, self.progress(), remaining)
+        batch = pipeline.slots.next_batch(pipeline.batch_size, min(1.0, self.step / self.goal), remaining)
         output = pipeline.slots.update(batch, pipeline.learner.noise(pipeline.batch_size, self.noise))
         pipeline.source.feedback(batch, output)
         self.updates += 1
@@ -101,10 +100,6 @@ class Loop:
         self.gradients.check(self.updates)
         if self.updates == 1:
             self.first_update_seconds = time.perf_counter() - started
-
-    def progress(self) -> float:
-        """Share of the training that is over."""
-        return min(1.0, self.step / self.goal)
 
     def add(self, output: Batch, batch: Batch) -> None:
         """Adds the scalars of an update to their sums, which stay on the device until they are reported."""
