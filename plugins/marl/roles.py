@@ -1,5 +1,6 @@
 """The parameters of one role (actors, critics, temperatures) and how they are stepped."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -55,7 +56,7 @@ class Role:
     def load_state_dict(self, state: State) -> None:
         """Restores the optimizers' state."""
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(copy.deepcopy(saved))  # torch would go on with the very tensors it is given
 
     def _clip(self, parameters: list[nn.Parameter]) -> None:
         if self.max_grad_norm is not None:
