@@ -15,7 +15,7 @@ Width = Annotated[int, Field(ge=1)]
 
 STORY = frozenset({"targets", "critic_step", "actor_step", "temperature_step", "target_step"})
 SHARED = frozenset({"next_actions", "current_action", "current_actions"})
-FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures"})
+FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures", "clip"})
 LOSSES = frozenset({"target", "critic_loss", "actor_loss", "temperature_loss"})
 
 

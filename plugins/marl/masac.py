@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from runner.api import Batch, Context, Learner, State
 
-from .config import MasacConfig
+from .config import LOSSES, MasacConfig
 from .networks import Mlp, TwinCritic, squash
-from .roles import ALL, Role, polyak
+from .roles import ALL, Role, clip, polyak
 
 
 class CriticStep(NamedTuple):
@@ -40,7 +40,7 @@ class Masac(Learner):
     """Haarnoja et al. 2018 (arXiv:1812.05905) for every agent, with the centralised critics of Lowe et al. 2017."""
 
     story = ("targets", "critic_step", "actor_step", "temperature_step", "target_step")
-    compilable = ("target", "critic_loss", "actor_loss", "temperature_loss")
+    compilable = ("target", "critic_loss", "actor_loss", "clip")
 
     def __init__(self, config: MasacConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
@@ -71,9 +71,9 @@ class Masac(Learner):
             "temperature": Role([[p] for p in self.log_temperatures]),
         }
         self.own = torch.eye(self.agents, dtype=torch.bool, device=self.device)[:, :, None, None]
-        names = {*self.story, *self.compilable, "next_actions", "current_actions", "actor_forward", "critic_forward"}
+        names = {*self.story, *LOSSES, "next_actions", "current_actions", "actor_forward", "critic_forward"}
         names |= {"temperatures", "current_action"}
-        self.slots.define(**{name: getattr(self, name) for name in sorted(names)})
+        self.slots.define(**{name: getattr(self, name) for name in sorted(names)}, clip=clip)
 
     # --- the story ----------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ class Role:
     def step(self, slots: Slots, agents: slice = ALL) -> None:
         """Clips every agent's gradient norm and steps its optimizer."""
         for parameters, optimizer in zip(self.parameters[agents], self.optimizers[agents], strict=True):
-            slots.optimizer_step(optimizer, partial(self._clip, parameters))
+            clip = None if self.max_grad_norm is None else partial(slots.clip, parameters, self.max_grad_norm)
+            slots.optimizer_step(optimizer, clip)
 
     def requires_grad_(self, required: bool) -> None:
         """Freezes or thaws all agents."""
@@ -58,9 +59,10 @@ class Role:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(copy.deepcopy(saved))  # torch would go on with the very tensors it is given
 
-    def _clip(self, parameters: list[nn.Parameter]) -> None:
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+
+def clip(parameters: Sequence[Tensor], max_norm: float) -> None:
+    """Scales the gradients of one network to a total norm of at most ``max_norm``."""
+    nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ Shapes: B batch, N agents, M networks (N actors, or 2 N critics with an agent's 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +43,10 @@ def as_stacked(tensor: Tensor) -> Tensor:
 class StackedRole(Role):
     """A role whose agents are clipped row by row and stepped by one optimizer."""
 
-    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], agents: int, max_grad_norm: float | None) -> None:
+    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], max_grad_norm: float | None) -> None:
         self.networks = networks
         self.stack = Stack(networks)
         self.layers = [nn.Parameter(view) for view in self.stack.views]
-        self.agents = agents
         self.max_grad_norm = max_grad_norm
 
     def leaves(self) -> Iterator[nn.Parameter]:
@@ -59,24 +59,30 @@ class StackedRole(Role):
 
     def step(self, slots: Slots, agents: slice = ALL) -> None:
         """Clips every agent's gradient norm and steps all agents at once."""
-        slots.optimizer_step(self.optimizers[0], self.clip)
-
-    @torch.no_grad()
-    def clip(self) -> None:
-        """Scales every agent's gradient to a norm of at most ``max_grad_norm``, as ``clip_grad_norm_`` does."""
-        if self.max_grad_norm is None:
-            return
-        rows = [layer.grad.view(self.agents, -1) for layer in self.layers if layer.grad is not None]
-        norms = torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]).norm(dim=0)
-        scale = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)[:, None]
-        for row in rows:
-            row.mul_(scale)
+        clip = None if self.max_grad_norm is None else partial(slots.clip, self.layers, self.max_grad_norm)
+        slots.optimizer_step(self.optimizers[0], clip)
 
     def expose_gradients(self) -> None:
         """Shows every network's share of the gradient at its own parameters."""
         for layer, same in zip(self.layers, zip(*self.networks, strict=True), strict=True):
             for i, parameter in enumerate(same):
                 parameter.grad = None if layer.grad is None else as_stacked(layer.grad[i])
+
+
+class ClipAgents:
+    """Clips the gradients of every agent apart."""
+
+    def __init__(self, agents: int) -> None:
+        self.agents = agents
+
+    @torch.no_grad()
+    def __call__(self, layers: Sequence[Tensor], max_norm: float) -> None:
+        """Scales every agent's gradient to a total norm of at most ``max_norm``, as ``clip_grad_norm_`` does."""
+        rows = [layer.grad.view(self.agents, -1) for layer in layers if layer.grad is not None]
+        norms = torch.stack([row.square().sum(1) for row in rows]).sum(0).sqrt()
+        scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)[:, None]
+        for row in rows:
+            row.mul_(scale)
 
 
 class StackedMlp:

@@ -23,19 +23,19 @@ class StackedAgents(Stage):
     contract = Close()
     claims: ClassVar[frozenset[str]] = frozenset(
         {"actor_forward", "critic_forward", "temperatures", "current_actions"}
-        | {"targets", "actor_step", "temperature_step", "target_step"}
+        | {"targets", "actor_step", "temperature_step", "target_step", "clip"}
     )
     requires: ClassVar[tuple[str, ...]] = ("forward_cache", "merged_critic_loss")
 
     def attach(self, pipeline: Pipeline) -> None:
         """Moves the learner's parameters into stacks and replaces its loops over agents."""
-        from ..marl.stacked import Stack, StackedMlp, StackedRole
+        from ..marl.stacked import ClipAgents, Stack, StackedMlp, StackedRole
 
         learner: Any = pipeline.learner
         self.slots, self.learner, self.agents = pipeline.slots, learner, learner.agents
         self.roles: dict[str, StackedRole] = {}
         for name, networks in learner.networks().items():
-            self.roles[name] = StackedRole(networks, self.agents, learner.roles[name].max_grad_norm)
+            self.roles[name] = StackedRole(networks, learner.roles[name].max_grad_norm)
         learner.roles.update(self.roles)
         self.targets_stack = Stack(learner.target_networks())
         self.actors = StackedMlp(self.roles["actor"].layers)
@@ -43,8 +43,9 @@ class StackedAgents(Stage):
             "online": StackedMlp(self.roles["critic"].layers),
             "target": StackedMlp(self.targets_stack.views),
         }
-        for name in sorted(self.claims):
+        for name in sorted(self.claims - {"clip"}):
             pipeline.slots.replace(name, getattr(self, name))
+        pipeline.slots.replace("clip", ClipAgents(self.agents))
 
     def actor_forward(self, observation: "Tensor", agents: slice) -> "Tensor":
         """Mean and log standard deviation of all policies: [B, N, o] to [N, B, 2 a]."""
