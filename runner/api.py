@@ -114,6 +114,10 @@ class SourceConfig(Config, ABC):
     def implementation(self) -> type[Source]:
         """Imports and returns the source's class."""
 
+    def largest_batch(self) -> int | None:
+        """The largest batch that can be drawn, None if there is no limit."""
+        return None
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -213,10 +217,10 @@ class Learner(ABC):
     ``optimizer_step``. A learner defines its own in ``__init__`` with ``self.slots.define(name=method)``.
     """
 
-    story: ClassVar[tuple[str, ...]] = ()
+    story: tuple[str, ...] = ()
     """The slots whose outputs the guards look through, in order, when a number stops being finite."""
     compilable: ClassVar[tuple[str, ...]] = ()
-    """The slots that are pure functions of parameters, batch and noise, and may be compiled."""
+    """The slots that ``torch.compile`` can take: functions of tensors, without a host sync or other effects."""
 
     def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         """Builds parameters on ``context.device``.

@@ -12,7 +12,9 @@ class Config(BaseModel):
     anybody read it, so that a setting which nothing consumes can be reported instead of being ignored.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     _read: set[str] = PrivateAttr(default_factory=set)
 

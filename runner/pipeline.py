@@ -46,11 +46,14 @@ class Plan:
 
     def probe(self, batch_size: int) -> Probe | None:
         """Trains a few steps with that batch size in a child process; None if memory does not suffice there."""
+        largest = self.recipe.data.largest_batch()
+        if largest is not None and batch_size > largest:
+            return None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "probe.yaml"
             path.write_text(json.dumps(self.recipe.values()))
             command = [sys.executable, "-m", "runner.probe", str(path), str(batch_size), *map(str, self.plugin_files)]
-            child = subprocess.run(command, capture_output=True, text=True, check=False)
+            child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
         if child.returncode == OUT_OF_MEMORY or child.returncode < 0:
             return None  # refused by torch, or killed by the kernel
         if child.returncode != 0:
@@ -64,6 +67,10 @@ class Plan:
 
 OUT_OF_MEMORY = 77
 """Exit code of the probe when an allocation failed."""
+
+
+PROBE_SECONDS = 900
+"""Longer than any compilation takes; a probe that hangs must not hang the run."""
 
 
 class Pipeline:
@@ -129,8 +136,8 @@ class Pipeline:
         self.source.load_state_dict(state["source"])
         for stage in self.stages:
             stage.load_state_dict(state["stages"][stage.kind])
-        for name, generator in self.context.generators.items():
-            generator.set_state(state["generators"][name])
+        for name, saved in state["generators"].items():
+            self.context.generator(name).set_state(saved.cpu())
         self.batch_size = state["batch_size"]
         self.updates_per_step = state["updates_per_step"]
 
@@ -163,6 +170,8 @@ def assemble(recipe: Recipe, plugin_files: Sequence[Path] = (), *, batch_size: i
         UsageError: a stage must not run here, or a value of the recipe is read by nobody.
     """
     device = resolve_device(recipe.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams and graphs belong to the current device
     setting = Setting(recipe.model, recipe.data, device, recipe.stages)
     reports = {kind: StageReport(kind, active=True) for kind in recipe.stages}
     active = [stage for stage in recipe.stages.values() if _is_active(stage, setting, reports, recipe)]
@@ -183,7 +192,7 @@ def _is_active(stage: Stage, setting: Setting, reports: dict[str, StageReport], 
     try:
         report.reason = stage.inactive(setting)
     except UsageError as error:
-        raise _at(recipe, f"optimization.{stage.kind}", str(error)) from None
+        raise RecipeError([_problem(recipe, f"optimization.{stage.kind}", str(error))]) from None
     for other in stage.requires:
         if not reports[other].active:
             report.reason = f"it requires '{other}', which is inactive: {reports[other].reason}"
@@ -198,8 +207,8 @@ def _refuse_unread(recipe: Recipe, active: Sequence[Stage]) -> None:
         unread += stage.config.unread(f"optimization.{stage.kind}.")
     written = [path for path in unread if recipe.origins.get(path, DEFAULT) is not DEFAULT]
     if written:
-        raise _at(recipe, written[0], "no plugin reads this value; remove it")
+        raise RecipeError([_problem(recipe, path, "no plugin reads this value; remove it") for path in written])
 
 
-def _at(recipe: Recipe, path: str, message: str) -> RecipeError:
-    return RecipeError([Problem(recipe.origins.get(path, DEFAULT), path, message)])
+def _problem(recipe: Recipe, path: str, message: str) -> Problem:
+    return Problem(recipe.origins.get(path, DEFAULT), path, message)

@@ -41,6 +41,8 @@ def measure(pipeline: Pipeline) -> Probe:
 
     for _ in range(WARM_UP):
         step()
+    if cuda:
+        torch.cuda.synchronize(pipeline.device)
     steps, started = 0, time.perf_counter()
     while time.perf_counter() - started < SECONDS:
         step()
@@ -49,7 +51,7 @@ def measure(pipeline: Pipeline) -> Probe:
             torch.cuda.synchronize(pipeline.device)
     seconds = time.perf_counter() - started
     peak = (
-        torch.cuda.max_memory_allocated(pipeline.device)
+        torch.cuda.max_memory_reserved(pipeline.device)
         if cuda
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Step = Callable[..., Any]
+WRAPPED = "_wraps_a_slot"
 
 
 class Slots:
@@ -27,10 +28,13 @@ class Slots:
             self.__dict__[name] = step
 
     def replace(self, name: str, step: Step) -> None:
-        """Puts ``step`` in the place of an existing one."""
-        getattr(self, name)
+        """Puts ``step`` in the place of an existing one; one that is wrapped already is a ValueError."""
+        if hasattr(getattr(self, name), WRAPPED):
+            raise ValueError(f"slot '{name}' is wrapped already: replacing it would discard the wrapper")
         self.__dict__[name] = step
 
     def wrap(self, name: str, wrapper: Callable[[Step], Step]) -> None:
-        """Replaces a step by ``wrapper(step)``."""
-        self.__dict__[name] = wrapper(getattr(self, name))
+        """Replaces a step by ``wrapper(step)``, a function."""
+        wrapped = wrapper(getattr(self, name))
+        setattr(wrapped, WRAPPED, True)
+        self.__dict__[name] = wrapped

@@ -60,6 +60,22 @@ def test_phase_1_refuses_the_sequential_order_with_the_reason():
     assert "marl_phase1.yaml:" in child.stderr
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("train.batch_size=5000", "train.batch_size: 5,000 is more than"),
+        ("train.warmup_steps=160", "train.warmup_steps: 160 leaves no step to learn in"),
+        ("model.actor_lr=.inf", "model.actor_lr"),
+        ("optimization.compile=on", "switch stacked_agents on"),
+    ],
+)
+def test_what_would_train_nothing_or_crash_is_refused(setting, told):
+    child = run_tiny("marl_phase1", "--set", setting)
+    assert child.returncode == 2
+    assert told in child.stderr
+    assert "Traceback" not in child.stderr
+
+
 def test_fp16_on_a_cpu_is_refused_at_its_line():
     child = run_tiny("marl_phase2", "--set", "optimization.amp.dtype=fp16")
     assert child.returncode == 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from runner.api import Batch, Context, Learner, State
 
-from .config import LOSSES, MasacConfig
+from .config import LOSSES, STORY, MasacConfig
 from .networks import Mlp, TwinCritic, squash
 from .roles import ALL, Role, clip, polyak
 
@@ -39,7 +39,7 @@ class ActorStep(NamedTuple):
 class Masac(Learner):
     """Haarnoja et al. 2018 (arXiv:1812.05905) for every agent, with the centralised critics of Lowe et al. 2017."""
 
-    story = ("targets", "critic_step", "actor_step", "temperature_step", "target_step")
+    story: tuple[str, ...] = ("targets", "critic_step", "actor_step", "temperature_step", "target_step")
     compilable = ("target", "critic_loss", "actor_loss", "clip")
 
     def __init__(self, config: MasacConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
@@ -50,6 +50,8 @@ class Masac(Learner):
         self.lr = {"actor": config.actor_lr, "critic": config.critic_lr, "temperature": config.temperature_lr}
         self.eps = {"critic": config.critic_eps}
         self.sequential = config.update_order == "sequential"
+        if self.sequential:
+            self.story = ("target", "critic_loss", "actor_loss")
 
         initial = context.generator("parameters", "cpu")
         joint = self.agents * (observation + self.action)
@@ -71,7 +73,7 @@ class Masac(Learner):
             "temperature": Role([[p] for p in self.log_temperatures]),
         }
         self.own = torch.eye(self.agents, dtype=torch.bool, device=self.device)[:, :, None, None]
-        names = {*self.story, *LOSSES, "next_actions", "current_actions", "actor_forward", "critic_forward"}
+        names = {*STORY, *LOSSES, "next_actions", "current_actions", "actor_forward", "critic_forward"}
         names |= {"temperatures", "current_action"}
         self.slots.define(**{name: getattr(self, name) for name in sorted(names)}, clip=clip)
 
@@ -294,8 +296,9 @@ class Masac(Learner):
 
     def _actor_loss_backward(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
         self.roles["actor"].zero_grad(agents)
-        loss, log_prob = self.slots.actor_loss(batch, noise, agents)
-        self.slots.backward(loss.sum())
+        with self.roles["critic"].frozen():
+            loss, log_prob = self.slots.actor_loss(batch, noise, agents)
+            self.slots.backward(loss.sum())
         return loss.detach(), log_prob
 
     def _temperature_step(self, log_prob: Tensor, agents: slice) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -42,10 +43,17 @@ class Role:
             clip = None if self.max_grad_norm is None else partial(slots.clip, parameters, self.max_grad_norm)
             slots.optimizer_step(optimizer, clip)
 
-    def requires_grad_(self, required: bool) -> None:
-        """Freezes or thaws all agents."""
-        for parameter in self.leaves():
-            parameter.requires_grad_(required)
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Lets gradients through to the inputs inside the ``with``, but computes none for the parameters."""
+        leaves = list(self.leaves())
+        for parameter in leaves:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in leaves:
+                parameter.requires_grad_(True)
 
     def expose_gradients(self) -> None:
         """Makes the gradients visible at the networks' parameters, where they already are."""

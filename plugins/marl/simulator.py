@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
@@ -89,8 +89,8 @@ class SimulatorSource(Source):
         }
         self.shapes = {**stored, "weight": (), "index": ()}
         storage = storage_device(config.replay, self._device)
-        context.generators["replay"] = replace(context, device=storage, generators={}).generator("replay")
-        self._replay = make_replay(config.replay, stored, self._device, context.generators["replay"])
+        generator = context.generator("replay", storage)
+        self._replay = make_replay(config.replay, stored, self._device, generator)
         self._finished: Tensor | None = None
 
     @abstractmethod

@@ -30,3 +30,7 @@ class SimulatorConfig(SourceConfig):
     """What remembers the transitions and draws batches from them."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """How the deterministic policy is measured."""
+
+    def largest_batch(self) -> int:
+        """No more than the replay buffer holds."""
+        return self.replay.capacity

@@ -20,8 +20,8 @@ class Amp(Stage):
     kind: ClassVar[str] = "amp"
     phase: ClassVar[int] = 2
     contract = Statistical("return", 0.05)
-    claims: ClassVar[frozenset[str]] = frozenset({"precision"})
-    wraps: ClassVar[frozenset[str]] = frozenset({"backward", "optimizer_step", "update"})
+    claims: ClassVar[frozenset[str]] = frozenset({"precision", "optimizer_step"})
+    wraps: ClassVar[frozenset[str]] = frozenset({"backward", "update"})
 
     class Config(Config):
         """Which 16-bit type."""

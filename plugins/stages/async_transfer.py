@@ -25,7 +25,7 @@ class AsyncTransfer(Stage):
     kind: ClassVar[str] = "async_transfer"
     phase: ClassVar[int] = 2
     contract: Contract = Exact()
-    claims: ClassVar[frozenset[str]] = frozenset({"next_batch"})
+    claims: ClassVar[frozenset[str]] = frozenset({"next_batch", "transfer"})
 
     class Config(Config):
         """How far to look ahead."""
@@ -87,10 +87,10 @@ class Lane:
         """Begins to copy a batch; the lane's batch from before must no longer be needed."""
         import torch
 
-        if not self.pinned:
+        self.copied.synchronize()  # the pinned side may still be on its way out
+        if {name: tensor.shape for name, tensor in self.pinned.items()} != {n: t.shape for n, t in batch.items()}:
             self.pinned = {name: torch.empty_like(tensor, device="cpu").pin_memory() for name, tensor in batch.items()}
             self.resident = {name: torch.empty_like(tensor, device=self.device) for name, tensor in batch.items()}
-        self.copied.synchronize()  # the pinned side may still be on its way out
         for name, tensor in batch.items():
             self.pinned[name].copy_(tensor)
         # The device side was handed out depth batches ago: all work that reads it is queued by now.

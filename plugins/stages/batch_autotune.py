@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from runner.api import Config, Pipeline, Plan, Probe, Stage, Statistical
+from runner.api import Config, Pipeline, Plan, Probe, Setting, Stage, Statistical, UsageError
 
 
 class BatchAutotune(Stage):
@@ -34,46 +34,62 @@ class BatchAutotune(Stage):
 
     config: Config
 
+    def inactive(self, setting: Setting) -> str | None:
+        """A training that is counted in updates would see more data with a larger batch, not finish sooner."""
+        return None if setting.data.simulates else "this training is counted in updates, not in environment steps"
+
     def prepare(self, plan: Plan) -> None:
-        """Replaces batch size and update ratio by what the trials found best."""
+        """Replaces batch size and update ratio by what the trials found best.
+
+        Raises:
+            UsageError: not even the recipe's own batch size leaves the headroom free.
+        """
         start = plan.batch_size
-        best = self._search(plan, start)
+        self.tried: dict[int, Probe | None] = {}
+        best = self._bisect(plan, self._double(plan, start))
         if best == start:
             plan.note(f"batch size {start} is the best found")
             return
         ratio = plan.updates_per_step * start / best
         plan.note(
-            f"batch size {start} -> {best} at {self._speed(best):,.0f} instead of {self._speed(start):,.0f} samples/s; "
-            f"updates per step {plan.updates_per_step:g} -> {ratio:g}, so that each step is replayed as often"
+            f"batch size {start} -> {best} at {self._speed(plan, best):,.0f} samples/s instead of "
+            f"{self._speed(plan, start):,.0f}; updates per step {plan.updates_per_step:g} -> {ratio:g}, so that each "
+            "step is replayed as often"
         )
         plan.batch_size, plan.updates_per_step = best, ratio
 
     def attach(self, pipeline: Pipeline) -> None:
         """Holds no slot: its work is done before anything is built."""
 
-    def _search(self, plan: Plan, start: int) -> int:
-        self.tried: dict[int, Probe | None] = {}
-        best = size = start
-        self._try(plan, start)
-        while size * 2 <= self.config.largest:
-            size *= 2
-            self._try(plan, size)
-            if self._speed(size) <= self._speed(best) * (1 + self.config.gain):
-                break
-            best = size
-        for middle in (best * 3 // 4, best * 3 // 2):
-            if start < middle <= self.config.largest:
-                self._try(plan, middle)
-                if self._speed(middle) > self._speed(best) * (1 + self.config.gain):
-                    best = middle
+    def _double(self, plan: Plan, start: int) -> int:
+        """The best of the batch sizes that are the first one doubled again and again."""
+        if self._speed(plan, start) == 0:
+            raise UsageError(
+                f"a batch of {start} does not leave {self.config.headroom:.0%} of the memory free; lower it"
+            )
+        best = start
+        while best * 2 <= self.config.largest and self._is_better(plan, best * 2, best):
+            best *= 2
         return best
 
-    def _try(self, plan: Plan, batch_size: int) -> None:
+    def _bisect(self, plan: Plan, best: int) -> int:
+        """Looks between the best and its neighbours, twice."""
+        width = best // 2
+        for _ in range(2):
+            for size in (best + width, best - width // 2):
+                if plan.batch_size < size <= self.config.largest and self._is_better(plan, size, best):
+                    best = size
+                    break
+            width //= 2
+        return best
+
+    def _is_better(self, plan: Plan, size: int, best: int) -> bool:
+        return self._speed(plan, size) > self._speed(plan, best) * (1 + self.config.gain)
+
+    def _speed(self, plan: Plan, batch_size: int) -> float:
+        """Samples per second, 0 where memory does not suffice."""
         if batch_size not in self.tried:
             self.tried[batch_size] = plan.probe(batch_size)
-
-    def _speed(self, batch_size: int) -> float:
-        """Samples per second, 0 where memory does not suffice."""
         probe = self.tried[batch_size]
         if probe is None or probe.peak_bytes > (1 - self.config.headroom) * probe.limit_bytes:
             return 0.0

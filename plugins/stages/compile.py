@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import partial
 from typing import ClassVar, Literal
 
 from runner.api import Close, Config, Pipeline, Setting, Stage, UsageError
@@ -11,10 +12,9 @@ RECOMPILE_LIMIT = 64
 
 
 class Compile(Stage):
-    """Compiles the learner's pure functions (targets and losses, forward and backward) with ``torch.compile``.
+    """Compiles the functions that the learner names (targets, losses with their backward, clipping).
 
-    Shapes are fixed, so each function is compiled once, at its first call. Optimizers, clipping and everything with an
-    effect stay as they are.
+    Shapes are fixed, so each function is compiled once, at its first call. Optimizers stay as they are.
 
     When it helps: long trainings of networks that are small enough for calls to cost more than arithmetic.
     When it hurts: short trainings (compiling takes tens of seconds), and on a CPU for networks that are already one
@@ -34,7 +34,16 @@ class Compile(Stage):
     config: Config
 
     def inactive(self, setting: Setting) -> str | None:
-        """On a CPU, nothing to do without a C++ compiler."""
+        """On a CPU, nothing to do without a C++ compiler.
+
+        Raises:
+            UsageError: forwards would be reused between compiled functions that each free what they made.
+        """
+        if "forward_cache" in setting.stages and "stacked_agents" not in setting.stages:
+            raise UsageError(
+                "compile cannot work with forward_cache on agents that are not stacked: "
+                "switch stacked_agents on, or one of the two off"
+            )
         if setting.device.type == "cpu" and not any(shutil.which(name) for name in COMPILERS):
             return f"no C++ compiler here: install one of {', '.join(COMPILERS)}, or set CXX"
         return None
@@ -47,6 +56,6 @@ class Compile(Stage):
             raise UsageError(f"compile: learner '{type(pipeline.learner).__name__}' names no slot that may be compiled")
         # Agents that are not stacked get a compilation each; torch's default limit of 8 is meant for accidents.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+        compiled = partial(torch.compile, mode=self.config.mode, dynamic=False, fullgraph=True)
         for name in pipeline.learner.compilable:
-            step = getattr(pipeline.slots, name)
-            pipeline.slots.replace(name, torch.compile(step, mode=self.config.mode, dynamic=False, fullgraph=True))
+            pipeline.slots.wrap(name, compiled)

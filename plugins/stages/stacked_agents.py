@@ -7,6 +7,8 @@ from runner.api import Batch, Close, Pipeline, Stage
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..marl.masac import ActorStep
+
 
 class StackedAgents(Stage):
     """Stacks the parameters of all agents, so that every layer of every network is one batched matmul.
@@ -71,13 +73,16 @@ class StackedAgents(Stage):
         """What the critics are to predict, [N, B]."""
         return self.slots.target(batch, noise, slice(None))  # type: ignore[no-any-return]
 
-    def actor_step(self, batch: Batch, noise: Batch) -> "tuple[Tensor, Tensor]":
-        """One loss, one backward and one optimizer step for all actors: loss, [N], and log-probability, [N, B]."""
+    def actor_step(self, batch: Batch, noise: Batch) -> "ActorStep":
+        """One loss, one backward and one optimizer step for all actors."""
+        from ..marl.masac import ActorStep
+
         self.roles["actor"].zero_grad()
-        loss, log_prob = self.slots.actor_loss(batch, noise, slice(None))
-        self.slots.backward(loss.sum())
+        with self.roles["critic"].frozen():
+            loss, log_prob = self.slots.actor_loss(batch, noise, slice(None))
+            self.slots.backward(loss.sum())
         self.roles["actor"].step(self.slots)
-        return loss.detach(), log_prob
+        return ActorStep(loss.detach(), log_prob)
 
     def temperature_step(self, log_prob: "Tensor") -> None:
         """One optimizer step for all temperatures."""

@@ -34,6 +34,8 @@ def save(folder: Path, step: int, state: State) -> Path:
         The checkpoint's folder.
     """
     final = folder / f"step-{step:012d}"
+    if final.exists():
+        return final
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -45,8 +47,6 @@ def save(folder: Path, step: int, state: State) -> Path:
     (partial / MANIFEST).write_text(json.dumps(manifest))
     for name in (TENSORS, REST, MANIFEST, "."):
         _sync(partial / name)
-    if final.exists():
-        shutil.rmtree(final)
     partial.rename(final)
     _sync(folder)
     for old in checkpoints(folder)[:-KEPT]:
@@ -54,8 +54,8 @@ def save(folder: Path, step: int, state: State) -> Path:
     return final
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> State:
-    """Reads a checkpoint and checks it against its manifest.
+def load(path: Path) -> State:
+    """Reads a checkpoint into host memory and checks it against its manifest.
 
     Raises:
         CheckpointError: a file is missing or damaged, or a newer version of the runner wrote it.
@@ -70,7 +70,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
         rest = json.loads((path / REST).read_text())
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: not a usable checkpoint: {error}") from None
-    state: State = _with_tensors(rest, load_file(path / TENSORS, device=str(device)))
+    state: State = _with_tensors(rest, load_file(path / TENSORS))
     return state
 
 
@@ -82,8 +82,9 @@ def checkpoints(folder: Path) -> list[Path]:
 def _without_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """The same structure with every tensor replaced by its name; dictionaries become lists, to keep integer keys."""
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().cpu().contiguous().clone()
-        return {"tensor": path}
+        name = f"{len(tensors)}{path}"  # counted, because keys may hold any character
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
     if isinstance(value, dict):
         return {"items": [[key, _without_tensors(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):

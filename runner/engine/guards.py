@@ -36,8 +36,8 @@ class FiniteGuard:
             raise DivergedError(f"update {update}: {self._culprit(batch)}; the run was stopped")
 
     def _remembered(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        def remembered(*args: Any) -> Any:
-            output = step(*args)
+        def remembered(*args: Any, **kwargs: Any) -> Any:
+            output = step(*args, **kwargs)
             self.outputs[name] = output
             return output
 
@@ -93,8 +93,12 @@ def _broken(tensor: Tensor) -> bool:
 
 
 def _named(output: Any) -> list[tuple[str, Tensor]]:
-    """The tensors that a slot returned: one, a named tuple of them, or none."""
+    """The tensors that a slot returned, by name."""
     if isinstance(output, Tensor):
         return [("output", output)]
-    fields = output._asdict() if hasattr(output, "_asdict") else {}
+    if hasattr(output, "_asdict"):
+        output = output._asdict()
+    elif isinstance(output, tuple):
+        output = {f"output {i}": tensor for i, tensor in enumerate(output)}
+    fields = output if isinstance(output, dict) else {}
     return [(name, tensor) for name, tensor in fields.items() if isinstance(tensor, Tensor)]

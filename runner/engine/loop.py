@@ -7,13 +7,17 @@ from typing import Protocol
 
 import torch
 
-from runner.api import Batch, State
+from runner.api import Batch, RunnerError, State
 from runner.engine import checkpoint
 from runner.engine.clock import Clock
 from runner.engine.guards import FiniteGuard, GradientGuard
 from runner.engine.signals import Stop
+from runner.errors import DivergedError
 from runner.pipeline import Pipeline
 
+ACTIVITIES = ("collect", "update", "evaluate", "checkpoint")
+BURST = 16
+"""Updates of a dataset that are done in a row."""
 Log = Callable[[dict[str, float], int], None]
 
 
@@ -45,7 +49,6 @@ class Loop:
         self.names: list[str] = []
         self.since_log = 0
         self.reported = 0
-        self.first_update_seconds = 0.0
         self.clock = Clock(pipeline.device)
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner)
         self.gradients = GradientGuard(pipeline.learner)
@@ -61,13 +64,15 @@ class Loop:
         """
         while self.step < self.goal and not self.stop:
             before = self.step
-            updates = self.collect() if self.simulates else 1
+            updates = self.collect() if self.simulates else self.burst()
             with self.clock.measure("update"):
                 for remaining in reversed(range(updates)):
                     self.update(remaining)
             if not self.simulates:
                 self.step += updates
             self.act_on_schedule(before)
+        if not self.updates and not self.stop:
+            raise RunnerError("the training ended before its first update: the warm-up is too long, or too little data")
         self.report()
         if not self.stop:
             self.evaluate()
@@ -87,6 +92,11 @@ class Loop:
         self.credit -= due
         return due
 
+    def burst(self) -> int:
+        """How many updates of a dataset to do before anything else is due; stages may look that far ahead."""
+        distances = [every - self.step % every for every in self.every.values() if every]
+        return min(BURST, self.goal - self.step, *distances)
+
     def update(self, remaining: int) -> None:
         """One update; ``remaining`` more follow before the source changes."""
         started = time.perf_counter()
@@ -96,20 +106,35 @@ class Loop:
         pipeline.source.feedback(batch, output)
         self.updates += 1
         self.since_log += 1
-        self.add(output, batch)
+        self.batch = batch
+        self.add(output)
         self.gradients.check(self.updates)
         if self.updates == 1:
-            self.first_update_seconds = time.perf_counter() - started
+            self._publish({"perf/first_update_seconds": time.perf_counter() - started})
 
-    def add(self, output: Batch, batch: Batch) -> None:
+    def add(self, output: Batch) -> None:
         """Adds the scalars of an update to their sums, which stay on the device until they are reported."""
         scalars = {name: value for name, value in output.items() if value.dim() == 0}
+        if not scalars:
+            raise RunnerError(
+                f"{type(self.pipeline.learner).__name__}.update returns no scalar: there is no loss to watch"
+            )
         self.names = list(scalars)
         losses = torch.stack([value.double() for value in scalars.values()])
         self.totals = losses if self.totals is None else self.totals + losses
         # A NaN stays in the sum, so that a GPU need not be waited for after every update.
-        if self.pipeline.device.type == "cpu" or self.since_log % 50 == 0:
-            self.finite.check(self.updates, self.totals, batch)
+        if self.pipeline.device.type == "cpu" or self.updates % 50 == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Stops the training if a loss since the last report was not finite."""
+        if self.totals is None:
+            return
+        try:
+            self.finite.check(self.updates, self.totals, self.batch)
+        except DivergedError as error:
+            good = checkpoint.checkpoints(self.checkpoints)
+            raise DivergedError(f"{error}; the last good checkpoint is {good[-1] if good else 'none'}") from None
 
     def act_on_schedule(self, before: int) -> None:
         """Reports, evaluates and saves where the count has passed a multiple of their interval."""
@@ -126,6 +151,7 @@ class Loop:
 
     def report(self) -> None:
         """Logs the means of the losses, what happened while collecting, and the speed since the last report."""
+        self.check()
         elapsed, seconds = self.clock.read()
         metrics: dict[str, float] = {}
         if self.totals is not None:
@@ -139,7 +165,7 @@ class Loop:
                 metrics["perf/env_steps_per_second"] = (self.step - self.reported) / elapsed
             if self.since_log:
                 metrics["perf/update_ms"] = 1e3 * seconds.get("update", 0.0) / self.since_log
-            metrics |= {f"perf/{name}_share": spent / elapsed for name, spent in seconds.items()}
+            metrics |= {f"perf/{name}_share": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES}
         self.totals, self.since_log, self.reported = None, 0, self.step
         self._publish(metrics)
 
@@ -150,7 +176,8 @@ class Loop:
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
 
     def save(self) -> None:
-        """Writes a checkpoint."""
+        """Writes a checkpoint, never one with numbers that are not finite."""
+        self.check()
         started = time.perf_counter()
         with self.clock.measure("checkpoint"):
             checkpoint.save(self.checkpoints, self.step, self.state_dict())

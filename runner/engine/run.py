@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from runner.engine.loop import Display, Loop
 from runner.engine.signals import Stop, stop_on_signals
@@ -14,15 +14,12 @@ from runner.pipeline import Pipeline, StageReport, assemble
 from runner.recipe import Recipe, write_lock
 from runner.recipe.git import source
 from runner.registry import Registry
-from runner.tracking import Tracker, Workspace
-
-SCHEMA_VERSION = 1
-Status = Literal["FINISHED", "FAILED", "KILLED"]
+from runner.tracking import Status, Tracker, Workspace
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What ``runner run --json`` prints."""
+    """What ``runner run --json`` prints, beside its schema version."""
 
     run_id: str
     run_name: str
@@ -38,7 +35,7 @@ class RunResult:
 
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
-        data = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}
+        data = dataclasses.asdict(self)
         data["stages"] = {report.pop("kind"): report for report in data["stages"]}
         del data["exit_code"]
         return data
@@ -59,30 +56,29 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
     """
     started = time.perf_counter()
     pipeline = assemble(recipe, registry.files)
-    tracker = Tracker.open(
-        workspace, recipe.tracking.experiment, recipe.name, recipe.values(), tags(recipe, pipeline),
-        recipe.tracking.system_metrics,
-    )  # fmt: skip
-    status: Status = "FAILED"
-    try:
-        shutil.copyfile(recipe.path, tracker.run_dir / "recipe.yaml")
-        lock = write_lock(recipe, tracker.run_dir, registry)
-        with stop_on_signals() as stop:
+    with stop_on_signals() as stop:
+        tracker = Tracker.open(
+            workspace, recipe.tracking.experiment, recipe.name, recipe.values(), tags(recipe, pipeline),
+            recipe.tracking.system_metrics,
+        )  # fmt: skip
+        status: Status = "FAILED"
+        try:
+            shutil.copyfile(recipe.path, tracker.run_dir / "recipe.yaml")
+            lock = write_lock(recipe, tracker.run_dir, registry)
             loop = Loop(pipeline, tracker.run_dir / "checkpoints", tracker.log, display, stop)
             loop.run()
-        status = "KILLED" if stop else "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        for path in sorted(tracker.run_dir.glob("*.yaml")) + sorted(tracker.run_dir.glob("*.patch")):
-            tracker.artifact(path)
-        tracker.close(status)
-    metrics = dict(loop.metrics) | {"perf/first_update_seconds": loop.first_update_seconds}
+            status = "KILLED" if stop else "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            for path in sorted(tracker.run_dir.glob("*.yaml")) + sorted(tracker.run_dir.glob("*.patch")):
+                tracker.artifact(path)
+            tracker.close(status)
     seconds = time.perf_counter() - started
     return RunResult(
         tracker.run_id, tracker.run_name, status, tracker.tracking_uri, str(tracker.run_dir), str(lock),
-        list(pipeline.reports.values()), metrics, seconds, _exit_code(stop),
+        list(pipeline.reports.values()), loop.metrics, seconds, _exit_code(stop),
     )  # fmt: skip
 
 

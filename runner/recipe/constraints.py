@@ -80,6 +80,14 @@ def _length(draft: Draft) -> Iterator[Problem]:
         if key in given and draft.node(f"train.{key}") is not None:
             message = f"means nothing here: '{kind}' is {what}, whose training is counted in '{wanted}'"
             yield Problem(draft.place(f"train.{key}"), f"train.{key}", message)
+    warmup, steps = given.get("warmup_steps"), given.get("env_steps")
+    if simulates and warmup is not None and steps is not None and warmup >= steps:
+        message = f"{warmup:,} leaves no step to learn in: train.env_steps is {steps:,}"
+        yield Problem(draft.place("train.warmup_steps"), "train.warmup_steps", message)
+    largest, batch_size = draft.data.largest_batch(), given["batch_size"]
+    if largest is not None and batch_size > largest:
+        message = f"{batch_size:,} is more than '{kind}' can give at once: {largest:,}"
+        yield Problem(draft.place("train.batch_size"), "train.batch_size", message)
 
 
 def _data(draft: Draft) -> Iterator[Problem]:

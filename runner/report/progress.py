@@ -17,7 +17,7 @@ class ProgressDisplay:
 
     def __init__(self, console: Console, name: str, goal: int, unit: str, headline: Sequence[str]) -> None:
         self.console, self.name, self.goal, self.unit, self.headline = console, name, goal, unit, headline
-        self.started = self.shown = time.monotonic()
+        self.started = self.shown = 0.0
         self.bar: Progress | None = None
         if console.is_terminal:
             self.bar = Progress(
@@ -46,10 +46,13 @@ class ProgressDisplay:
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Shows progress, at most a few times a second; a line every few seconds where there is no terminal."""
         now = time.monotonic()
+        if not self.started:  # the clock starts with the training, not with its assembly
+            self.started = self.shown = now
+            self.first = step
         if now - self.shown < (BAR_SECONDS if self.bar else LINE_SECONDS):
             return
         self.shown = now
-        speed = step / (now - self.started)
+        speed = (step - self.first) / (now - self.started)
         details = " ".join([f"{speed:,.0f} {self.unit}/s", *self._newest(metrics)])
         if self.bar:
             self.bar.update(self.task, completed=min(step, self.goal), details=details)

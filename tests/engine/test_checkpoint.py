@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ def same(one, other):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.text(), trees, max_size=4))
 def test_any_state_comes_back_as_it_was(tmp_path, state):
+    shutil.rmtree(tmp_path)
     assert same(state, checkpoint.load(checkpoint.save(tmp_path, 1, state)))
 
 

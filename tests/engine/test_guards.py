@@ -4,6 +4,8 @@ from builders import build_masac, random_batch
 
 from runner.engine.guards import FIRST_UPDATES, FiniteGuard, GradientGuard
 from runner.errors import DivergedError, RunnerError
+from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
+from runner.plugins.stages.stacked_agents import StackedAgents
 
 
 def update(learner, batch):
@@ -25,33 +27,42 @@ def test_a_nan_in_the_batch_is_named():
         guarded_update(learner, guard, batch)
 
 
+@pytest.mark.parametrize("stages", [[], ["merged"], ["merged", "stacked"]])
 @pytest.mark.parametrize(
-    ("slot", "broken", "named"),
-    [("target", 0, "slot 'targets'"), ("critic_loss", 0, "slot 'critic_step' returned a tensor 'loss'")],
+    ("slot", "named"),
+    [
+        ("target", "slot 'targets'"),
+        ("critic_loss", "slot 'critic_step' returned a tensor 'loss'"),
+        ("actor_loss", "slot 'actor_step' returned a tensor 'loss'"),
+    ],
 )
-def test_the_first_slot_with_a_nan_is_named(slot, broken, named):
-    learner = build_masac()
+def test_the_first_slot_with_a_nan_is_named(slot, named, stages):
+    kinds = {"merged": MergedCriticLoss, "stacked": StackedAgents}
+    learner = build_masac([kinds[name](None) for name in stages])
     step = getattr(learner.slots, slot)
 
     def wrong(*args):
         output = step(*args)
-        return output * float("inf") if broken == 0 and slot == "target" else (output[0] * float("nan"), *output[1:])
+        return output * float("inf") if slot == "target" else (output[0] * float("nan"), *output[1:])
 
     learner.slots.replace(slot, wrong)
     with pytest.raises(DivergedError, match=named):
         guarded_update(learner, FiniteGuard(learner.slots, learner), random_batch(0))
 
 
-def test_a_detached_module_is_noticed():
+@pytest.mark.parametrize(
+    ("slot", "named"), [("actor_forward", r"actors\.0\.head"), ("critic_forward", r"critics\.0\.q1")]
+)
+def test_a_detached_module_is_noticed(slot, named):
     learner = build_masac()
-    forward = learner.slots.actor_forward
-    learner.slots.replace("actor_forward", lambda seen, agents: forward(seen, agents).detach())
+    forward = getattr(learner.slots, slot)
+    learner.slots.replace(slot, lambda *args: forward(*args).detach())
     learner.slots.replace("backward", lambda loss: loss.backward() if loss.requires_grad else None)
     guard = GradientGuard(learner)
     for i in range(1, FIRST_UPDATES):
         update(learner, random_batch(i))
         guard.check(i)
-    with pytest.raises(RunnerError, match=r"no gradient has reached actors\.0\.head\.bias"):
+    with pytest.raises(RunnerError, match=f"no gradient has reached {named}"):
         guard.check(FIRST_UPDATES)
 
 

@@ -64,8 +64,8 @@ def test_a_source_that_does_not_fit_the_learner(tmp_path):
         ("{kind: sim, envs: 1}", "{}", ["5:1: train.env_steps: is missing: 'sim' is a simulator"]),
         (
             "{kind: sim, envs: 1}",
-            "{env_steps: 5, updates: 5}",
-            ["5:23: train.updates: means nothing here: 'sim' is a simulator, whose training is counted in 'env_steps'"],
+            "{env_steps: 5000, updates: 5}",
+            ["5:26: train.updates: means nothing here: 'sim' is a simulator, whose training is counted in 'env_steps'"],
         ),
         ("{kind: table}", "{}", ["5:1: train.updates: is missing: 'table' is a dataset"]),
         (

@@ -6,6 +6,7 @@ from builders import build_masac, moments, parameters, train
 
 from runner.plugins.stages.forward_cache import ForwardCache
 from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
+from runner.plugins.stages.stacked_agents import StackedAgents
 
 UPDATES = 5
 COMBINATIONS = {
@@ -48,8 +49,9 @@ def test_the_cache_computes_every_policy_once_per_update_and_forgets():
     assert not stage.current
 
 
-def test_critics_get_no_gradient_from_the_actor_loss():
-    learner = build_masac([MergedCriticLoss(None)])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_critics_get_no_gradient_from_the_actor_loss(stacked):
+    learner = build_masac([ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)] if stacked else [])
     seen = []
     step = learner.slots.actor_loss
 
@@ -59,5 +61,5 @@ def test_critics_get_no_gradient_from_the_actor_loss():
 
     learner.slots.replace("actor_loss", actor_loss)
     train(learner, 1)
-    assert seen == [False] * 3
+    assert seen == [False] * (1 if stacked else 3)
     assert all(p.requires_grad for p in learner.roles["critic"].leaves())

@@ -44,7 +44,13 @@ class UavConfig(SimulatorConfig):
     """
 
     kind: ClassVar[str] = "uav_path_planning"
-    headline: ClassVar[tuple[str, ...]] = ("success_rate", "formation_rate", "formation_strict", "steps_to_goal")
+    headline: ClassVar[tuple[str, ...]] = (
+        "success_rate",
+        "formation_rate",
+        "formation_strict",
+        "steps_to_goal",
+        "return",
+    )
 
     followers: int = Field(default=3, ge=1)
     """Agents that follow the one leader."""
