@@ -20,7 +20,6 @@ from curves import train  # noqa: E402
 RESULTS = HERE / "results.json"
 COMMON = (
     "train.env_steps=60_000",
-    "optimization.amp=off",
     "data.evaluation.episodes=500",
     "tracking.system_metrics=false",
 )
