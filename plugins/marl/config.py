@@ -17,6 +17,7 @@ STORY = frozenset({"targets", "critic_step", "actor_step", "temperature_step", "
 SHARED = frozenset({"next_actions", "current_action", "current_actions"})
 FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures", "clip"})
 LOSSES = frozenset({"target", "critic_loss", "actor_loss", "temperature_loss"})
+GRADIENTS = frozenset({"critic_gradients", "actor_gradients", "temperature_gradients"})
 
 
 class MasacConfig(LearnerConfig):
@@ -64,8 +65,8 @@ class MasacConfig(LearnerConfig):
     def slots(self) -> frozenset[str]:
         """Every step of the update; the sequential order has no step that is shared by all agents."""
         if self.update_order == "sequential":
-            return FORWARDS | LOSSES
-        return STORY | SHARED | FORWARDS | LOSSES
+            return FORWARDS | LOSSES | GRADIENTS
+        return STORY | SHARED | FORWARDS | LOSSES | GRADIENTS
 
     def lacks(self, slot: str) -> str:
         """Why a slot is missing: the sequential order leaves nothing to reuse between agents."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from runner.api import Batch, Context, Learner, State
 
-from .config import LOSSES, STORY, MasacConfig
+from .config import GRADIENTS, LOSSES, STORY, MasacConfig
 from .networks import Mlp, TwinCritic, squash
 from .roles import ALL, Role, clip, polyak
 
@@ -40,7 +40,7 @@ class Masac(Learner):
     """Haarnoja et al. 2018 (arXiv:1812.05905) for every agent, with the centralised critics of Lowe et al. 2017."""
 
     story: tuple[str, ...] = ("targets", "critic_step", "actor_step", "temperature_step", "target_step")
-    compilable = ("target", "critic_loss", "actor_loss", "clip")
+    compilable = ("target", "critic_gradients", "actor_gradients", "clip")
 
     def __init__(self, config: MasacConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
@@ -73,7 +73,7 @@ class Masac(Learner):
             "temperature": Role([[p] for p in self.log_temperatures]),
         }
         self.own = torch.eye(self.agents, dtype=torch.bool, device=self.device)[:, :, None, None]
-        names = {*STORY, *LOSSES, "next_actions", "current_actions", "actor_forward", "critic_forward"}
+        names = {*STORY, *LOSSES, *GRADIENTS, "next_actions", "current_actions", "actor_forward", "critic_forward"}
         names |= {"temperatures", "current_action"}
         self.slots.define(**{name: getattr(self, name) for name in sorted(names)}, clip=clip)
 
@@ -95,7 +95,7 @@ class Masac(Learner):
         outputs = []
         for agents in self._each():
             y = self.slots.target(batch, noise, agents)
-            outputs.append((*self._critic_step(batch, y, agents), *self._actor_loss_backward(batch, noise, agents)))
+            outputs.append((*self._critic_step(batch, y, agents), *self._actor_gradients(batch, noise, agents)))
             self.roles["actor"].step(self.slots, agents)
             self._temperature_step(outputs[-1][3], agents)
             self._target_step(agents)
@@ -112,7 +112,7 @@ class Masac(Learner):
 
     def actor_step(self, batch: Batch, noise: Batch) -> ActorStep:
         """The gradient of every agent's actor loss on the same parameters, then all optimizer steps."""
-        steps = [self._actor_loss_backward(batch, noise, agents) for agents in self._each()]
+        steps = [self._actor_gradients(batch, noise, agents) for agents in self._each()]
         self.roles["actor"].step(self.slots)
         return ActorStep(*map(torch.cat, zip(*steps, strict=True)))
 
@@ -124,6 +124,24 @@ class Masac(Learner):
     def target_step(self) -> None:
         """Polyak averaging of the target critics."""
         self._target_step(ALL)
+
+    # --- losses and their gradients, which stay at the parameters -----------------------------------------------------
+
+    def critic_gradients(self, batch: Batch, y: Tensor, agents: slice) -> CriticStep:
+        """The critic losses of these agents and their backward."""
+        loss, td_error = self.slots.critic_loss(batch, y, agents)
+        self.slots.backward(loss.sum())
+        return CriticStep(loss.detach(), td_error)
+
+    def actor_gradients(self, batch: Batch, noise: Batch, agents: slice) -> ActorStep:
+        """The actor losses of these agents and their backward."""
+        loss, log_prob = self.slots.actor_loss(batch, noise, agents)
+        self.slots.backward(loss.sum())
+        return ActorStep(loss.detach(), log_prob)
+
+    def temperature_gradients(self, log_prob: Tensor, agents: slice) -> None:
+        """The temperature losses of these agents and their backward."""
+        self.slots.backward(self.slots.temperature_loss(log_prob, agents).sum())
 
     # --- pure functions of parameters, batch and noise ----------------------------------------------------------------
 
@@ -287,23 +305,21 @@ class Masac(Learner):
         output: Tensor = network.head(hidden.to(network.head.weight.dtype))
         return output
 
-    def _critic_step(self, batch: Batch, y: Tensor, agents: slice) -> tuple[Tensor, Tensor]:
+    def _critic_step(self, batch: Batch, y: Tensor, agents: slice) -> CriticStep:
         self.roles["critic"].zero_grad(agents)
-        loss, td_error = self.slots.critic_loss(batch, y, agents)
-        self.slots.backward(loss.sum())
+        result: CriticStep = self.slots.critic_gradients(batch, y, agents)
         self.roles["critic"].step(self.slots, agents)
-        return loss.detach(), td_error
+        return result
 
-    def _actor_loss_backward(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
+    def _actor_gradients(self, batch: Batch, noise: Batch, agents: slice) -> ActorStep:
         self.roles["actor"].zero_grad(agents)
         with self.roles["critic"].frozen():
-            loss, log_prob = self.slots.actor_loss(batch, noise, agents)
-            self.slots.backward(loss.sum())
-        return loss.detach(), log_prob
+            result: ActorStep = self.slots.actor_gradients(batch, noise, agents)
+        return result
 
     def _temperature_step(self, log_prob: Tensor, agents: slice) -> None:
         self.roles["temperature"].zero_grad(agents)
-        self.slots.backward(self.slots.temperature_loss(log_prob, agents).sum())
+        self.slots.temperature_gradients(log_prob, agents)
         self.roles["temperature"].step(self.slots, agents)
 
     def _target_step(self, agents: slice) -> None:

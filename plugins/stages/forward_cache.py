@@ -43,6 +43,8 @@ class ForwardCache(Stage):
         import torch
 
         def current_action(batch: Batch, noise: Batch, agents: slice) -> Any:
+            if agents.start is None:  # all agents at once ask once: there is nothing to reuse
+                return step(batch, noise, agents)
             if agents.start not in self.current:
                 with torch.enable_grad():
                     self.current[agents.start] = step(batch, noise, agents)

@@ -38,10 +38,7 @@ class MergedCriticLoss(Stage):
             batch: [B, ...].
             y: targets, [N, B].
         """
-        from ..marl.masac import CriticStep
-
         self.roles["critic"].zero_grad()
-        loss, td_error = self.slots.critic_loss(batch, y, slice(None))
-        self.slots.backward(loss.sum())
+        result: CriticStep = self.slots.critic_gradients(batch, y, slice(None))
         self.roles["critic"].step(self.slots)
-        return CriticStep(loss.detach(), td_error)
+        return result

@@ -75,19 +75,16 @@ class StackedAgents(Stage):
 
     def actor_step(self, batch: Batch, noise: Batch) -> "ActorStep":
         """One loss, one backward and one optimizer step for all actors."""
-        from ..marl.masac import ActorStep
-
         self.roles["actor"].zero_grad()
         with self.roles["critic"].frozen():
-            loss, log_prob = self.slots.actor_loss(batch, noise, slice(None))
-            self.slots.backward(loss.sum())
+            result: ActorStep = self.slots.actor_gradients(batch, noise, slice(None))
         self.roles["actor"].step(self.slots)
-        return ActorStep(loss.detach(), log_prob)
+        return result
 
     def temperature_step(self, log_prob: "Tensor") -> None:
         """One optimizer step for all temperatures."""
         self.roles["temperature"].zero_grad()
-        self.slots.backward(self.slots.temperature_loss(log_prob, slice(None)).sum())
+        self.slots.temperature_gradients(log_prob, slice(None))
         self.roles["temperature"].step(self.slots)
 
     def temperatures(self, agents: slice) -> "Tensor":
