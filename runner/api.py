@@ -213,8 +213,9 @@ class Context:
 class Learner(ABC):
     """Parameters, losses and one ``update``, written as a short story of slots.
 
-    The base class defines the slots that generic stages hold: ``make_optimizer``, ``precision``, ``backward`` and
-    ``optimizer_step``. A learner defines its own in ``__init__`` with ``self.slots.define(name=method)``.
+    The base class defines the slots that generic stages hold: ``make_optimizer``, ``precision``, ``backward``,
+    ``unscale`` (before a look at gradients, to clip them) and ``optimizer_step``. A learner defines its own in
+    ``__init__`` with ``self.slots.define(name=method)``.
     """
 
     story: tuple[str, ...] = ()
@@ -237,6 +238,7 @@ class Learner(ABC):
             make_optimizer=_adam,
             precision=nullcontext,
             backward=_backward,
+            unscale=_unscale,
             optimizer_step=_optimizer_step,
         )
 
@@ -380,7 +382,9 @@ def _backward(loss: torch.Tensor) -> None:
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
-def _optimizer_step(optimizer: torch.optim.Optimizer, clip: Callable[[], None] | None = None) -> None:
-    if clip is not None:
-        clip()
+def _unscale(optimizer: torch.optim.Optimizer) -> None:
+    """Gradients have their true scale unless a stage scales the loss."""
+
+
+def _optimizer_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()

@@ -40,7 +40,7 @@ class Masac(Learner):
     """Haarnoja et al. 2018 (arXiv:1812.05905) for every agent, with the centralised critics of Lowe et al. 2017."""
 
     story: tuple[str, ...] = ("targets", "critic_step", "actor_step", "temperature_step", "target_step")
-    compilable = ("target", "critic_gradients", "actor_gradients", "clip")
+    compilable = ("target", "critic_gradients", "actor_gradients")
 
     def __init__(self, config: MasacConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
@@ -128,15 +128,17 @@ class Masac(Learner):
     # --- losses and their gradients, which stay at the parameters -----------------------------------------------------
 
     def critic_gradients(self, batch: Batch, y: Tensor, agents: slice) -> CriticStep:
-        """The critic losses of these agents and their backward."""
+        """The critic losses of these agents, their backward and clipping."""
         loss, td_error = self.slots.critic_loss(batch, y, agents)
         self.slots.backward(loss.sum())
+        self.roles["critic"].clip(self.slots, agents)
         return CriticStep(loss.detach(), td_error)
 
     def actor_gradients(self, batch: Batch, noise: Batch, agents: slice) -> ActorStep:
-        """The actor losses of these agents and their backward."""
+        """The actor losses of these agents, their backward and clipping."""
         loss, log_prob = self.slots.actor_loss(batch, noise, agents)
         self.slots.backward(loss.sum())
+        self.roles["actor"].clip(self.slots, agents)
         return ActorStep(loss.detach(), log_prob)
 
     def temperature_gradients(self, log_prob: Tensor, agents: slice) -> None:

@@ -1,9 +1,9 @@
 """The parameters of one role (actors, critics, temperatures) and how they are stepped."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ ALL = slice(None)
 class Role:
     """One list of parameters and one optimizer for every agent."""
 
-    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]], max_grad_norm: float | None = None) -> None:
+    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]], max_grad_norm: float = math.inf) -> None:
         self.parameters = [list(agent) for agent in parameters]
         self.max_grad_norm = max_grad_norm
         self.optimizers: list[Optimizer] = []
@@ -37,11 +37,16 @@ class Role:
         for optimizer in self.optimizers[agents]:
             optimizer.zero_grad()
 
-    def step(self, slots: Slots, agents: slice = ALL) -> None:
-        """Clips every agent's gradient norm and steps its optimizer."""
+    def clip(self, slots: Slots, agents: slice = ALL) -> None:
+        """Clips every agent's gradient norm."""
         for parameters, optimizer in zip(self.parameters[agents], self.optimizers[agents], strict=True):
-            clip = None if self.max_grad_norm is None else partial(slots.clip, parameters, self.max_grad_norm)
-            slots.optimizer_step(optimizer, clip)
+            slots.unscale(optimizer)
+            slots.clip(parameters, self.max_grad_norm)
+
+    def step(self, slots: Slots, agents: slice = ALL) -> None:
+        """Steps every agent's optimizer."""
+        for optimizer in self.optimizers[agents]:
+            slots.optimizer_step(optimizer)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ Shapes: B batch, N agents, M networks (N actors, or 2 N critics with an agent's 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +42,7 @@ def as_stacked(tensor: Tensor) -> Tensor:
 class StackedRole(Role):
     """A role whose agents are clipped row by row and stepped by one optimizer."""
 
-    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], max_grad_norm: float | None) -> None:
+    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], max_grad_norm: float) -> None:
         self.networks = networks
         self.stack = Stack(networks)
         self.layers = [nn.Parameter(view) for view in self.stack.views]
@@ -57,10 +56,10 @@ class StackedRole(Role):
         """Makes one optimizer of all stacked layers."""
         self.optimizers = [make([*self.layers])]
 
-    def step(self, slots: Slots, agents: slice = ALL) -> None:
-        """Clips every agent's gradient norm and steps all agents at once."""
-        clip = None if self.max_grad_norm is None else partial(slots.clip, self.layers, self.max_grad_norm)
-        slots.optimizer_step(self.optimizers[0], clip)
+    def clip(self, slots: Slots, agents: slice = ALL) -> None:
+        """Clips every agent's gradient norm."""
+        slots.unscale(self.optimizers[0])
+        slots.clip(self.layers, self.max_grad_norm)
 
     def expose_gradients(self) -> None:
         """Shows every network's share of the gradient at its own parameters."""

@@ -20,7 +20,7 @@ class Amp(Stage):
     kind: ClassVar[str] = "amp"
     phase: ClassVar[int] = 2
     contract = Statistical("return", 0.05)
-    claims: ClassVar[frozenset[str]] = frozenset({"precision", "optimizer_step"})
+    claims: ClassVar[frozenset[str]] = frozenset({"precision", "unscale", "optimizer_step"})
     wraps: ClassVar[frozenset[str]] = frozenset({"backward", "update"})
 
     class Config(Config):
@@ -56,7 +56,8 @@ class Amp(Stage):
         if self.config.dtype == "fp16":
             self.scaler = torch.amp.GradScaler(device)
             pipeline.slots.wrap("backward", self._scaled_backward)
-            pipeline.slots.replace("optimizer_step", self._unscaled_step)
+            pipeline.slots.replace("unscale", self.scaler.unscale_)
+            pipeline.slots.replace("optimizer_step", self.scaler.step)
             pipeline.slots.wrap("update", self._updated_scale)
 
     def state_dict(self) -> State:
@@ -74,13 +75,6 @@ class Amp(Stage):
             step(self.scaler.scale(loss))
 
         return backward
-
-    def _unscaled_step(self, optimizer: Any, clip: Callable[[], None] | None = None) -> None:
-        assert self.scaler is not None
-        self.scaler.unscale_(optimizer)
-        if clip is not None:
-            clip()
-        self.scaler.step(optimizer)
 
     def _updated_scale(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def update(batch: Batch, noise: Batch) -> Any:

@@ -56,7 +56,7 @@ class Compile(Stage):
             raise UsageError(f"compile: learner '{type(pipeline.learner).__name__}' names no slot that may be compiled")
         # Agents that are not stacked get a compilation each; torch's default limit of 8 is meant for accidents.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-        # A backward that is traced with its forward becomes one graph with it; torch before 2.13 breaks the graph there.
+        # A backward that is traced with its forward becomes one graph with it; older versions break the graph there.
         if hasattr(torch._dynamo.config, "trace_autograd_ops"):
             torch._dynamo.config.trace_autograd_ops = True
         compiled = partial(torch.compile, mode=self.config.mode, dynamic=False)

@@ -13,6 +13,7 @@ PIPELINE_SLOTS = frozenset(
         "backward",
         "make_optimizer",
         "next_batch",
+        "unscale",
         "optimizer_step",
         "precision",
         "sample",
