@@ -12,7 +12,7 @@ RECOMPILE_LIMIT = 64
 
 
 class Compile(Stage):
-    """Compiles the functions that the learner names (targets, losses with their backward, clipping).
+    """Compiles the functions that the learner names (targets; losses with their backward and clipping).
 
     Shapes are fixed, so each function is compiled once, at its first call. Optimizers stay as they are.
 

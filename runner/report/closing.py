@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from runner.engine.run import RunResult
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 def show(result: "RunResult", console: Console, headline: Sequence[str]) -> None:
     """Prints what was learnt, how fast, with which stages, and where to find it."""
-    table = Table(title=f"{result.run_name}: {result.status}", title_justify="left", show_header=False, box=None)
+    table = Table(title=Text(f"{result.run_name}: {result.status}"), title_justify="left", show_header=False, box=None)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for label, lines in (
@@ -23,7 +24,7 @@ def show(result: "RunResult", console: Console, headline: Sequence[str]) -> None
         ("next", [f"runner compare {result.run_id[:8]} OTHER_RUN", "runner ui"]),
     ):
         for position, line in enumerate(lines):
-            table.add_row("" if position else label, line)
+            table.add_row("" if position else label, Text(line))
     console.print(table)
 
 

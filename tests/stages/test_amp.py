@@ -6,6 +6,7 @@ from builders import build_masac, random_batch, train
 
 from runner.errors import UsageError
 from runner.plugins.stages.amp import Amp
+from runner.plugins.stages.compile import Compile
 from runner.plugins.stages.forward_cache import ForwardCache
 from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
 from runner.plugins.stages.stacked_agents import StackedAgents
@@ -62,3 +63,11 @@ def test_fp16_scales_unscales_and_updates_once():
     train(learner, 5)
     assert stage.state_dict()["scaler"]["_growth_tracker"] == 5
     assert all(p.isfinite().all() for _, p in learner.named_parameters())
+
+
+def test_a_compiled_bf16_update_is_the_plain_one_up_to_rounding():
+    before = [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None), amp()]
+    plain = train(build_masac(before), 1)[0]
+    again = [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None), amp()]
+    compiled = train(build_masac([*again, Compile(Compile.Config())]), 1)[0]
+    assert torch.allclose(plain["critic_loss"], compiled["critic_loss"], rtol=0.02)

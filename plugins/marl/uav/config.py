@@ -46,10 +46,10 @@ class UavConfig(SimulatorConfig):
     kind: ClassVar[str] = "uav_path_planning"
     headline: ClassVar[tuple[str, ...]] = (
         "success_rate",
+        "return",
         "formation_rate",
         "formation_strict",
         "steps_to_goal",
-        "return",
     )
 
     followers: int = Field(default=3, ge=1)
