@@ -24,6 +24,10 @@ VARIANTS = {
     "marl_phase1": ("marl_phase1", ()),
     "marl_phase2, amp off": ("marl_phase2", ("optimization.amp=off",)),
     "marl_phase2": ("marl_phase2", ()),
+    "marl_phase3, amp and float32_matmul off": (
+        "marl_phase3",
+        ("optimization.amp=off", "optimization.float32_matmul=off"),
+    ),
     "marl_phase3, amp off": ("marl_phase3", ("optimization.amp=off",)),
     "marl_phase3": ("marl_phase3", ()),
 }
@@ -87,7 +91,7 @@ def main() -> None:
         rows[label] = {"ms": statistics.median(measured), "ratio": statistics.median(ratios), "low": low, "high": high}
         rows[label] |= {"first_update_ms": first[label]}
         print(
-            f"{label:22} {rows[label]['ms']:7.2f} ms  {rows[label]['ratio']:5.2f}x [{low:.2f}, {high:.2f}]", flush=True
+            f"{label:40} {rows[label]['ms']:7.2f} ms  {rows[label]['ratio']:5.2f}x [{low:.2f}, {high:.2f}]", flush=True
         )
     setting = {"agents": arguments.followers + 1, "batch_size": arguments.batch_size, "threads": arguments.threads}
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}

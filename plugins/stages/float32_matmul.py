@@ -1,0 +1,75 @@
+"""How exactly float32 matrices are multiplied."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from runner.api import Batch, Config, Pipeline, Setting, Stage, Statistical
+
+if TYPE_CHECKING:
+    import torch
+
+FLOAT32_ERROR = 1e-5
+"""True float32 is off by some 1e-7 of a product's size, TF32 by 3e-4, bf16 by 3e-3."""
+
+
+class Float32Matmul(Stage):
+    """Lets matrix products of float32 tensors use faster arithmetic, inside the update only.
+
+    ``high`` allows TF32 (10 bits of mantissa), ``medium`` also bf16 (7 bits), as in
+    ``torch.set_float32_matmul_precision``. What happens is the hardware's choice: on a CPU, ``medium`` brings in oneDNN,
+    which without fast bf16 multiplies in true float32, by kernels that can be much faster than torch's default ones.
+    The stage multiplies two matrices and says which of the two it found.
+
+    When it helps: GPUs with tensor cores; CPUs on which oneDNN is ahead of the default (an AMD EPYC with AVX-512, say).
+    When it hurts: where it rounds, Q values of some hundreds lose their last digits; and hardly at all beside ``amp``,
+    which has taken over most products already.
+    """
+
+    kind: ClassVar[str] = "float32_matmul"
+    phase: ClassVar[int] = 3
+    contract = Statistical("return", 0.05)
+    wraps: ClassVar[frozenset[str]] = frozenset({"update"})
+
+    class Config(Config):
+        """How much may be given up."""
+
+        precision: Literal["high", "medium"] = "medium"
+        """Of the factors: at least TF32's, or at least bf16's."""
+
+    config: Config
+
+    def inactive(self, setting: Setting) -> str | None:
+        """TF32 is a format of GPUs."""
+        if setting.device.type == "cpu" and self.config.precision == "high":
+            return "a CPU has no TF32; precision: medium is what it knows"
+        return None
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Wraps the update, and says what the hardware makes of it."""
+        pipeline.slots.wrap("update", self._relaxed)
+        error = self._error(pipeline.device)
+        kind = "true float32" if error < FLOAT32_ERROR else "rounded factors"
+        pipeline.note(f"{kind}: a product is off by {error:.0e} of its size")
+
+    def _relaxed(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        def update(batch: Batch, noise: Batch) -> Any:
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision(self.config.precision)
+            try:
+                return step(batch, noise)
+            finally:
+                torch.set_float32_matmul_precision(before)
+
+        return update
+
+    def _error(self, device: "torch.device") -> float:
+        """Relative error of one product of the kind that an update computes."""
+        import torch
+
+        generator = torch.Generator(device).manual_seed(0)
+        one, other = torch.randn(2, 8, 128, 128, generator=generator, device=device, dtype=torch.float32)
+        product = self._relaxed(torch.matmul)(one, other)
+        exact = one.double() @ other.double()
+        return float((product - exact).norm() / exact.norm())
