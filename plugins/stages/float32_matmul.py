@@ -16,7 +16,7 @@ class Float32Matmul(Stage):
     """Lets matrix products of float32 tensors use faster arithmetic, inside the update only.
 
     ``high`` allows TF32 (10 bits of mantissa), ``medium`` also bf16 (7 bits), as in
-    ``torch.set_float32_matmul_precision``. What happens is the hardware's choice: on a CPU, ``medium`` brings in oneDNN,
+    ``torch.set_float32_matmul_precision``. What happens is the hardware's choice: on a CPU ``medium`` brings in oneDNN,
     which without fast bf16 multiplies in true float32, by kernels that can be much faster than torch's default ones.
     The stage multiplies two matrices and says which of the two it found.
 
