@@ -25,7 +25,8 @@ COMMON = (
 )
 VARIANTS = {
     "3 followers, prioritized": ("data.followers=3",),
-    "3 followers, uniform": ("data.followers=3", "data.replay.kind=uniform"),
+    # Nothing in uniform replay depends on the length of the training, so its first half is that of a whole one.
+    "3 followers, uniform": ("data.followers=3", "data.replay.kind=uniform", "train.env_steps=30_000"),
     "2 followers, prioritized": ("data.followers=2",),
     "1 follower, prioritized": ("data.followers=1",),
     "4 followers, prioritized": ("data.followers=4",),

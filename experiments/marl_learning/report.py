@@ -28,15 +28,21 @@ def main() -> None:
     results = json.loads((HERE / "results.json").read_text())
     print("| variant | seeds | success | collisions | steps to the goal | formation mean | formation strict |")
     print("|---|---|---|---|---|---|---|")
-    for variant in sorted(results):
-        last = [run["curve"][max(run["curve"], key=int)] for run in results[variant].values()]
+    rows = [(variant, max(map(int, next(iter(runs.values()))["curve"]))) for variant, runs in sorted(results.items())]
+    for variant, step in [*rows, ("3 followers, prioritized", 30_000)]:
+        last = [
+            row
+            for run in results[variant].values()
+            for at, row in run["curve"].items()
+            if int(at) // 1000 == step // 1000
+        ]
         cells = [
             spread([each[name] for each in last], name) for name in ("success_rate", "collision_rate", *COLUMNS[1:])
         ]
-        print(f"| {variant} | {len(last)} | {' | '.join(cells)} |")
+        print(f"| {variant}, {step // 1000} thousand steps | {len(last)} | {' | '.join(cells)} |")
     for followers, logged in LOGS.items():
         shown = [f"{logged[0]:.0%}", "", f"{logged[1]:.1f}", f"{logged[2]:.1%}", f"{logged[3]:.1%}"]
-        print(f"| {followers} followers, the repository's logs | 1 | {' | '.join(shown)} |")
+        print(f"| {followers} follower{'s' * (followers > 1)}, the repository's logs | 1 | {' | '.join(shown)} |")
 
     figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
     for axis, column, title in zip(axes.flat, COLUMNS, TITLES, strict=True):
