@@ -13,7 +13,8 @@ from runner.tracking import Tracker, workspace
 from runner.tracking.ui import serve
 
 SERVE = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, also where tests run in the background
 from runner.tracking import workspace
 from runner.tracking.ui import serve
 
