@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Probe
+from runner.errors import UsageError
 from runner.plugins.stages.batch_autotune import BatchAutotune
 
 
@@ -29,7 +30,7 @@ def prepared(machine, **settings):
     return machine
 
 
-@given(st.integers(1, 512), st.integers(1, 4096), st.integers(600, 10_000))
+@given(st.integers(1, 512), st.integers(1, 4096), st.integers(640, 10_000))
 def test_samples_per_environment_step_are_kept(start, saturation, memory):
     machine = prepared(Machine(start, saturation, memory))
     assert machine.batch_size * machine.updates_per_step == pytest.approx(start * 0.5)
@@ -42,6 +43,11 @@ def test_the_choice_keeps_headroom_and_is_never_slower(start, saturation, memory
     assert machine.batch_size == start or machine.batch_size <= 0.75 * memory
     assert machine.batch_size <= 4096
     assert len(machine.probed) == len(set(machine.probed))
+
+
+def test_a_batch_that_does_not_fit_is_refused():
+    with pytest.raises(UsageError, match="a batch of 512 does not leave 20% of the memory free"):
+        prepared(Machine(512, saturation=100, memory=600))
 
 
 def test_growth_is_found_and_reported():
