@@ -1,0 +1,247 @@
+import json
+import os
+from typing import ClassVar
+
+import pytest
+from faces import FakeCatalog, Net, write_recipe
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import Field, SecretStr
+
+from runner import secrets
+from runner.api import Config
+from runner.recipe import RecipeError, copy_recipe, flatten, load, write_lock
+from runner.recipe.render import render
+from runner.recipe.scalars import dump
+from runner.recipe.source import parse, read
+from runner.secrets import MASK
+
+
+class Server(Config):
+    host: str
+    token: str = ""
+
+
+class Guarded(Net):
+    """Has secrets of every sort."""
+
+    kind: ClassVar[str] = "guarded"
+    pin: SecretStr | None = None
+    found: SecretStr = Field(default_factory=lambda: SecretStr(os.environ.get("FOUND_HERE", "")))
+    api_token: str = ""
+    tokens: list[str] = Field([])
+    url: str = ""
+    servers: list[Server] = Field([])
+    headers: dict[str, str] = Field({})
+
+
+class Guardians(FakeCatalog):
+    faces: ClassVar = FakeCatalog.faces | {"model": (Net, Guarded)}
+
+
+RECIPE = """\
+name: guarded
+data: {{kind: table}}
+train: {{updates: 10}}
+model: {{kind: guarded{settings}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch):
+    monkeypatch.setattr(secrets, "_known", secrets._Known())
+
+
+def loaded(folder, settings="", *sets):
+    return load(write_recipe(folder, RECIPE.format(settings=settings)), sets, Guardians())
+
+
+def failure(folder, settings="", *sets):
+    with pytest.raises(RecipeError) as caught:
+        loaded(folder, settings, *sets)
+    return str(caught.value)
+
+
+SETTINGS = ", pin: '12', api_token: hunter2-token, url: 'http://me:hunter2-url@h/x', tokens: [abc, hunter2-list]"
+
+
+def test_values_are_masked_and_the_child_that_needs_them_gets_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOUND_HERE", "hunter2-found")
+    recipe = loaded(tmp_path, SETTINGS, "model.servers=[{host: a, token: hunter2-server}]")
+    model = recipe.values()["model"]
+    assert model["pin"] == model["found"] == model["api_token"] == MASK
+    assert model["url"] == f"http://me:{MASK}@h/x"
+    assert model["tokens"] == [MASK, MASK]
+    assert model["servers"] == [{"host": "a", "token": MASK}]
+    assert "hunter2" not in json.dumps(recipe.values())
+    clear = recipe.values(masked=False)
+    assert clear["model"]["pin"] == "12"
+    assert clear["model"]["found"] == "hunter2-found"
+    again = load(write_recipe(tmp_path, json.dumps(clear), "clear.yaml"), (), Guardians())
+    assert again.values(masked=False) == clear
+
+
+def test_the_digest_does_not_depend_on_secrets(tmp_path):
+    assert loaded(tmp_path, SETTINGS).digest == loaded(tmp_path, SETTINGS.replace("hunter2", "hunter3")).digest
+
+
+def test_a_clear_dump_counts_as_no_reading(tmp_path):
+    recipe = loaded(tmp_path, SETTINGS)
+    recipe.values(masked=False)
+    assert "pin" in recipe.model.unread()
+
+
+def test_origins_cite_no_secret(tmp_path):
+    recipe = loaded(tmp_path, "", "model.api_token=hunter2 and more", "model.pin='12'", "model.tokens=[ab, cd]")
+    shown = "\n".join(render(recipe.values(), recipe.origins))
+    assert f"# --set #1 model.api_token={MASK}" in shown
+    assert f"# --set #2 model.pin='{MASK}'" in shown
+    for secret in ("hunter2", "and more", "'12'", "ab,", "cd]"):
+        assert secret not in shown
+
+
+def test_a_lock_wants_its_secrets_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOUND_HERE", "hunter2-found")
+    recipe = loaded(tmp_path, SETTINGS)
+    (tmp_path / "run").mkdir()
+    lock = write_lock(recipe, tmp_path / "run", Guardians())
+    assert "hunter2" not in lock.read_text()
+    with pytest.raises(RecipeError) as caught:
+        load(lock, (), Guardians())
+    told = str(caught.value)
+    for name in ("pin", "api_token", "url", "tokens"):
+        assert f"model.{name}: a secret is not kept in a run's files; give it again: --set model.{name}=VALUE" in told
+    assert "model.found" not in told  # it is found again where it was
+    sets = (
+        "model.pin='12'",
+        "model.api_token=hunter2-token",
+        "model.url=http://me:hunter2-url@h/x",
+        "model.tokens=[a,b]",
+    )
+    again = load(lock, sets, Guardians())
+    assert again.digest == recipe.digest
+    assert again.values(masked=False)["model"]["found"] == "hunter2-found"
+
+
+def test_a_recipe_completes_its_own_lock(tmp_path):
+    recipe = loaded(tmp_path, SETTINGS, "model.servers=[{host: a, token: 'b: [c'}]", "model.pin='\U0001f511: #\\'")
+    (tmp_path / "run").mkdir()
+    again = load(write_lock(recipe, tmp_path / "run", Guardians()), recipe.secret_assignments(), Guardians())
+    assert again.values(masked=False) == recipe.values(masked=False)
+    assert loaded(tmp_path).secret_assignments() == []
+
+
+def test_a_secret_that_is_replaced_stays_one(tmp_path):
+    write_recipe(tmp_path, "name: below\nmodel: {kind: guarded, pin: hunter2-below}\n", "below.yaml")
+    recipe = loaded(tmp_path, ", pin: hunter2-file", "model.pin=hunter2-set", "model.pin=null")
+    load(write_recipe(tmp_path, RECIPE.format(settings="") + "extends: below.yaml\n", "x.yaml"), (), Guardians())
+    assert secrets.redact("hunter2-below hunter2-file hunter2-set") == f"{MASK} {MASK} {MASK}"
+    copy_recipe(recipe, tmp_path / "copy.yaml")
+    assert "hunter2" not in (tmp_path / "copy.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (", api_token: hunter2-secret, lr: many", "model.lr: should be a number, got 'many'"),
+        (", api_token: 12345678", "model.api_token: should be text, got **********"),
+        (", pin: [12345678]", "model.pin: should be text, got a list"),
+        (", pin: 4711, lr: -1", "model.lr: should be greater than 0"),
+        (", order: hunter2-secret, password: hunter2-secret", "model.order: should be 'forward' or 'backward'"),
+        (", servers: [{host: 1, token: hunter2-secret}]", "model.servers.0.host: should be text"),
+        (", api_token: *hunter2-secret", "invalid YAML: found undefined alias '**********'"),
+        (", api_token: !hunter2-secret x", "tag '**********' is not allowed"),
+        (", api_token: 'hunter2-secret, lr: 1", "invalid YAML"),
+        (", pin: hunter2-secret, lr: 0.1, lr: 0.1", "duplicate key"),
+        (
+            ", url: 'http://me:hunter2-secret@host/and/a/path/that/is/too/long/to/be/shown/as/a/whole', lr: x",
+            "model.lr",
+        ),
+        (", lr: 'http://me:hunter2-secret@host/and/a/path/that/is/too/long/to/be/shown/as/a/whole'", "model.lr"),
+    ],
+)
+def test_what_is_wrong_is_said_without_secrets(tmp_path, settings, told):
+    text = failure(tmp_path, settings)
+    assert told in text
+    for secret in ("hunter2-secret", "12345678", "4711"):
+        assert secret not in text
+
+
+def test_an_assignment_that_is_wrong_is_quoted_without_secrets(tmp_path):
+    for assignment in (
+        "model.api_token='hunter2 secret",
+        "model.api_token: hunter2 secret",
+        "model.api_token=[hunter2-x",
+    ):
+        text = failure(tmp_path, "", assignment)
+        assert text.startswith("--set #1: ")
+        assert "hunter2" not in text
+
+
+def test_the_caret_stays_below_what_is_wrong(tmp_path):
+    _, line, caret = failure(tmp_path, ", api_token: a-hunter2-secret-that-is-long, lr: many").splitlines()
+    assert line[caret.index("^") :].startswith("many}")
+
+
+def test_a_validator_that_quotes_the_secret_is_not_quoted(tmp_path):
+    assert "hunter2" not in failure(tmp_path, ", api_token: hunter2-secret, headers: {a: hunter2-secret, b: 1}")
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "hunter2", "'hunter2'", '"hunter2"', '"h\\x75nter2"', "&a hunter2", "&a 'it''s hunter2'", "abc", "'a#b: [c'",
+        "|\n    hunter2\n    hunter3\n", ">-\n    hunter2\n\n    hunter3\n", "a hunter2\n    over lines\n",
+    ],
+)  # fmt: skip
+def test_a_copy_reads_back_with_its_secrets_masked(tmp_path, spelled):
+    text = f"# mine\r\nname: x\nmodel:\n  kind: guarded\n  pin: {spelled}\n  lr: 0.1 # fast\ntrain: {{updates: 1}}\n"
+    path = write_recipe(tmp_path, text + "data: {kind: table}\n")
+    copy_recipe(load(path, (), Guardians()), tmp_path / "copy.yaml")
+    copied = (tmp_path / "copy.yaml").read_bytes().decode()
+    assert read(tmp_path / "copy.yaml", []).get("model").plain() == {"kind": "guarded", "pin": MASK, "lr": 0.1}
+    assert "hunter" not in copied
+    assert copied.startswith("# mine\r\nname: x\n")
+    assert "lr: 0.1 # fast" in copied
+
+
+def test_a_copy_keeps_aliases_and_masks_lists(tmp_path):
+    settings = ", tokens: [&t abc, 'de'], headers: {a: 'x', b: *t}"
+    recipe = loaded(tmp_path, settings)
+    copy_recipe(recipe, tmp_path / "copy.yaml")
+    model = read(tmp_path / "copy.yaml", []).get("model").plain()
+    assert model == {"kind": "guarded", "tokens": [MASK, MASK], "headers": {"a": "x", "b": MASK}}
+
+
+def test_a_recipe_without_secrets_is_copied_as_it_is(tmp_path):
+    recipe = loaded(tmp_path, ", lr: 0.5")
+    copy_recipe(recipe, tmp_path / "copy.yaml")
+    assert (tmp_path / "copy.yaml").read_bytes() == recipe.path.read_bytes()
+
+
+def test_a_recipe_that_is_no_longer_valid_is_copied_without_its_secrets(tmp_path):
+    recipe = loaded(tmp_path, ", api_token: hunter2-secret")
+    recipe.path.write_text("model: [api_token: hunter2-secret\npassword: other")
+    copy_recipe(recipe, tmp_path / "copy.yaml")
+    assert "hunter2" not in (tmp_path / "copy.yaml").read_text()
+    assert "other" not in (tmp_path / "copy.yaml").read_text()
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(secret=texts, other=texts)
+def test_whatever_the_secret_the_copy_holds_its_mask(tmp_path, secret, other):
+    document = {
+        "name": "x", "data": {"kind": "table"}, "train": {"updates": 1},
+        "model": {"kind": "guarded", "pin": secret, "tokens": [secret, other]},
+    }  # fmt: skip
+    secrets._known = secrets._Known()
+    rest = dump(document | {"model": {"kind": "guarded", "pin": "", "tokens": []}})
+    assume(MASK not in secret + other and secret.strip() not in rest and other.strip() not in rest)
+    recipe = load(write_recipe(tmp_path, dump(document)), (), Guardians())
+    copy_recipe(recipe, tmp_path / "copy.yaml")
+    copied = parse((tmp_path / "copy.yaml").read_text(), "copy", []).plain()
+    assert copied == document | {"model": {"kind": "guarded", "pin": MASK, "tokens": [MASK, MASK]}}
+    assert dict(flatten(recipe.values()))["model.pin"] == MASK
