@@ -1,12 +1,39 @@
 """What machine this is: facts for the lock file, for MLflow tags and for ``runner doctor``."""
 
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import psutil
+
+_PROCESS = Path("/proc/self")
+_MEMBERSHIP = re.compile(r"^\d+:([^:]*):(/.*)$", re.MULTILINE)
+"""A line of ``cgroup``: controllers, none for version 2, and the path."""
+_MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*- (cgroup2?) \S* (\S+)$", re.MULTILINE)
+"""A line of ``mountinfo``: what of the file system is mounted, where, the file system's type and its options."""
+_MEMORY_FILES = {
+    "cgroup2": ("memory.max", "memory.current", "inactive_file"),
+    "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By type of file system: the files with limit and use, and in ``memory.stat`` what the kernel gives back at need."""
+
+
+def host_name() -> str:
+    """The name of this machine."""
+    return platform.node()
+
+
+@cache
+def boot_id() -> str:
+    """What differs from one start of this machine to the next."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return str(int(psutil.boot_time()))
 
 
 def hardware() -> dict[str, str | int]:
@@ -44,6 +71,52 @@ def usable_cores() -> int:
     if hasattr(process, "cpu_affinity"):  # not on macOS
         return len(process.cpu_affinity() or ())
     return psutil.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes of host memory that this process can still take.
+
+    The machine may have more free than a container or a batch system's job is allowed: the tightest limit of the own
+    cgroup and its parents counts.
+    """
+    left = [_left_in(folder, *_MEMORY_FILES[kind]) for kind, folder in _memory_cgroups()]
+    return max(0, min([psutil.virtual_memory().available, *(each for each in left if each is not None)]))
+
+
+def _memory_cgroups() -> Iterator[tuple[str, Path]]:
+    """Type of file system and folder of the memory cgroups of this process and of all their parents in sight."""
+    own: dict[str, str] = {}
+    for line in _MEMBERSHIP.finditer(_content(_PROCESS / "cgroup")):
+        controllers, path = line.groups()
+        if not controllers or "memory" in controllers.split(","):
+            own["cgroup" if controllers else "cgroup2"] = path
+    for line in _MOUNT.finditer(_content(_PROCESS / "mountinfo")):
+        root, point, kind, options = line.groups()
+        if kind not in own or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        # In a container, the path may be that of the host: then the mount shows the container's own cgroup.
+        path = Path(own[kind])
+        below = path.relative_to(root).parts if path.is_relative_to(root) and ".." not in path.parts else ()
+        top = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
+        yield from ((kind, top.joinpath(*below[:depth])) for depth in range(len(below) + 1))
+
+
+def _left_in(cgroup: Path, limit: str, used: str, reclaimable: str) -> int | None:
+    """Bytes that a cgroup may still take; None if it has no limit."""
+    try:
+        left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())  # "max" is no number
+    except (OSError, ValueError):
+        return None
+    file_cache = re.search(rf"^{reclaimable} (\d+)$", _content(cgroup / "memory.stat"), re.MULTILINE)
+    return left + (int(file_cache[1]) if file_cache else 0)
+
+
+def _content(path: Path) -> str:
+    """What a file of the system holds; nothing if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
 
 
 @cache

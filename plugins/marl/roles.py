@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,26 @@ class Role:
     def load_state_dict(self, state: State) -> None:
         """Restores the optimizers' state."""
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(copy.deepcopy(saved))  # torch would go on with the very tensors it is given
+            restore(optimizer, saved)
+
+
+OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
+"""Settings of torch's optimizers that say how to compute, not what."""
+
+
+def restore(optimizer: Optimizer, saved: State) -> None:
+    """Loads a state that an optimizer with other kernels may have left; this one keeps its own."""
+    groups = [
+        {**group, **{name: own[name] for name in OWN_WAY if name in own}}
+        for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    state = {key: {name: _own(value) for name, value in entry.items()} for key, entry in saved["state"].items()}
+    optimizer.load_state_dict({"state": state, "param_groups": copy.deepcopy(groups)})
+
+
+def _own(value: Any) -> Any:
+    """A copy, because torch would go on with the very tensors that it is given."""
+    return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
 
 
 def clip(parameters: Sequence[Tensor], max_norm: float) -> None:

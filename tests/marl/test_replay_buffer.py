@@ -1,7 +1,6 @@
 """The ring under both kinds of replay: what is stored comes back, the oldest goes first, the state is whole."""
 
 from collections import deque
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,9 +96,10 @@ def test_state_restores_what_follows_bit_for_bit(config, added):
 def test_state_holds_only_what_is_filled(config):
     replay = make(config, capacity=1000)
     replay.add(transitions(0, 3))
-    tensors = [value for value in replay.state_dict().values() if isinstance(value, torch.Tensor) and value.dim()]
-    assert tensors
-    assert all(len(tensor) == 3 for tensor in tensors)
+    state = replay.state_dict()
+    ((first, rows),) = state["rows"].pieces()
+    assert (first, len(rows)) == (0, 3)
+    assert all(len(value) == 3 for value in state.values() if isinstance(value, torch.Tensor) and value.dim())
 
 
 def test_state_of_another_buffer_is_refused():
@@ -136,7 +136,7 @@ def test_a_buffer_that_cannot_fit_is_refused_before_it_is_allocated(config):
 
 
 def test_the_most_that_fits_is_told(monkeypatch):
-    monkeypatch.setattr(buffer.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * 52 + 51))
+    monkeypatch.setattr(buffer, "available_memory", lambda: 100 * 52 + 51)
     make(PrioritizedConfig, capacity=100)
     with pytest.raises(UsageError, match=r"101 transitions of 52 bytes .* at most 100"):
         make(PrioritizedConfig, capacity=101)

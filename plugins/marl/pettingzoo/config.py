@@ -34,6 +34,7 @@ class PettingZooConfig(SimulatorConfig):
 
     kind: ClassVar[str] = "pettingzoo"
     headline: ClassVar[tuple[str, ...]] = ("return",)
+    objective = ("return", "maximize")
 
     environment: Annotated[str, AfterValidator(_known_family), Field(json_schema_extra={"pattern": ALLOWED})]
     """Module of the environment, for example ``mpe2.simple_spread_v3``."""

@@ -4,11 +4,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-import psutil
 import torch
 from torch import Tensor
 
-from runner.api import Batch, State, UsageError
+from runner.api import Batch, Ring, State, UsageError, available_memory
 
 GIB = 2**30
 
@@ -51,11 +50,10 @@ class Replay(ABC):
         width = sum(self._widths)
         _require_memory(capacity, width * torch.float32.itemsize + self.extra_bytes, device)
         self._rows = torch.empty(capacity, width, dtype=torch.float32, device=device)
-        self._size = 0
-        self._position = 0
+        self._written = 0
 
     def __len__(self) -> int:
-        return self._size
+        return min(self._written, self.capacity)
 
     @torch.no_grad()
     def add(self, batch: Batch) -> Tensor:
@@ -78,10 +76,9 @@ class Replay(ABC):
             )
         fields = zip(self.shapes, self._widths, strict=True)
         rows = torch.cat([batch[name].reshape(count, width).float() for name, width in fields], dim=1)
-        index = torch.arange(self._position, self._position + count, device=self.device).remainder_(self.capacity)
+        index = self._places(self._written, self._written + count)
         self._rows.index_copy_(0, index, rows.to(self.device))
-        self._position = (self._position + count) % self.capacity
-        self._size = min(self._size + count, self.capacity)
+        self._written += count
         return index
 
     @abstractmethod
@@ -103,11 +100,9 @@ class Replay(ABC):
         """Tells how wrong the critics were about the transitions at ``index``, [B] each."""
 
     def state_dict(self) -> State:
-        """The transitions and the place of the next one; the tensors share the buffer's memory."""
+        """The transitions, as a ring that reads the buffer's own memory."""
         return {
-            "rows": self._rows[: self._size],
-            "position": self._position,
-            "capacity": self.capacity,
+            "rows": Ring(self.capacity, self._written, self._read),
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
         }
 
@@ -117,19 +112,27 @@ class Replay(ABC):
         Raises:
             UsageError: the state is that of a buffer of another capacity or other fields.
         """
-        own = self.state_dict()
-        for name in ("capacity", "shapes"):
-            if state[name] != own[name]:
+        ring: Ring = state["rows"]
+        own = {"capacity": self.capacity, "shapes": self.state_dict()["shapes"]}
+        for name, theirs in (("capacity", ring.capacity), ("shapes", state["shapes"])):
+            if theirs != own[name]:
                 raise UsageError(
-                    f"the checkpoint's replay buffer has {name} {state[name]}, the recipe's {own[name]}; "
+                    f"the checkpoint's replay buffer has {name} {theirs}, the recipe's {own[name]}; "
                     "resume with the settings of the run that wrote it"
                 )
-        self._size = len(state["rows"])
-        self._position = state["position"]
-        self._rows[: self._size].copy_(state["rows"])
+        for first, rows in ring.pieces():
+            self._rows.index_copy_(0, self._places(first, first + len(rows)), rows.to(self.device))
+        self._written = ring.written
+
+    def _read(self, first: int, last: int) -> Tensor:
+        return self._rows.index_select(0, self._places(first, last))
+
+    def _places(self, first: int, last: int) -> Tensor:
+        """Where the transitions with these numbers are, counted since the first that was ever stored."""
+        return torch.arange(first, last, device=self.device).remainder_(self.capacity)
 
     def _require_transitions(self) -> None:
-        if not self._size:
+        if not len(self):
             raise UsageError("the replay buffer is empty; collect at least one step before the first update")
 
     def _take(self, index: Tensor) -> Batch:
@@ -143,7 +146,7 @@ def _require_memory(capacity: int, transition: int, device: torch.device) -> Non
     if device.type == "cuda":
         free, remedy = torch.cuda.mem_get_info(device)[0], ", or keep it in host memory with data.replay.device: cpu"
     elif device.type == "cpu":
-        free, remedy = psutil.virtual_memory().available, ""
+        free, remedy = available_memory(), ""
     else:
         return
     need = capacity * transition

@@ -51,6 +51,7 @@ class UavConfig(SimulatorConfig):
         "formation_strict",
         "steps_to_goal",
     )
+    objective = ("return", "maximize")
 
     followers: int = Field(default=3, ge=1)
     """Agents that follow the one leader."""
