@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from runner.config import Config
 from runner.errors import RunnerError, UsageError
+from runner.hardware import available_memory
+from runner.ring import Ring
 from runner.slots import Slots
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ __all__ = [
     "Pipeline",
     "Plan",
     "Probe",
+    "Ring",
     "RunnerError",
     "Setting",
     "Slots",
@@ -41,13 +44,14 @@ __all__ = [
     "State",
     "Statistical",
     "UsageError",
+    "available_memory",
 ]
 
 Batch = dict[str, Any]
 """Tensors by name; the first dimension is the batch."""
 
 State = dict[str, Any]
-"""Nested dictionaries and lists of tensors, numbers, strings, booleans and None: what a checkpoint can hold."""
+"""Nested dictionaries and lists of tensors, rings, numbers, strings and None: what a checkpoint can hold."""
 
 
 # --- what a stage promises about results ------------------------------------------------------------------------------
@@ -109,6 +113,8 @@ class SourceConfig(Config, ABC):
     """Whether training is counted in environment steps (a simulator) or in updates (a dataset)."""
     headline: ClassVar[tuple[str, ...]] = ()
     """The evaluation metrics that a person looks at first, without ``eval/``."""
+    objective: ClassVar[tuple[str, Literal["maximize", "minimize"]] | None] = None
+    """The evaluation metric by which one model is better than another, without ``eval/``, and its direction."""
 
     @abstractmethod
     def implementation(self) -> type[Source]:
@@ -276,7 +282,7 @@ class Learner(ABC):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """Parameters, target networks and optimizers."""
+        """Parameters, target networks and optimizers; the same structure with every stage, so that a state can move."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:

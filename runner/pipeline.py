@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.api import Batch, Context, Probe, Setting, Slots, State, UsageError
+from runner.errors import CheckpointError
 from runner.recipe.errors import DEFAULT, Problem, RecipeError
+from runner.secrets import redact
 
 if TYPE_CHECKING:
     from runner.api import Learner, Source, Stage
@@ -51,7 +53,10 @@ class Plan:
             return None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "probe.yaml"
-            path.write_text(json.dumps(self.recipe.values()))
+            path.touch(mode=0o600)
+            path.write_text(
+                json.dumps(self.recipe.values(masked=False), ensure_ascii=False)
+            )  # the trial needs the secrets too
             command = [sys.executable, "-m", "runner.probe", str(path), str(batch_size), *map(str, self.plugin_files)]
             child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
         if child.returncode == OUT_OF_MEMORY or child.returncode < 0:
@@ -62,7 +67,7 @@ class Plan:
 
     def note(self, text: str) -> None:
         """Adds a note to the stage that is being prepared."""
-        self.reports[self.preparing].notes.append(text)
+        self.reports[self.preparing].notes.append(redact(text))
 
 
 OUT_OF_MEMORY = 77
@@ -76,7 +81,7 @@ PROBE_SECONDS = 900
 class Pipeline:
     """One learner, one source and the active stages around one set of slots."""
 
-    def __init__(self, recipe: Recipe, context: Context, plan: Plan) -> None:
+    def __init__(self, recipe: Recipe, context: Context, plan: Plan, prepared: dict[str, list[str]]) -> None:
         self.recipe = recipe
         self.context = context
         self.slots = context.slots
@@ -84,6 +89,8 @@ class Pipeline:
         self.batch_size = plan.batch_size
         self.updates_per_step = plan.updates_per_step
         self.reports = plan.reports
+        self.prepared = prepared
+        """What stages have said about their choices (a batch size), which a resumed run must not make again."""
         self.stages: list[Stage] = []
         self._attaching = ""
         self.source: Source = recipe.data.implementation()(recipe.data, context)
@@ -102,7 +109,7 @@ class Pipeline:
 
     def note(self, text: str) -> None:
         """Adds a note to the stage that is being attached."""
-        self.reports[self._attaching].notes.append(text)
+        self.reports[self._attaching].notes.append(redact(text))
 
     def next_batch(self, batch_size: int, progress: float, remaining: int) -> Batch:
         """A batch on the device.
@@ -128,10 +135,27 @@ class Pipeline:
             "generators": {name: generator.get_state() for name, generator in self.context.generators.items()},
             "batch_size": self.batch_size,
             "updates_per_step": self.updates_per_step,
+            "prepared": self.prepared,
+            "device": self.device.type,
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restores what ``state_dict`` returned, in place."""
+        """Restores what ``state_dict`` returned, in place.
+
+        Raises:
+            CheckpointError: it is the state of another pipeline.
+        """
+        if state["device"] != self.device.type:
+            raise CheckpointError(
+                f"the checkpoint was written on device '{state['device']}', and this is '{self.device.type}'; resume "
+                "where there is one"
+            )
+        try:
+            self._load(state)
+        except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:  # torch's for shapes and names
+            raise CheckpointError(f"the checkpoint does not fit this recipe: {error}") from error
+
+    def _load(self, state: State) -> None:
         self.learner.load_state_dict(state["learner"])
         self.source.load_state_dict(state["source"])
         for stage in self.stages:
@@ -158,13 +182,20 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def assemble(recipe: Recipe, plugin_files: Sequence[Path] = (), *, batch_size: int | None = None) -> Pipeline:
+def assemble(
+    recipe: Recipe,
+    plugin_files: Sequence[Path] = (),
+    *,
+    batch_size: int | None = None,
+    resumed: State | None = None,
+) -> Pipeline:
     """Builds the pipeline of a recipe.
 
     Args:
         recipe: validated.
         plugin_files: local plugin files that the recipe was validated with.
         batch_size: instead of the recipe's.
+        resumed: the pipeline's state in a checkpoint; what stages have chosen before (the batch size) stays chosen.
 
     Raises:
         UsageError: a stage must not run here, or a value of the recipe is read by nobody.
@@ -177,13 +208,21 @@ def assemble(recipe: Recipe, plugin_files: Sequence[Path] = (), *, batch_size: i
     active = [stage for stage in recipe.stages.values() if _is_active(stage, setting, reports, recipe)]
 
     plan = Plan(recipe, plugin_files, batch_size or recipe.train.batch_size, recipe.train.updates_per_step, reports)
-    for stage in active:
-        plan.preparing = stage.kind
-        stage.prepare(plan)
+    if resumed is not None:
+        plan.batch_size, plan.updates_per_step = resumed["batch_size"], resumed["updates_per_step"]
+        for kind, notes in resumed["prepared"].items():
+            if kind in reports:  # a drifted recipe may have switched it off
+                reports[kind].notes += notes
+    else:
+        for stage in active:
+            plan.preparing = stage.kind
+            stage.prepare(plan)
+    prepared = {kind: list(report.notes) for kind, report in reports.items() if report.notes}
 
-    pipeline = Pipeline(recipe, Context(device, Slots(), recipe.seed), plan)
+    pipeline = Pipeline(recipe, Context(device, Slots(), recipe.seed), plan, prepared)
     pipeline.attach(active)
-    _refuse_unread(recipe, active)
+    if resumed is None:  # what prepares a run has not been asked again
+        _refuse_unread(recipe, active)
     return pipeline
 
 

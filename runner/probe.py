@@ -11,10 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import torch
 
-from runner.api import Probe, RunnerError
+from runner.api import Probe, RunnerError, available_memory
 from runner.pipeline import OUT_OF_MEMORY, Pipeline, assemble
 from runner.recipe import load
 from runner.registry import Registry
@@ -30,7 +29,7 @@ def measure(pipeline: Pipeline) -> Probe:
         torch.OutOfMemoryError: the device's memory does not suffice.
     """
     cuda = pipeline.device.type == "cuda"
-    limit = torch.cuda.mem_get_info(pipeline.device)[0] if cuda else psutil.virtual_memory().available
+    limit = torch.cuda.mem_get_info(pipeline.device)[0] if cuda else available_memory()
     while pipeline.source.collect(None) and not pipeline.source.ready(pipeline.batch_size):
         pass
     generator = pipeline.context.generator("noise")

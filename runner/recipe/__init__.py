@@ -2,6 +2,7 @@
 
 from runner.recipe.catalog import Catalog, Provider, Section
 from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.hidden import copy_recipe
 from runner.recipe.layers import is_lock, shipped
 from runner.recipe.loader import load
 from runner.recipe.lock import drift, write_lock
@@ -18,6 +19,7 @@ __all__ = [
     "Section",
     "TrackingConfig",
     "TrainConfig",
+    "copy_recipe",
     "drift",
     "flatten",
     "is_lock",

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from runner.recipe.errors import Problem, nearest, suggestion
+from runner.recipe.hidden import remember
 from runner.recipe.scalars import resolve
 from runner.recipe.source import Node
+from runner.secrets import looks_secret, redact
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -46,6 +48,7 @@ def fill(
     Returns:
         The filled model, or None if anything is wrong.
     """
+    _hide_declared(model, node, path)
     while True:
         try:
             # In JSON a list may fill a tuple, and nothing else is coerced.
@@ -64,7 +67,7 @@ def display(value: Any) -> str:
     """A value as it would be written in a recipe, short enough for a message."""
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
-    text = f"'{value}'" if isinstance(value, str) else "nothing" if value is None else json.dumps(value)
+    text = f"'{redact(value)}'" if isinstance(value, str) else "nothing" if value is None else json.dumps(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
@@ -72,6 +75,8 @@ def _problem(error: ErrorDetails, model: type[BaseModel], node: Node, path: str,
     parts, found, missing = _walk(node, error["loc"])
     keys = [path] if path else []
     dotted = ".".join(keys + parts)
+    if looks_secret(dotted):
+        remember(found, dotted)  # a password of digits alone was read as a number
     kind = error["type"]
     context = error.get("ctx", {})
     if kind == "extra_forbidden":
@@ -142,6 +147,32 @@ def _child(node: Node, part: int | str) -> Node | None:
     if isinstance(part, str):
         return node.get(part)
     return node.value[part] if isinstance(node.value, list) and part < len(node.value) else None
+
+
+def _hide_declared(model: type[BaseModel], node: Node, path: str) -> None:
+    """Remembers what is written where a model has a ``SecretStr``, whether or not it is valid."""
+    if not isinstance(node.value, dict):
+        return
+    for name, child in node.value.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            continue
+        where = f"{path}.{name}"
+        if _holds_secret(field.annotation):
+            remember(child, where)
+        for inner in _models_in(field.annotation):
+            for part in (child, *_parts(child)):
+                _hide_declared(inner, part, where)
+
+
+def _holds_secret(annotation: Any) -> bool:
+    return annotation in (SecretStr, SecretBytes) or any(_holds_secret(inner) for inner in get_args(annotation))
+
+
+def _parts(node: Node) -> list[Node]:
+    return list(
+        node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    )
 
 
 def _without(node: Node, dropped: set[int]) -> Node:

@@ -1,12 +1,15 @@
 """Lays a recipe over what it extends, and the command line over both."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from runner.recipe.errors import Place, Problem, RecipeError, nearest, shown_path, suggestion
+from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError, nearest, shown_path, suggestion
+from runner.recipe.hidden import hide
 from runner.recipe.source import Node, parse, read
+from runner.secrets import MASK, looks_secret, register
 
 SUFFIX = ".yaml"
 LOCK_SUFFIX = ".lock.yaml"
@@ -25,14 +28,15 @@ def find(reference: str | Path) -> Path:
         RecipeError: there is no such recipe; the nearest name is in the message.
     """
     path = Path(reference)
-    if path.is_file():
+    if os.path.isfile(path):  # unlike Path.is_file, it takes a name that is too long for one that is not there
         return path
     bare = _bare_name(reference)
     if bare in shipped():
         return shipped()[bare]
-    if path.exists():
+    if os.path.exists(path):
         return path  # a folder or a pipe: reading it tells
-    known = [shown_path(sibling) for sibling in path.absolute().parent.glob(f"*{SUFFIX}")]
+    folder = path.absolute().parent
+    known = [shown_path(sibling) for sibling in folder.glob(f"*{SUFFIX}")] if os.path.isdir(folder) else []
     if bare is None:
         near = nearest(shown_path(path), known)
         hint = f" - did you mean '{near}'?" if near else ""
@@ -70,7 +74,7 @@ def merge(base: Node, over: Node) -> Node:
     the new kind does not know belonged to the old one.
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
-        return over
+        return replace(over, below=base)
     old, new = base.get("kind"), over.get("kind")
     changed = old is not None and new is not None and old.value != new.value
     children = {key: replace(node, leftover=node.leftover or changed) for key, node in base.value.items()}
@@ -84,6 +88,7 @@ def _with_parents(path: Path, below: tuple[Path, ...], problems: list[Problem]) 
     root = read(path, problems)
     if is_lock(path):
         return _locked(root)
+    hide(root)
     assert isinstance(root.value, dict)
     extends = root.value.pop("extends", None)
     if extends is None:
@@ -100,7 +105,18 @@ def _locked(root: Node) -> Node:
     recipe = root.get("recipe")
     if recipe is None or not isinstance(recipe.value, dict):
         raise RecipeError([Problem(Place(root.place.source), "recipe", "is missing: this is not a lock file")])
-    return recipe
+    origins = root.get("origins")
+    places = origins.value if origins is not None and isinstance(origins.value, dict) else {}
+    return _without_masks(recipe, {path for path, place in places.items() if place.value == DEFAULT.source}, "")
+
+
+def _without_masks(node: Node, defaults: Set[str], path: str) -> Node:
+    """Leaves out the secrets that nobody wrote: a plugin finds them again where it found them (the environment)."""
+    if not isinstance(node.value, dict):
+        return node
+    children = {key: _without_masks(child, defaults, f"{path}{key}.") for key, child in node.value.items()}
+    kept = {key: child for key, child in children.items() if child.value != MASK or f"{path}{key}" not in defaults}
+    return replace(node, value=kept)
 
 
 def _parent(extends: Node, path: Path, problems: list[Problem]) -> Path:
@@ -108,7 +124,7 @@ def _parent(extends: Node, path: Path, problems: list[Problem]) -> Path:
         message = "should be the path of a recipe, or the name of one that ships"
         raise RecipeError([*problems, Problem(extends.place, "extends", message)])
     beside = path.parent / extends.value
-    if beside.is_file():
+    if os.path.isfile(beside):
         return beside
     bare = _bare_name(extends.value)
     if bare in shipped():
@@ -133,7 +149,10 @@ def _assignment(number: int, text: str, problems: list[Problem]) -> Node:
     if keys[0] == "extends":
         raise RecipeError([*problems, Problem(Place(source, 1, 1, text), "", "extends can only stand in a file")])
     # Blanks in place of the path keep the columns of the value.
+    if looks_secret(dotted):
+        register(value.strip().strip("\"'"), keys[-1])  # before it can be quoted as invalid YAML
     node = parse(" " * (len(dotted) + 1) + value, source, problems, shown=text)
+    hide(node, dotted)
     column = len(dotted) + 1
     for key in reversed(keys):
         column -= len(key) + 1

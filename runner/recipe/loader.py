@@ -9,10 +9,12 @@ from runner.recipe.check import fill
 from runner.recipe.constraints import Draft, conflicts
 from runner.recipe.errors import Place, Problem, RecipeError
 from runner.recipe.faces import plugin_section, stages
+from runner.recipe.hidden import last_name, lost
 from runner.recipe.layers import compose, find
-from runner.recipe.recipe import Recipe, flatten
+from runner.recipe.recipe import Recipe, flatten, leaves
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
 from runner.recipe.source import Node
+from runner.secrets import register, register_environment, register_url
 
 SECTIONS = ("extends", "model", "data", "train", "optimization", "tracking")
 """The keys of a recipe beside those of ``Head``."""
@@ -29,9 +31,11 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
     Raises:
         RecipeError: everything that is wrong with it, each at its line.
     """
+    register_environment()
     path = find(reference)
     problems: list[Problem] = []
     root = replace(compose(path, sets, problems), place=Place(path))
+    problems += lost(root)
     head = _head(root, problems)
     draft = Draft(
         root=root,
@@ -75,6 +79,16 @@ def _recipe(path: Path, draft: Draft, head: Head | None) -> Recipe:
         off=tuple(kind for kind, on in draft.switched.items() if not on),
         origins={},
     )
-    leaves = [leaf for leaf, _ in flatten(recipe.values())]
+    _hide_defaults(recipe)
+    written = [path for path, _ in flatten(recipe.values())]
     switches = [f"optimization.{kind}" for kind in draft.switched]
-    return replace(recipe, origins={path: draft.origin(path) for path in [*leaves, *switches]})
+    return replace(recipe, origins={path: draft.origin(path) for path in [*written, *switches]})
+
+
+def _hide_defaults(recipe: Recipe) -> None:
+    """Remembers the secrets that plugins brought themselves, from the environment or in a default."""
+    for path, secret in recipe.secrets().items():
+        register(secret, last_name(path))
+    for _, value in leaves(recipe.values(masked=False)):
+        if isinstance(value, str):
+            register_url(value)

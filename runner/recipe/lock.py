@@ -3,33 +3,60 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner import __version__
+from runner.files import write_durably
 from runner.hardware import hardware
 from runner.recipe.catalog import Catalog, Section
+from runner.recipe.code import code_digests
+from runner.recipe.errors import Place, Problem, RecipeError
 from runner.recipe.git import Checkout, source
+from runner.recipe.packages import versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.scalars import dump
-from runner.recipe.source import read
+from runner.recipe.source import Node, parse, read
+from runner.secrets import redact
 
 VERSION = 1
 LOCK_NAME = "recipe.lock.yaml"
 PATCH_NAME = "source.patch"
-_DISTRIBUTION = "proven-runner"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_MATTERS = ("recipe", "code", "plugins", "packages")
+"""Sections that decide about results."""
+_SHOWN = ("source", "tools", "hardware", "threads")
+"""Sections that do not, or in digits at most: resuming elsewhere, or at a commit with another text, is legitimate."""
 _OF_MACHINE = ("hardware", "threads")
 """Sections of which a run that has imported torch knows more than one that has not."""
+_REMEDY = "the lock cannot be used: restore it from the run's artifacts in MLflow, or start a new run from the recipe"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One thing that is not as it was when a lock was written."""
+
+    name: str
+    """Dotted path in the lock: ``packages.torch``."""
+    locked: str
+    """What it was; ``absent`` if the lock does not have it."""
+    now: str
+    """What it is; ``absent`` if it is gone."""
+    matters: bool
+    """Whether results may change because of it."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.locked} in the lock, {self.now} now"
 
 
 def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog) -> Path:
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
-    The lock is itself a recipe: running it runs the same values again. It holds the recipe's values, so a plugin must
-    declare a secret as ``SecretStr``, which is masked; of the environment it holds versions and numbers of threads.
+    The lock is itself a recipe: running it runs the same values again. It holds the recipe's values, with those of type
+    ``SecretStr`` masked; of the environment it holds versions and numbers of threads. What looks like a secret all the
+    same is redacted, in the patch too. Both files are durable when this returns.
 
     Args:
         recipe: the recipe of the run.
@@ -41,17 +68,39 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog) -> Path:
     """
     checkout = source(recipe.path)
     if checkout is not None and checkout.patch:
-        (run_dir / PATCH_NAME).write_text(checkout.patch, encoding="utf-8", errors="surrogateescape", newline="")
-    facts = _environment(recipe, catalog, checkout)
-    head = {"lock": VERSION, "digest": recipe.digest, "recipe": recipe.values()}
+        write_durably(run_dir / PATCH_NAME, _redacted(checkout.patch))
+    head = {"lock": VERSION, "digest": recipe.digest}
+    facts = {"recipe": recipe.values()} | _environment(recipe, catalog, checkout)
     origins = {"origins": {path: place.cited() for path, place in recipe.origins.items()}}
     lock = run_dir / LOCK_NAME
-    lock.write_text(dump(head | facts | origins), encoding="utf-8")
+    # Digests are no secrets, whatever the packages are called that they are of.
+    write_durably(lock, dump(head) + redact(dump(facts | origins)) + dump({"code": _code(recipe)}))
     return lock
 
 
-def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[str]:
-    """What has changed since a lock was written, one line each.
+def read_lock(lock: Path) -> dict[str, Any]:
+    """A lock as plain values, its sections as mappings.
+
+    Raises:
+        RecipeError: it is missing, damaged, or from a newer version of the runner; says what to do.
+    """
+    problems: list[Problem] = []
+    try:
+        root = read(lock, problems)
+        problems += _damage(root)
+        if problems:
+            raise RecipeError(problems)
+    except RecipeError as error:
+        raise RecipeError([*error.problems, Problem(Place(lock), "", _REMEDY)]) from None
+    values: dict[str, Any] = root.plain()
+    if values["lock"] > VERSION:
+        message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
+        raise RecipeError([Problem(root.anchor, "lock", message)])
+    return values
+
+
+def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[Drift]:
+    """What has changed since a lock was written: first what matters.
 
     Args:
         lock: the lock.
@@ -59,32 +108,60 @@ def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[str]:
         catalog: who brings the plugins now.
 
     Raises:
-        RecipeError: the lock cannot be read.
+        RecipeError: the lock is missing or damaged.
     """
-    locked = read(lock, []).plain()
-    now = {"recipe": recipe.values()} | _environment(recipe, catalog, source(recipe.path))
-    lines = []
-    for section, values in now.items():
-        old, new = dict(flatten(locked.get(section) or {})), dict(flatten(values))
+    locked = read_lock(lock)
+    facts = {"recipe": recipe.values()} | _environment(recipe, catalog, source(recipe.path))
+    # By the same way as into the lock, so that what is redacted there is neither shown nor taken for a change.
+    now = parse(redact(dump(facts)), "now", []).plain() | {"code": _code(recipe)}
+    found = []
+    for section in (*_MATTERS, *_SHOWN):
+        old, new = dict(flatten(locked.get(section) or {})), dict(flatten(now[section]))
         names = old.keys() & new.keys() if section in _OF_MACHINE else old.keys() | new.keys()
-        differing = sorted(name for name in names if old.get(name) != new.get(name))
-        lines += [f"{section}.{name}: {_shown(old, name)} in the lock, {_shown(new, name)} now" for name in differing]
-    return lines
+        differing = sorted(name for name in names if str(old.get(name)) != str(new.get(name)))
+        matters = section in _MATTERS
+        found += [Drift(f"{section}.{name}", _shown(old, name), _shown(new, name), matters) for name in differing]
+    return found
+
+
+def _damage(root: Node) -> Iterator[Problem]:
+    version = root.get("lock")
+    if version is None or type(version.value) is not int:
+        yield Problem(Place(root.place.source), "lock", "should be the format's version: this is no whole lock")
+    for section in (*_MATTERS, *_SHOWN):
+        node = root.get(section)
+        if section == "recipe" and node is None:
+            yield Problem(Place(root.place.source), section, "is missing")
+        elif node is not None and not isinstance(node.value, dict):
+            yield Problem(node.anchor, section, "should be a mapping")
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
     return str(values[name]) if name in values else "absent"
 
 
+def _redacted(patch: str) -> str:
+    """In Python, ``token = tokens[i]`` is left alone, so that the patch still applies."""
+    files = re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)
+    return "".join(redact(file, code=file.partition("\n")[0].endswith(".py")) for file in files)
+
+
+def _code(recipe: Recipe) -> dict[str, str]:
+    return code_digests([type(recipe.model), type(recipe.data), *map(type, recipe.stages.values())])
+
+
 def _environment(recipe: Recipe, catalog: Catalog, checkout: Checkout | None) -> dict[str, dict[str, Any]]:
-    """Everything beside the recipe that can change a result, as plain values."""
+    """What else can change a result, as plain values."""
     used: list[tuple[Section, str]] = [("model", recipe.model.kind), ("data", recipe.data.kind)]
     used += [("optimization", kind) for kind in recipe.stages]
     providers = {f"{section}.{kind}": catalog.provider(section, kind) for section, kind in used}
+    packages, tools = versions({provider.name for provider in providers.values()})
     return {
         "source": {} if checkout is None else {"commit": checkout.commit, "patch_sha256": checkout.patch_sha256},
-        "plugins": {name: str(provider) for name, provider in providers.items()},
-        "packages": {"runner": __version__} | _versions({provider.name for provider in providers.values()}),
+        # A local file is known by its name and content: where it lies, seen from where, is no matter.
+        "plugins": {name: f"{Path(each.name).name} {each.version}" for name, each in providers.items()},
+        "packages": packages,
+        "tools": {"runner": __version__} | tools,
         "hardware": dict(hardware()),
         "threads": _threads(),
     }
@@ -96,29 +173,3 @@ def _threads() -> dict[str, Any]:
     if torch is not None:
         threads |= {"torch": torch.get_num_threads(), "torch_interop": torch.get_num_interop_threads()}
     return threads
-
-
-def _versions(providers: Iterable[str]) -> dict[str, str]:
-    """Versions of the runner, of the plugins' distributions, and of everything that these need and find."""
-    versions: dict[str, str] = {}
-    asked_for = {_DISTRIBUTION, *providers}
-    queue = sorted(asked_for)
-    while queue:
-        name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
-        if name in versions:
-            continue
-        try:
-            found = distribution(name)
-        except (PackageNotFoundError, ValueError):  # not needed here, or a local file
-            continue
-        versions[name] = found.version
-        for requirement in found.requires or ():
-            # An extra of the runner or of a plugin may be in use, unless it is for tests only.
-            if "extra ==" not in requirement or (name in asked_for and '"test"' not in requirement):
-                queue.append(_name(requirement))
-    return dict(sorted(versions.items()))
-
-
-def _name(requirement: str) -> str:
-    """The distribution in ``rich[extra]>=14; python_version > "3"``."""
-    return re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.api import LearnerConfig, SourceConfig, Stage
+from pydantic import BaseModel, SecretBytes, SecretStr
+
+from runner.api import Config, LearnerConfig, SourceConfig, Stage
 from runner.recipe.errors import Place
+from runner.recipe.scalars import dump_inline
 from runner.recipe.sections import TrackingConfig, TrainConfig
+from runner.secrets import MASK, redact_values
 
 
 @dataclass(frozen=True)
@@ -33,23 +37,46 @@ class Recipe:
     origins: Mapping[str, Place]
     """Where every value came from, by dotted path."""
 
-    def values(self) -> dict[str, Any]:
+    def values(self, *, masked: bool = True) -> dict[str, Any]:
         """The recipe with nothing left to defaults, as plain values that JSON can hold.
 
-        A stage is ``off``, ``on``, or its settings. Values of type ``SecretStr`` are masked.
+        A stage is ``off``, ``on``, or its settings.
+
+        Args:
+            masked: secrets are masked; without, the values may go to a child process and nowhere else.
         """
+        dumped = _masked if masked else _clear
         train = self.train.model_dump(mode="json", exclude=set(TrainConfig.unused(self.data.simulates)))
-        stages = {kind: stage.config.model_dump(mode="json") or "on" for kind, stage in self.stages.items()}
-        return {
+        stages = {kind: dumped(stage.config) or "on" for kind, stage in self.stages.items()}
+        values = {
             "name": self.name,
             "seed": self.seed,
             "device": self.device,
-            "model": {"kind": self.model.kind, **self.model.model_dump(mode="json")},
-            "data": {"kind": self.data.kind, **self.data.model_dump(mode="json")},
+            "model": {"kind": self.model.kind, **dumped(self.model)},
+            "data": {"kind": self.data.kind, **dumped(self.data)},
             "train": train,
             "optimization": stages | dict.fromkeys(self.off, "off"),
             "tracking": self.tracking.model_dump(mode="json"),
         }
+        return dict(redact_values(values)) if masked else values
+
+    def secrets(self) -> dict[str, str]:
+        """The texts that ``values`` masks as a whole, by dotted path; items of a list are numbered."""
+        clear, masked = self.values(masked=False), self.values()
+        pairs = zip(leaves(clear), leaves(masked), strict=True)
+        return {path: text for (path, text), (_, shown) in pairs if shown == MASK and text != MASK}
+
+    def secret_assignments(self) -> list[str]:
+        """What ``--set`` has to say for a lock of this recipe to be whole again; for this process alone."""
+        pairs = zip(flatten(self.values(masked=False)), flatten(self.values()), strict=True)
+        return [f"{path}={dump_inline(clear)}" for (path, clear), (_, masked) in pairs if clear != masked]
+
+    @property
+    def goal(self) -> tuple[int, str]:
+        """How far to train, and what that counts: steps of a simulator, updates from a dataset."""
+        number, unit = (self.train.env_steps, "steps") if self.data.simulates else (self.train.updates, "updates")
+        assert number is not None  # validation sees to it
+        return number, unit
 
     @property
     def digest(self) -> str:
@@ -60,6 +87,15 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in nested mappings and lists that is neither, with its dotted path."""
+    if isinstance(value, Mapping | list):
+        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from leaves(each, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested mappings with their dotted paths; a list or an empty mapping is a leaf."""
     for key, value in values.items():
@@ -67,3 +103,27 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def _masked(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="json")
+
+
+def _clear(config: Config) -> dict[str, Any]:
+    """A config as plain values, without pydantic's masks."""
+    revealed: dict[str, Any] = _revealed(config, _masked(config))
+    return revealed
+
+
+def _revealed(value: Any, dumped: Any) -> Any:
+    """What was dumped of a value, with the secrets in it."""
+    if isinstance(value, SecretStr | SecretBytes):
+        secret = value.get_secret_value()
+        return secret if isinstance(secret, str) else secret.decode(errors="replace")
+    fields = value.__dict__ if isinstance(value, BaseModel) else value  # not by attribute, which counts as reading
+    if isinstance(fields, Mapping) and isinstance(dumped, dict):
+        named = {str(name): each for name, each in fields.items()}
+        return {name: _revealed(named.get(name), each) for name, each in dumped.items()}
+    if isinstance(fields, list | tuple) and isinstance(dumped, list):
+        return [_revealed(*pair) for pair in zip(fields, dumped, strict=True)]
+    return dumped

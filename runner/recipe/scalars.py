@@ -55,8 +55,9 @@ class _Dumper(yaml.SafeDumper):
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
     def represent_str(self, data: str) -> Any:
-        # Line breaks beyond ASCII survive in double quotes only.
-        style = '"' if any(character in data for character in "\x85\u2028\u2029") else None
+        # Line breaks beyond ASCII survive in double quotes only, and these two words mean something to YAML.
+        special = data in ("<<", "=") or any(character in data for character in "\x85\u2028\u2029")
+        style = '"' if special else None
         return self.represent_scalar(_TAGS[str], data, style=style)
 
     def ignore_aliases(self, data: Any) -> bool:

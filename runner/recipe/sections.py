@@ -41,6 +41,8 @@ class TrainConfig(Config):
     """Environment steps (or updates) between two evaluations; null evaluates at the end only."""
     checkpoint_every: Count | None = None
     """Environment steps (or updates) between two checkpoints; null saves at the end only."""
+    preemptible: bool = False
+    """Whether SIGTERM and SIGINT end the run with exit code 75, which tells a scheduler to resume it."""
     log_every: Count = 1000
     """Environment steps (or updates) between two points of a training metric."""
 

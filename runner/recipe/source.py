@@ -1,5 +1,6 @@
 """Reads YAML into nodes that know their place, with a limit on everything that a document can exhaust."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,8 @@ MAX_DEPTH = 32
 MAX_NODES = 20_000
 """Keys and values of a document after its aliases have been expanded; all of them together within ``MAX_BYTES``."""
 
+_BLANK = " \t\r\n\x85\u2028\u2029"
+_ANCHOR = re.compile(r"^&\S+\s+")
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 _TOO_LONG = f"has more than {MAX_NODES:,} keys and values, or {MAX_BYTES:,} characters, aliases expanded"
 
@@ -28,6 +31,10 @@ class Node:
     """Where the key of this value stands, if it has one."""
     leftover: bool = False
     """Inherited from a recipe whose section was of another kind; dropped if the new kind does not know it."""
+    spelled: str = ""
+    """A scalar as it stands in the document, with quotes and escapes."""
+    below: "Node | None" = None
+    """What this value has replaced, in a file that it extends or over which the command line lies."""
 
     def plain(self) -> Any:
         """The value as plain dictionaries, lists and scalars."""
@@ -156,7 +163,8 @@ class _Reader:
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
             self._fail(place, f"tag '{tag}' is not allowed: a recipe holds plain values only")
         if isinstance(node, yaml.ScalarNode):
-            return Node(self._scalar(node, place), place, key)
+            spelled = _ANCHOR.sub("", self.text[node.start_mark.index : node.end_mark.index].rstrip(_BLANK))
+            return Node(self._scalar(node, place), place, key, spelled=spelled)
         self.open.add(id(node))
         value = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
         self.open.discard(id(node))

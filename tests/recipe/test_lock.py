@@ -1,18 +1,27 @@
 import hashlib
+import importlib
+import os
 import shutil
 import subprocess
+import sys
+from typing import ClassVar
 
 import pytest
 from faces import RECIPE, FakeCatalog, write_recipe
 
-from runner.recipe import drift, load, write_lock
-from runner.recipe.git import checkout
+from runner.recipe import RecipeError, drift, load, write_lock
+from runner.recipe.git import Checkout, checkout
+from runner.recipe.lock import Drift, read_lock
 from runner.recipe.source import read
+from runner.registry import Registry
+
+PASSWORD = "model.password=hunter2"
+"""Not kept in a lock, and so to be given again."""
 
 
 @pytest.fixture
 def recipe(tmp_path):
-    return load(write_recipe(tmp_path), ("seed=8", "model.password=hunter2"), FakeCatalog())
+    return load(write_recipe(tmp_path), ("seed=8", PASSWORD), FakeCatalog())
 
 
 @pytest.fixture
@@ -22,7 +31,7 @@ def lock(recipe, tmp_path):
 
 
 def test_a_lock_runs_the_same_recipe_again(recipe, lock):
-    again = load(lock, (), FakeCatalog())
+    again = load(lock, (PASSWORD,), FakeCatalog())
     assert again.values() == recipe.values()
     assert again.digest == recipe.digest
     assert str(again.origins["seed"]).endswith("recipe.lock.yaml:5:9")
@@ -35,7 +44,9 @@ def test_a_lock_says_what_the_run_was_made_from(recipe, lock):
     assert content["origins"]["seed"] == "--set #1 seed=8"
     assert content["origins"]["model.order"] == "default"
     assert content["plugins"]["optimization.cache"] == "proven-runner 0.1.0"
-    assert {"torch", "numpy", "mlflow", "pydantic", "proven-runner"} <= content["packages"].keys()
+    assert {"torch", "numpy"} <= content["packages"].keys()
+    assert {"runner", "mlflow", "pydantic", "proven-runner"} <= content["tools"].keys()
+    assert content["code"].keys() == {"runner", "faces.py"}
     assert content["hardware"]["cores"] >= 1
     assert "OMP_NUM_THREADS" in content["threads"]
 
@@ -43,31 +54,199 @@ def test_a_lock_says_what_the_run_was_made_from(recipe, lock):
 def test_no_secret_is_written(lock, monkeypatch, recipe, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter3")
     text = write_lock(recipe, tmp_path / "run", FakeCatalog()).read_text()
-    assert "hunter3" not in text
+    assert "hunter" not in text
     assert "password: '**********'" in text
 
 
 def test_nothing_has_drifted_at_once(lock):
-    again = load(lock, (), FakeCatalog())
+    again = load(lock, (PASSWORD,), FakeCatalog())
     assert drift(lock, again, FakeCatalog()) == []
 
 
-def test_what_drifted_is_said_line_by_line(lock):
+def changed(lock, *replacements):
+    """Puts something else into the lock: what was true when it was written is no longer."""
     text = lock.read_text()
-    for old, new in (
-        ("  seed: 8\n", "  seed: 9\n"),
-        ("  numpy: ", "  vanished: '1.0'\n  numpy: 0."),
-        ("cores: ", "cores: 9"),
-    ):
-        assert old in text
+    for old, new in replacements:
+        assert old in text, old
         text = text.replace(old, new, 1)
     lock.write_text(text)
-    again = load(lock, ("seed=8",), FakeCatalog())
-    lines = drift(lock, again, FakeCatalog())
-    assert "recipe.seed: 9 in the lock, 8 now" in lines
-    assert "packages.vanished: 1.0 in the lock, absent now" in lines
-    assert any(line.startswith("packages.numpy: 0.") for line in lines)
-    assert any(line.startswith("hardware.cores: 9") for line in lines)
+
+
+def test_what_drifted_is_said_line_by_line_and_what_matters_first(lock):
+    changed(
+        lock,
+        ("  seed: 8\n", "  seed: 9\n"),
+        ("  numpy: ", "  vanished: '1.0'\n  numpy: 0."),
+        ("  mlflow: ", "  mlflow: 0."),
+        ("cores: ", "cores: 9"),
+    )
+    changes = drift(lock, load(lock, ("seed=8", PASSWORD), FakeCatalog()), FakeCatalog())
+    assert [(change.name, change.matters) for change in changes] == [
+        ("recipe.seed", True),
+        ("packages.numpy", True),
+        ("packages.vanished", True),
+        ("tools.mlflow", False),
+        ("hardware.cores", False),
+    ]
+    assert str(changes[0]) == "recipe.seed: 9 in the lock, 8 now"
+    assert changes[2] == Drift("packages.vanished", "1.0", "absent", True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "matters"),
+    [
+        ("  torch: ", "  torch: 0.", "packages.torch", True),
+        ("  optimization.cache: proven-runner 0", "  optimization.cache: other 9", "plugins.optimization.cache", True),
+        ("  model.net: proven-runner 0.1.0\n", "", "plugins.model.net", True),
+        ("    lr: 0.001", "    lr: 0.002", "recipe.model.lr", True),
+        ("code:\n", "code:\n  gone: abc\n", "code.gone", True),
+        ("  rich: ", "  rich: 0.", "tools.rich", False),
+        ("  runner: 0", "  runner: 9", "tools.runner", False),
+        ("  OMP_NUM_THREADS: ", "  OMP_NUM_THREADS: 9 #", "threads.OMP_NUM_THREADS", False),
+        ("  python: ", "  python: 2.", "hardware.python", False),
+    ],
+)
+def test_what_matters(recipe, lock, old, new, name, matters):
+    changed(lock, (old, new))
+    changes = drift(lock, recipe, FakeCatalog())
+    assert [(change.name, change.matters) for change in changes] == [(name, matters)]
+
+
+def test_another_commit_does_not_matter_as_such(recipe, lock, monkeypatch):
+    monkeypatch.setattr("runner.recipe.lock.source", lambda path: Checkout("f" * 40, "+text\n"))
+    changes = drift(lock, recipe, FakeCatalog())
+    assert "source.commit" in {change.name for change in changes}
+    assert not any(change.matters for change in changes)
+
+
+FACE = """
+from runner.api import Exact, Stage
+
+class Mine(Stage):
+    kind = "mine"
+    phase = 1
+    contract = Exact()
+
+    def attach(self, pipeline):
+        pass
+"""
+
+
+def test_an_edited_plugin_file_matters_wherever_it_lies(tmp_path, monkeypatch):
+    def registry(folder, text):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(text)
+        return Registry([tmp_path / folder / "mine.py"])
+
+    def loaded(registry):
+        return load("marl_baseline", ("optimization={mine: on}",), registry)
+
+    first, moved = registry("a", FACE), registry("b", FACE)
+    lock = write_lock(loaded(first), tmp_path, first)
+    monkeypatch.chdir(tmp_path / "b")
+    assert drift(lock, loaded(moved), moved) == []
+    edited = registry("c", FACE.replace("phase = 1", "phase = 2"))
+    changes = drift(lock, loaded(edited), edited)
+    assert [change.name for change in changes] == ["code.mine.py", "plugins.optimization.mine"]
+    assert all(change.matters for change in changes)
+
+
+def test_an_edited_module_of_a_plugins_package_matters_and_its_page_does_not(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "lock_auth"  # a digest is no secret, whatever its key says
+    package.mkdir()
+    (package / "__init__.py").write_text(FACE)
+    (package / "works.py").write_text("x = 1\n")
+    face = importlib.import_module("lock_auth").Mine
+
+    class Catalog(FakeCatalog):
+        faces: ClassVar = FakeCatalog.faces | {"optimization": (*FakeCatalog.faces["optimization"], face)}
+
+    recipe = load(write_recipe(tmp_path), ("optimization.mine=on",), Catalog())
+    lock = write_lock(recipe, tmp_path, Catalog())
+    (package / "README.md").write_text("changed")
+    assert drift(lock, recipe, Catalog()) == []
+    (package / "works.py").write_text("x = 2\n")
+    assert [(change.name, change.matters) for change in drift(lock, recipe, Catalog())] == [("code.lock_auth", True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("", "is empty"),
+        ("lock: 1\nrecipe: {seed: 1", "invalid YAML"),
+        ("lock: 1\nrecipe: {seed: 1, seed: 2}\n", "duplicate key"),
+        ("\0\0\0\0", "not allowed"),
+        ("- 1\n", "is a mapping"),
+        ("lock: 1\n", "recipe: is missing"),
+        ("lock: 1\nrecipe: 3\n", "recipe: should be a mapping"),
+        ("lock: 1\nrecipe: {}\npackages: [torch]\n", "packages: should be a mapping"),
+        ("recipe: {}\n", "lock: should be the format's version"),
+        ("lock: soon\nrecipe: {}\n", "lock: should be the format's version"),
+    ],
+)
+def test_a_damaged_lock_says_what_is_wrong_and_what_to_do(recipe, tmp_path, text, message):
+    path = tmp_path / "recipe.lock.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        drift(path, recipe, FakeCatalog())
+    assert message in str(caught.value)
+    assert "restore it from the run's artifacts in MLflow, or start a new run" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_lock_cut_anywhere_is_refused_or_drifted(recipe, lock):
+    text = lock.read_text()
+    for length in range(0, len(text) - 1, 97):
+        lock.write_text(text[:length])
+        try:
+            assert any(change.matters for change in drift(lock, recipe, FakeCatalog()))
+        except RecipeError as error:
+            assert "restore it" in str(error)  # noqa: PT017 (either will do)
+
+
+def test_a_lock_from_the_future_asks_for_a_newer_runner(lock):
+    changed(lock, ("lock: 1\n", "lock: 2\n"))
+    with pytest.raises(RecipeError, match=r"lock: format 2 is newer than this runner reads .*: update it"):
+        read_lock(lock)
+
+
+def test_what_is_redacted_in_a_lock_is_neither_shown_nor_a_drift(tmp_path):
+    text = RECIPE.replace("name: example", "name: example\ntracking: {experiment: 'https://me:hunter22@host/x'}")
+    recipe = load(write_recipe(tmp_path, text), (), FakeCatalog())
+    lock = write_lock(recipe, tmp_path, FakeCatalog())
+    assert "hunter22" not in lock.read_text()
+    assert drift(lock, recipe, FakeCatalog()) == []
+    changed(lock, ("https://me", "https://you"))
+    (change,) = drift(lock, recipe, FakeCatalog())
+    assert change.name == "recipe.tracking.experiment"
+    assert "hunter22" not in str(change)
+
+
+def test_a_lock_is_whole_or_as_it_was(recipe, lock, tmp_path, monkeypatch):
+    before = lock.read_text()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_lock(recipe, tmp_path / "run", FakeCatalog())
+    assert lock.read_text() == before
+    assert [path.name for path in lock.parent.glob("*lock*")] == [lock.name]
+
+
+def test_torch_is_not_imported_for_it(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from runner.recipe import drift, load, write_lock\n"
+        "from runner.registry import Registry\n"
+        "registry = Registry(); recipe = load('marl_phase2', (), registry)\n"
+        "assert drift(write_lock(recipe, Path(sys.argv[1]), registry), recipe, registry) == []\n"
+        "assert not {'torch', 'mlflow', 'numpy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -118,6 +297,19 @@ def test_the_patch_is_written_beside_the_lock(repository, monkeypatch):
     subprocess.run(["git", "checkout", "-q", "--", "recipe.yaml"], cwd=repository, check=True)
     subprocess.run(["git", "apply", "run/source.patch"], cwd=repository, check=True)
     assert path.read_text().endswith("# changed\n")
+
+
+@needs_git
+def test_a_patch_keeps_names_in_code_and_no_secret(repository, monkeypatch):
+    monkeypatch.setattr("runner.recipe.git.runner.__file__", str(repository / "nowhere" / "__init__.py"))
+    path = write_recipe(repository, RECIPE + "# api_token: hunter2hunter2\n")
+    (repository / "a.py").write_text("api_token = tokens[i]\napi_key = 'hunter3hunter3'\n")
+    subprocess.run(["git", "add", "-N", "a.py"], cwd=repository, check=True)
+    write_lock(load(path, (), FakeCatalog()), repository, FakeCatalog())
+    patch = (repository / "source.patch").read_text()
+    assert "+api_token = tokens[i]\n" in patch
+    assert "+# api_token:" in patch
+    assert "hunter" not in patch
 
 
 @needs_git
