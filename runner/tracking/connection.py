@@ -14,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from filelock import FileLock
 
 from runner.errors import StorageError
+from runner.secrets import redact, register_environment, register_url
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,13 +31,15 @@ def connect(uri: str) -> MlflowClient:
     Raises:
         StorageError: the store cannot be reached or written; said within seconds.
     """
+    register_environment()
+    register_url(uri)
     try:
         with _first_open(uri):
             _probe(uri)
             client = _client(uri)
             client.search_experiments(max_results=1)
     except Exception as error:  # drivers and MLflow raise whatever they like
-        reason = str(error).replace(uri, shown(uri)).partition("\n")[0]
+        reason = redact(str(error).replace(uri, shown(uri))).partition("\n")[0]
         raise StorageError(f"tracking store {shown(uri)} cannot be used: {reason}; {_remedy()}") from error
     return client
 
@@ -47,11 +50,12 @@ def is_http(uri: str) -> bool:
 
 
 def shown(uri: str) -> str:
-    """The URI without user name and password."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    """The URI without user name and password, and without secrets in its query."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # a host that is none
+        return redact(uri)
+    return redact(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri)
 
 
 def on_network_disk(path: Path) -> bool:

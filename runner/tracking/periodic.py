@@ -1,24 +1,39 @@
 """Something done again and again beside the training."""
 
+import logging
 import threading
 from collections.abc import Callable
 
+_log = logging.getLogger(__name__)
+
 
 class Periodic(threading.Thread):
-    """Calls an action every so many seconds, the first time at once, until it is stopped."""
+    """Calls an action every so many seconds, the first time at once, until it is stopped.
+
+    An action that fails is said once and tried again when it is due: a training does not end for what goes on beside.
+    """
 
     def __init__(self, name: str, seconds: float, action: Callable[[], object]) -> None:
         super().__init__(name=f"runner-{name}", daemon=True)
         self._seconds = seconds
         self._action = action
         self._stopping = threading.Event()
+        self._failed = False
         self.start()
 
     def run(self) -> None:
         """Runs in the thread."""
-        self._action()
+        self._attempt()
         while not self._stopping.wait(self._seconds):
+            self._attempt()
+
+    def _attempt(self) -> None:
+        try:
             self._action()
+        except Exception as error:  # whatever a driver raises
+            if not self._failed:
+                _log.warning("%s failed and is tried again: %s: %s", self.name, type(error).__name__, error)
+            self._failed = True
 
     def stop(self) -> None:
         """Waits for an action that is under way and calls no other."""

@@ -78,11 +78,8 @@ class Store:
                 raise
             return created_by_another_runner
 
-    def create_run(self, experiment_id: str, name: str) -> tuple[str, str]:
-        """Starts a run.
-
-        Returns:
-            Its id and its name: ``<name>-<first 8 digits of the id>``, so that runs of one recipe can be told apart.
+    def create_run(self, experiment_id: str, name: str) -> str:
+        """Starts a run of that name and returns its id.
 
         Raises:
             StorageError: the store cannot be written.
@@ -90,12 +87,34 @@ class Store:
         from mlflow.exceptions import MlflowException
 
         try:
-            run_id = self.client.create_run(experiment_id, run_name=name).info.run_id
-            unique = f"{name}-{run_id[:8]}"
-            self.client.update_run(run_id, name=unique)
+            return str(self.client.create_run(experiment_id, run_name=name).info.run_id)
         except MlflowException as error:
             raise StorageError(f"cannot start a run in {shown(self.uri)}: {error}") from error
-        return run_id, unique
+
+    def run_named(self, experiment_id: str, name: str) -> str | None:
+        """The id of the run of that name; None if there is none.
+
+        Raises:
+            StorageError: the store cannot be reached.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            found = self.client.search_runs([experiment_id], f"attributes.run_name = '{name}'", max_results=1)
+        except MlflowException as error:
+            raise StorageError(f"cannot look for a run in {shown(self.uri)}: {error}") from error
+        return str(found[0].info.run_id) if found else None
+
+    def set_status(self, run_id: str, status: str, time_ms: int) -> None:
+        """Sets how a run ended, or that it is running again.
+
+        Raises:
+            MlflowException: the store cannot be reached.
+        """
+        if status == "RUNNING":
+            self.client.update_run(run_id, status=status)
+        else:
+            self.client.set_terminated(run_id, status, time_ms)
 
     def send(self, run_id: str, metrics: Sequence[Metric], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Writes values to a run; writing the same ones again changes nothing.

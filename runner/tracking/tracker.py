@@ -2,61 +2,81 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import logging
 import math
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import psutil
 
 from runner.errors import StorageError
+from runner.faults import reach
 from runner.tracking.connection import shown
+from runner.tracking.folder import Owner, Record, RunFolder, Status
+from runner.tracking.history import History
 from runner.tracking.periodic import Periodic
 from runner.tracking.shipper import Shipper
 from runner.tracking.spool import Spool
 from runner.tracking.store import Store
 from runner.tracking.system import SystemMonitor
-from runner.tracking.values import folder_name, key, params_of, text
+from runner.tracking.values import key, params_of, text
 from runner.tracking.workspace import Workspace
 
-Status = Literal["FINISHED", "FAILED", "KILLED"]
-
-SPOOL = "spool.jsonl"
 SHIP_SECONDS = 5.0
 SYNC_SECONDS = 2.0
 SAMPLE_SECONDS = 10.0
+HEARTBEAT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Tracker:
-    """Logs metrics and artifacts of one run; made by ``Tracker.open``.
+class Target(NamedTuple):
+    """What a run sets out to do."""
 
-    Only ``open`` and ``close`` wait for MLflow. Whatever else is logged goes to the run's spool, so that an MLflow
+    digest: str
+    """Of its recipe."""
+    goal: int
+    unit: str
+    """What ``goal`` counts: steps or updates."""
+
+
+NO_TARGET = Target("", 0, "steps")
+
+
+class Tracker:
+    """Logs metrics and artifacts of one run; made by ``Tracker.open`` or ``Tracker.reopen``.
+
+    Only these two and ``close`` wait for MLflow. Whatever else is logged goes to the run's spool, so that an MLflow
     server that dies costs neither metrics nor training time.
 
     Attributes:
         run_id: MLflow's id.
-        run_name: name in MLflow and of the run's folder: ``<recipe>-<first 8 digits of the id>``.
-        experiment_id: MLflow's id of the experiment.
+        run_name: name in MLflow and of the run's folder: ``<recipe>-<8 digits>``.
         tracking_uri: MLflow's store, without a password.
         run_dir: folder of this run alone.
     """
 
-    def __init__(self, store: Store, experiment_id: str, run_id: str, run_name: str, run_dir: Path) -> None:
+    def __init__(self, store: Store, folder: RunFolder, record: Record, run_id: str, history: History) -> None:
         self.run_id = run_id
-        self.run_name = run_name
-        self.experiment_id = experiment_id
+        self.run_name = folder.name
         self.tracking_uri = shown(store.uri)
-        self.run_dir = run_dir
-        self._spool = Spool(run_dir / SPOOL)
+        self.run_dir = folder.path
+        self._folder = folder
+        self._record = record
+        self._history = history
+        self._spool = Spool(folder.spool)
         self._shipper = Shipper(store, run_id, self._spool.path)
         self._names: dict[str, str] = {}
         self._not_finite: set[str] = set()
-        self._step = 0
+        self._step = record.step
+        self._warned = False
 
     @classmethod
     def open(
@@ -67,6 +87,7 @@ class Tracker:
         params: Mapping[str, object],
         tags: Mapping[str, str],
         system_metrics: bool = True,
+        target: Target = NO_TARGET,
     ) -> Tracker:
         """Starts an MLflow run, its folder and the threads beside the training.
 
@@ -77,32 +98,111 @@ class Tracker:
             params: the resolved recipe, nested; logged flat under dotted names.
             tags: what describes the run beside its settings (source commit, stages, hardware).
             system_metrics: whether to sample processor, memory, disk and GPU.
+            target: what the run sets out to do.
 
         Raises:
             StorageError: MLflow's store or the workspace cannot be reached or written.
         """
         store = Store.open(workspace)
         experiment_id = store.experiment(experiment)
-        run_id, name = store.create_run(experiment_id, run_name)
-        run_dir = workspace.runs / folder_name(name)
+        folder = RunFolder.create(workspace.runs, run_name)
         try:
-            run_dir.mkdir(parents=True)
-            tracker = cls(store, experiment_id, run_id, name, run_dir)
-        except OSError as error:
-            store.client.set_terminated(run_id, "FAILED")
-            raise StorageError(
-                f"run folder {run_dir} cannot be made: {error.strerror}; name a writable folder in RUNNER_WORKSPACE"
-            ) from error
-        tracker._start(params, {**_origin(), "run_dir": str(run_dir), **tags}, system_metrics)
+            now = time.time()
+            record = Record(
+                name=folder.name, recipe=run_name, **target._asdict(), experiment=experiment,
+                tracking_uri=shown(store.uri), owner=Owner.this_process(), started=now, heartbeat=now,
+            )  # fmt: skip
+            folder.write(record)
+            folder.reserve()
+            reach("start.folder")
+            tracker = cls._with_run(store, experiment_id, folder, record, History())
+            tracker._append(run_id=tracker.run_id, experiment_id=experiment_id, tracking_uri=tracker.tracking_uri)
+            tracker._append(params=params_of(params))
+        except (StorageError, OSError) as error:
+            _withdraw(store, experiment_id, folder)
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"{folder.path}: {error.strerror}; name another disk in RUNNER_WORKSPACE") from error
+        tracker._start(_origin(), tags, system_metrics)
         return tracker
 
-    def _start(self, params: Mapping[str, object], tags: Mapping[str, str], system_metrics: bool) -> None:
-        self._append(run_id=self.run_id, experiment_id=self.experiment_id, tracking_uri=self.tracking_uri)
-        self._append(params=params_of(params))
+    @classmethod
+    def reopen(
+        cls,
+        workspace: Workspace,
+        folder: RunFolder,
+        cursor: int,
+        step: int,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        system_metrics: bool = True,
+    ) -> Tracker:
+        """Goes on with a run whose process is dead.
+
+        Metrics that the dead process logged after the checkpoint are not logged again when the training comes past
+        them; they are compared.
+
+        Args:
+            workspace: as for ``open``.
+            folder: the run's folder, which this process has claimed.
+            cursor: what ``mark`` said when the checkpoint was written; 0 without a checkpoint.
+            step: that of the checkpoint.
+            params: as for ``open``; logged if the process died before its first checkpoint, perhaps before it had.
+            tags: what is new about the run.
+            system_metrics: as for ``open``.
+
+        Raises:
+            StorageError: MLflow's store or the run's folder cannot be reached or written.
+        """
+        record = folder.record()
+        assert record is not None  # the caller has found the run by it
+        store = Store.open(workspace)
+        if shown(store.uri) != record.tracking_uri:
+            raise StorageError(
+                f"run {folder.name} is kept in {record.tracking_uri}, not in {shown(store.uri)}; "
+                "name its store in MLFLOW_TRACKING_URI"
+            )
+        alive = record.model_copy(
+            update={"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": ""}
+        )
+        try:
+            folder.write(alive)
+            folder.reserve()
+            experiment_id = store.experiment(record.experiment)
+            tracker = cls._with_run(store, experiment_id, folder, alive, History.read(folder.spool, cursor, step))
+            tracker._append(status="RUNNING")
+            if not cursor:
+                tracker._append(params=params_of(params))
+        except OSError as error:
+            with suppress(OSError):
+                folder.write(record)
+            raise StorageError(f"{folder.path}: {error.strerror}; free some space there") from error
+        tracker._step = step
+        tracker._start({} if cursor else _origin(), tags, system_metrics)
+        return tracker
+
+    @classmethod
+    def _with_run(
+        cls, store: Store, experiment_id: str, folder: RunFolder, record: Record, history: History
+    ) -> Tracker:
+        """With the MLflow run of that name, which is made if the process died before it could be."""
+        run_id = record.run_id or store.run_named(experiment_id, folder.name)
+        if run_id is None:
+            run_id = store.create_run(experiment_id, folder.name)
+        reach("start.tracked")
+        if record.run_id is None:
+            record = record.model_copy(update={"run_id": run_id})
+            folder.write(record)
+        return cls(store, folder, record, run_id, history)
+
+    def _start(self, origin: Mapping[str, str], tags: Mapping[str, str], system_metrics: bool) -> None:
+        owner = {f"process.{name}": str(value) for name, value in self._record.owner}
+        tags = {**origin, **owner, "run_dir": str(self.run_dir), **tags}
         self._append(tags={key(name): text(value) for name, value in tags.items()})
         self._monitor = SystemMonitor(self.run_dir) if system_metrics else None
         self._threads = [
             Periodic("sync", SYNC_SECONDS, self._spool.sync),
+            Periodic("heartbeat", HEARTBEAT_SECONDS, self._beat),
             Periodic("system", SAMPLE_SECONDS, self._sample),
             Periodic("mlflow", SHIP_SECONDS, self._shipper.try_to_ship),
         ]
@@ -122,12 +222,28 @@ class Tracker:
         for given, number in metrics.items():
             name = self._names.get(given) or self._names.setdefault(given, key(given))
             value = float(number)
+            if self._history and self._history.has(name, step, value):
+                continue
             if math.isfinite(value):
                 values[name] = value
             else:
                 values[name] = str(value)
                 self._report_not_finite(name, value, step)
-        self._append(step=step, metrics=values)
+        if values:
+            self._append(step=step, metrics=values)
+
+    def mark(self) -> int:
+        """The place in the spool from which a run that resumes here has to read; for ``reopen``."""
+        return self._history.cursor(self._step, self._spool.size)
+
+    def sync(self) -> None:
+        """Makes durable what was logged so far.
+
+        Raises:
+            OSError: the disk refuses it.
+        """
+        if not self._spool.sync():
+            raise OSError(errno.ENOSPC, "the disk refuses the run's metrics")
 
     def _report_not_finite(self, name: str, value: float, step: int) -> None:
         if name not in self._not_finite:
@@ -142,46 +258,95 @@ class Tracker:
         """Logs a file or a folder, which is copied later: it must stay as it is while the run lasts.
 
         Args:
-            path: the file or folder.
+            path: the file or folder, inside the run's folder.
             folder: where to put it among the run's artifacts; their root by default.
-        """
-        inside = path.is_relative_to(self.run_dir)
-        self._append(artifact=str(path.relative_to(self.run_dir) if inside else path.resolve()), folder=folder)
 
-    def close(self, status: Status, patience: float = 30.0) -> bool:
-        """Sends what is left, then sets the run's final status.
+        Raises:
+            ValueError: it lies elsewhere.
+        """
+        self._append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
+
+    def close(self, status: Status, reason: str = "", patience: float = 30.0) -> bool:
+        """Sends what is left, then sets the run's final status and gives its folder up.
 
         Args:
             status: how the run really ended.
-            patience: seconds for which a store that does not answer is tried again.
+            reason: why it failed.
+            patience: seconds for which MLflow is waited for, whether it refuses or is slow.
 
         Returns:
             Whether MLflow has everything; what it has not stays in the spool.
         """
-        sync, system, mlflow = self._threads
+        sync, heartbeat, system, mlflow = self._threads
         system.stop()
         self._sample()
-        self._append(status=status)
         sync.stop()
-        mlflow.stop()
-        deadline = time.monotonic() + patience
-        delivered = self._shipper.try_to_ship()
-        while not delivered and time.monotonic() < deadline:
-            time.sleep(1.0)
-            delivered = self._shipper.try_to_ship()
+        heartbeat.stop()
+        self._folder.use_reserve()
+        tags = {"tags": {"error": text(reason)}} if reason else {}
+        self._append(urgent=True, status=status, **tags)
+        self._write_record(status=status, reason=reason)
+        self._spool.sync()
+        delivered = self._deliver(mlflow, patience)
         self._spool.close()
-        if not delivered:
-            _log.warning("MLflow lacks the last %d bytes of %s", self._shipper.pending, self._spool.path)
+        self._folder.release()
         if self._spool.held:
             _log.warning("%d lines could not be written to %s and are lost", self._spool.held, self._spool.path)
         return delivered and not self._spool.held
+
+    def _deliver(self, mlflow: Periodic, patience: float) -> bool:
+        """In a thread of its own, because a store that is slow or hangs lets nobody interrupt it."""
+        thread = threading.Thread(
+            target=self._ship_until, args=(mlflow, time.monotonic() + patience), name="runner-end", daemon=True
+        )
+        thread.start()
+        thread.join(patience)
+        delivered = not thread.is_alive() and not self._shipper.pending
+        if not delivered:
+            self._shipper.abandon()
+            _log.warning(
+                "MLflow lacks the last %d bytes of %s; send them later: runner sync %s",
+                self._shipper.pending, self._spool.path, self.run_name,
+            )  # fmt: skip
+        return delivered
+
+    def _ship_until(self, mlflow: Periodic, deadline: float) -> None:
+        mlflow.stop()
+        while not self._shipper.try_to_ship() and time.monotonic() < deadline:
+            time.sleep(1.0)
+        if self._spool.held:  # the status is among what the disk refuses
+            with suppress(Exception):  # whatever MLflow's drivers raise
+                self._shipper.set_status(self._record.status, int(self._record.heartbeat * 1e3))
+
+    def _beat(self) -> None:
+        self._write_record()
+
+    def _write_record(self, **changes: object) -> None:
+        changed = {"heartbeat": time.time(), "step": self._step, **changes}
+        self._record = self._record.model_copy(update=changed)
+        try:
+            self._folder.write(self._record)
+        except OSError as error:
+            if not self._warned:
+                _log.warning("%s: %s; 'runner ls' will not know how this run goes", self.run_dir, error.strerror)
+            self._warned = True
 
     def _sample(self) -> None:
         if self._monitor is not None:
             self.log(self._monitor.sample(), self._step)
 
-    def _append(self, **record: Any) -> None:
-        self._spool.append({"t": time.time_ns() // 1_000_000, **record})
+    def _append(self, *, urgent: bool = False, **record: Any) -> None:
+        self._spool.append({"t": time.time_ns() // 1_000_000, **record}, urgent=urgent)
+
+
+def _withdraw(store: Store, experiment_id: str, folder: RunFolder) -> None:
+    """Leaves nothing of a run that could not begin but its status in MLflow."""
+    with suppress(Exception):  # whatever MLflow's drivers raise: the reason for which it could not begin counts
+        run_id = store.run_named(experiment_id, folder.name)
+        if run_id is not None:
+            store.set_status(run_id, "FAILED", int(time.time() * 1e3))
+    shutil.rmtree(folder.path, ignore_errors=True)
+    folder.release()
 
 
 def _origin() -> dict[str, str]:

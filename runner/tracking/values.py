@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 
 from runner.recipe.recipe import flatten
+from runner.secrets import redact
 
 _TEXT_LENGTH = 6000
 _KEY_LENGTH = 250
+_FOLDER_LENGTH = 100
 
 
 def params_of(settings: Mapping[str, object]) -> dict[str, str]:
@@ -21,7 +23,7 @@ def params_of(settings: Mapping[str, object]) -> dict[str, str]:
 
 def text(value: object) -> str:
     """A param's or tag's value, shortened with a mark where MLflow would cut it without a word."""
-    spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    spelled = redact(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
     if len(spelled) <= _TEXT_LENGTH:
         return spelled
     mark = f" ... [shortened from {len(spelled)} characters]"
@@ -36,4 +38,4 @@ def key(name: str) -> str:
 
 def folder_name(name: str) -> str:
     """The name as a folder can have it on every system."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "unnamed"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:_FOLDER_LENGTH].rstrip("._") or "unnamed"

@@ -1,11 +1,14 @@
+import errno
 import json
 import math
+import os
 
 import pytest
 from mlflow.exceptions import MlflowException
 
+from runner import faults
 from runner.tracking.shipper import Shipper
-from runner.tracking.spool import Spool
+from runner.tracking.spool import Spool, reached
 from runner.tracking.store import Store
 from runner.tracking.workspace import workspace
 
@@ -17,7 +20,7 @@ def store(migrated_workspace):
 
 @pytest.fixture
 def run_id(store):
-    return store.create_run(store.experiment("tests"), "a")[0]
+    return store.create_run(store.experiment("tests"), "a")
 
 
 @pytest.fixture
@@ -104,3 +107,60 @@ def test_an_artifact_that_is_gone_does_not_hold_up_the_rest(store, run_id, spool
     Shipper(store, run_id, spool.path).ship()
     assert history(store, run_id, "loss") == [(1, 1.0, 1)]
     assert "gone.yaml no longer exists" in caplog.text
+
+
+DAMAGED = [
+    '{"t":1,"step":2}',
+    '{"step":2,"metrics":{"loss":1.0}}',
+    '{"t":1,"step":"x","metrics":{"loss":1.0}}',
+    '{"t":1,"step":99999999999999999999,"metrics":{"loss":1.0}}',
+    '{"t":1,"step":2,"metrics":{"loss":"much"}}',
+    '{"t":1,"step":2,"metrics":[1]}',
+    '{"t":1,"status":"DONE"}',
+    '{"t":1,"artifact":7}',
+    '{"t":1,"artifact":"\\u0000","folder":""}',
+    "3",
+    "\0",
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_does_not_hold_up_the_rest(line, store, run_id, spool):
+    spool.path.write_text(line + "\n")
+    spool.append({"t": 1, "step": 1, "metrics": {"loss": 1.0}})
+    spool.path.write_bytes(spool.path.read_bytes() + line.encode() + b"\n")
+    shipper = Shipper(store, run_id, spool.path)
+    shipper.ship()
+    assert history(store, run_id, "loss") == [(1, 1.0, 1)]
+    assert shipper.pending == 0
+    assert store.client.get_run(run_id).info.status == "RUNNING"
+
+
+def test_artifacts_that_cannot_be_kept_hold_up_nothing_but_themselves(store, run_id, spool, tmp_path, monkeypatch):
+    (tmp_path / "lock.yaml").write_text("seed: 1")
+    spool.append({"t": 1, "artifact": "lock.yaml", "folder": ""})
+    spool.append({"t": 1, "step": 1, "metrics": {"loss": 1.0}})
+    spool.append({"t": 5, "status": "FINISHED"})
+    shipper = Shipper(store, run_id, spool.path)
+    with monkeypatch.context() as full:
+
+        def refuse(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        full.setattr(store.client, "log_artifact", refuse)
+        assert not shipper.try_to_ship()
+    assert history(store, run_id, "loss") == [(1, 1.0, 1)]
+    assert store.client.get_run(run_id).info.status == "FINISHED"
+    assert shipper.try_to_ship()
+    assert [file.path for file in store.client.list_artifacts(run_id)] == ["lock.yaml"]
+
+
+def test_a_place_that_cannot_be_written_does_not_stop_the_shipping(store, run_id, spool, monkeypatch):
+    monkeypatch.setattr(faults, "_armed", faults.parse("ship.sent=enospc@1+"))
+    shipper = Shipper(store, run_id, spool.path)
+    for step in range(2):
+        spool.append({"t": step, "step": step, "metrics": {"loss": 1.0}})
+        assert shipper.try_to_ship()
+    assert shipper.pending == 0
+    assert len(history(store, run_id, "loss")) == 2
+    assert reached(spool.path) == 0

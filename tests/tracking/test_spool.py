@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.tracking.spool import Spool, read
+from runner import faults
+from runner.tracking.spool import Spool, place_of, reached, read, unsent
 
 json_records = st.dictionaries(
     st.text(max_size=8),
@@ -58,11 +59,27 @@ def test_reading_continues_from_an_offset(tmp_path):
     spool.close()
 
 
-def test_a_damaged_line_is_skipped_with_a_warning(tmp_path, caplog):
+@pytest.mark.parametrize(
+    "damaged",
+    [b"\0\0\0\0", b'{"n":', b"\xff\xfe", b"3", b"[" * 100_000],
+    ids=["zeros", "cut", "bytes", "number", "deep"],
+)
+def test_a_damaged_line_is_empty_with_a_warning(damaged, tmp_path, caplog):
     path = tmp_path / "spool.jsonl"
-    path.write_bytes(b'{"n":1}\n\0\0\0\0\n{"n":2}\n')
-    assert records(path) == [{"n": 1}, {"n": 2}]
-    assert "damaged line" in caplog.text
+    path.write_bytes(b'{"n":1}\n' + damaged + b'\n{"n":2}\n')
+    assert records(path) == [{"n": 1}, {}, {"n": 2}]
+    assert caplog.text.count("damaged line") == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"), [("8", 8), ("", 0), ("x", 0), ("-1", 0), ("99", 0), ("5", 0), ("17", 17)]
+)
+def test_a_place_that_is_none_means_the_beginning(place, expected, tmp_path):
+    path = tmp_path / "spool.jsonl"
+    path.write_bytes(b'{"n":1}\n{"n":22}\n{"torn')
+    place_of(path).write_text(place)
+    assert reached(path) == expected
+    assert unsent(path) == 17 - expected
 
 
 def test_threads_do_not_mix_their_lines(tmp_path):
@@ -106,4 +123,28 @@ def test_infinities_do_not_belong_in_json(tmp_path):
     spool = Spool(tmp_path / "spool.jsonl")
     with pytest.raises(ValueError, match="JSON"):
         spool.append({"n": float("inf")})
+    spool.close()
+
+
+def test_what_is_urgent_goes_before_what_is_held(tmp_path, monkeypatch):
+    spool = Spool(tmp_path / "spool.jsonl")
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: write(file, data[:3]))
+        spool.append({"n": 1})
+    spool.append({"end": True}, urgent=True)
+    assert records(spool.path) == [{"end": True}]
+    assert spool.sync()
+    assert records(spool.path) == [{"end": True}, {"n": 1}]
+    spool.close()
+
+
+def test_a_disk_that_does_not_keep_is_told_from_one_that_does(tmp_path, monkeypatch, caplog):
+    spool = Spool(tmp_path / "spool.jsonl")
+    spool.append({"n": 1})
+    with monkeypatch.context() as failing:
+        failing.setattr(faults, "_armed", faults.parse("spool.sync=raise@1+"))
+        assert not spool.sync()
+    assert "its latest lines are lost if this machine stops now" in caplog.text
+    assert spool.sync()
     spool.close()

@@ -12,7 +12,7 @@ def store(migrated_workspace):
 
 @pytest.fixture
 def run_id(store):
-    return store.create_run(store.experiment("tests"), "a")[0]
+    return store.create_run(store.experiment("tests"), "a")
 
 
 def test_an_experiment_is_created_once_with_an_absolute_place_for_artifacts(store):
@@ -27,12 +27,12 @@ def test_a_deleted_experiment_is_an_error_with_its_remedy(store):
         store.experiment("gone")
 
 
-def test_runs_of_one_recipe_have_names_of_their_own(store):
+def test_a_run_is_found_by_its_name(store):
     experiment = store.experiment("tests")
-    (first, name), (second, other) = store.create_run(experiment, "marl"), store.create_run(experiment, "marl")
-    assert name == f"marl-{first[:8]}"
-    assert other == f"marl-{second[:8]}"
-    assert store.client.get_run(first).info.run_name == name
+    created = store.create_run(experiment, "marl-3f2a91c0")
+    assert store.run_named(experiment, "marl-3f2a91c0") == created
+    assert store.run_named(experiment, "marl") is None
+    assert store.client.get_run(created).info.run_name == "marl-3f2a91c0"
 
 
 def test_more_than_mlflow_takes_in_one_call_is_sent_in_several(store, run_id):

@@ -4,6 +4,7 @@ import threading
 import pytest
 from mlflow.exceptions import MlflowException
 
+from runner import faults
 from runner.errors import StorageError
 from runner.tracking import Tracker, workspace
 from runner.tracking.spool import read
@@ -37,8 +38,8 @@ def test_a_run_is_recorded_whole():
 
     run = run_of(tracker)
     assert run.info.status == "FINISHED"
-    assert run.info.run_name == tracker.run_name == tracker.run_dir.name == f"marl-{tracker.run_id[:8]}"
-    assert run.info.experiment_id == tracker.experiment_id
+    assert run.info.run_name == tracker.run_name == tracker.run_dir.name
+    assert tracker.run_name.startswith("marl-")
     assert run.data.params == {"model.kind": "masac", "seed": "42"}
     assert run.data.metrics == {"train/loss": 0.2, "train/return": 4.0}
     assert run.data.tags["stages"] == "none"
@@ -127,10 +128,41 @@ def test_no_thread_is_left_behind():
     assert {thread for thread in threading.enumerate() if thread.name.startswith("runner-")} <= before
 
 
-def test_a_run_folder_that_cannot_be_made_is_a_storage_error_and_a_failed_run():
+def runs():
+    client = Store.open(workspace()).client
+    return client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+
+
+def test_a_run_folder_that_cannot_be_made_is_a_storage_error_and_no_run():
     workspace().runs.touch()
     with pytest.raises(StorageError, match="RUNNER_WORKSPACE"):
         opened()
-    client = Store.open(workspace()).client
-    (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
-    assert run.info.status == "FAILED"
+    assert runs() == []
+
+
+@pytest.mark.parametrize(("point", "statuses"), [("start.folder", []), ("start.tracked", ["FAILED"])])
+def test_a_run_that_cannot_begin_leaves_nothing_but_its_status(point, statuses, monkeypatch):
+    monkeypatch.setattr(faults, "_armed", faults.parse(f"{point}=enospc"))
+    with pytest.raises(StorageError, match="No space left on device; name another disk in RUNNER_WORKSPACE"):
+        opened()
+    assert [run.info.status for run in runs()] == statuses
+    assert list(workspace().runs.iterdir()) == []
+
+
+def test_a_store_that_hangs_is_not_waited_for_at_the_end(monkeypatch, caplog):
+    released = threading.Event()
+    monkeypatch.setattr(Store, "send", lambda *_: released.wait(60))
+    tracker = opened()
+    assert not tracker.close("FINISHED", patience=0.1)
+    assert not released.is_set()
+    assert f"runner sync {tracker.run_name}" in caplog.text
+    released.set()
+
+
+def test_mlflow_learns_the_status_that_the_disk_refuses(monkeypatch, caplog):
+    tracker = opened()
+    monkeypatch.setattr(faults, "_armed", faults.parse("spool.append=enospc@1+"))
+    assert not tracker.close("FAILED", "the disk is full")
+    assert records(tracker)[-1].get("status") is None
+    assert run_of(tracker).info.status == "FAILED"
+    assert "1 lines could not be written" in caplog.text

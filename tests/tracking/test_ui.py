@@ -57,7 +57,7 @@ def test_page_and_api_answer_on_another_port_if_the_wanted_one_is_taken(server, 
     assert tracker.close("FINISHED")
     request = urllib.request.Request(
         f"{address}/api/2.0/mlflow/runs/search",
-        data=json.dumps({"experiment_ids": [tracker.experiment_id]}).encode(),
+        data=json.dumps({"experiment_ids": ["1"]}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request) as answer:

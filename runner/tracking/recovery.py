@@ -1,0 +1,150 @@
+"""What the next process does for runs whose own is dead: their true status, and what MLflow lacks."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.errors import StorageError, UsageError
+from runner.files import write_durably
+from runner.tracking.connection import shown
+from runner.tracking.folder import GLANCE_SECONDS, Record, RunFolder, Status, folders
+from runner.tracking.lines import lines
+from runner.tracking.shipper import Shipper
+from runner.tracking.spool import Spool, place_of
+from runner.tracking.store import Store
+from runner.tracking.workspace import Workspace
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What became of a run's unsent records."""
+
+    run: str
+    sent_bytes: int = 0
+    problem: str = ""
+    """Why they were not sent."""
+    alive: bool = False
+    """Whether the run's own process will send them."""
+
+
+def reap(workspace: Workspace) -> list[str]:
+    """Gives runs whose process died their end, here and in MLflow: KILLED unless it could still say another.
+
+    Runs that are alive are left alone.
+
+    MLflow learns of it now if it answers, else with the next ``sync``.
+
+    Returns:
+        Their names.
+    """
+    dead = [folder for folder in folders(workspace.runs) if _died(folder) and _set_end(folder)]
+    if dead:
+        try:
+            deliver(workspace, dead)
+        except StorageError as error:
+            _log.warning("MLflow has not been told yet that %d runs are dead: %s", len(dead), error)
+    return [folder.name for folder in dead]
+
+
+def deliver(workspace: Workspace, runs: list[RunFolder]) -> list[Delivery]:
+    """Sends MLflow what it lacks of runs whose process is dead; sending twice changes nothing.
+
+    Raises:
+        StorageError: MLflow's store cannot be reached.
+    """
+    store: Store | None = None
+    deliveries = []
+    for folder in runs:
+        record = folder.record()
+        if record is None:
+            deliveries.append(Delivery(folder.name, problem="its run.json cannot be read"))
+        elif record.tracking_uri != shown(workspace.tracking_uri):
+            problem = f"it is kept in {record.tracking_uri}; name that in MLFLOW_TRACKING_URI"
+            deliveries.append(Delivery(folder.name, problem=problem))
+        elif folder.alive():
+            deliveries.append(Delivery(folder.name, alive=True))
+        else:
+            store = store or Store.open(workspace)
+            deliveries.append(_deliver(store, folder, record))
+    return deliveries
+
+
+def _died(folder: RunFolder) -> bool:
+    record = folder.record()
+    return record is not None and record.status == "RUNNING" and not folder.alive()
+
+
+def _set_end(folder: RunFolder) -> bool:
+    """False if a process has come to life again in the meantime, or the disk does not take it."""
+    try:
+        folder.claim(GLANCE_SECONDS)
+        record = folder.record()
+        if record is None or record.status != "RUNNING":
+            return False
+        folder.use_reserve()
+        status, reason = _last_words(folder.spool)
+        if status is None:
+            status, reason = "KILLED", "its process died"
+            _append(folder.spool, {"t": int(record.heartbeat * 1e3), "status": status})
+        folder.write(record.model_copy(update={"status": status, "reason": reason}))
+    except UsageError:
+        return False
+    except OSError as error:
+        _log.warning("%s: its process is dead, which cannot be written there: %s", folder.path, error.strerror)
+        return False
+    finally:
+        folder.release()
+    return True
+
+
+def _last_words(spool: Path) -> tuple[Status | None, str]:
+    """How a run ended, and why it failed, if its process could still say so."""
+    status, reason = None, ""
+    for line, _ in lines(spool):
+        status, reason = line.status or status, line.tags.get("error", reason)
+    if status is None or status == "RUNNING":
+        return None, ""
+    return status, reason if status == "FAILED" else ""
+
+
+def _append(spool: Path, record: dict[str, Any]) -> None:
+    """Adds a record to the spool of a dead process.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    file = Spool(spool)
+    file.append(record)
+    durable = file.sync()
+    file.close()
+    if not durable:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _deliver(store: Store, folder: RunFolder, record: Record) -> Delivery:
+    try:
+        folder.claim(GLANCE_SECONDS)
+    except UsageError:
+        return Delivery(folder.name, alive=True)
+    try:
+        run_id = record.run_id or store.run_named(store.experiment(record.experiment), folder.name)
+        if run_id is None:  # it died before MLflow knew of it, so that MLflow lacks nothing
+            write_durably(place_of(folder.spool), str(folder.spool.stat().st_size))
+            return Delivery(folder.name)
+        if record.run_id is None:
+            folder.write(record.model_copy(update={"run_id": run_id}))
+        shipper = Shipper(store, run_id, folder.spool)
+        before = shipper.pending
+        shipper.ship()
+        return Delivery(folder.name, before - shipper.pending)
+    except Exception as error:  # MLflow raises whatever its database and network drivers raise
+        return Delivery(folder.name, problem=str(error).partition("\n")[0])
+    finally:
+        folder.release()

@@ -1,0 +1,114 @@
+"""A real MLflow server that can be killed, and a way to it that can be slow."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, suppress
+
+from runner.tracking.connection import quiet_environment
+
+
+class Server:
+    """MLflow's own server on loopback, over a SQLite file."""
+
+    def __init__(self, database, artifacts):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self._command = [
+            *(sys.executable, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1", "--no-serve-artifacts"),
+            *("--backend-store-uri", f"sqlite:///{database}", "--default-artifact-root", artifacts.as_uri()),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+        ]
+        self._process = None
+
+    def start(self):
+        """Starts it and waits until it answers."""
+        environment = {**os.environ, **quiet_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        self._process = subprocess.Popen(
+            self._command,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 120
+        while True:
+            with suppress(urllib.error.URLError, OSError):
+                urllib.request.urlopen(f"{self.address}/health", timeout=5).close()
+                return
+            assert self._process.poll() is None, "the server ended by itself"
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.1)
+
+    def kill(self):
+        """Kills it and its children without a word."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def server(database, artifacts):
+    """A server that runs until the block ends."""
+    each = Server(database, artifacts)
+    try:
+        each.start()
+        yield each
+    finally:
+        each.kill()
+
+
+class SlowWay:
+    """A proxy on loopback that holds every answer back for ``seconds``, and for ever while it hangs."""
+
+    def __init__(self, port, seconds):
+        self._port, self._seconds = port, seconds
+        self.hanging = threading.Event()
+        self._open = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        """Ends all connections."""
+        for each in (self._listener, *self._open):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self):
+        with suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [near, far]
+                threading.Thread(target=self._pass, args=(near, far, 0.0), daemon=True).start()
+                threading.Thread(target=self._pass, args=(far, near, self._seconds), daemon=True).start()
+
+    def _pass(self, source, target, seconds):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                time.sleep(seconds)
+                if self.hanging.is_set():
+                    return
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def slow_way(port, seconds):
+    """A proxy to a port of this machine."""
+    way = SlowWay(port, seconds)
+    try:
+        yield way
+    finally:
+        way.close()

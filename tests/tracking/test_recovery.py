@@ -1,0 +1,140 @@
+import errno
+import fcntl
+import os
+import time
+
+import psutil
+import pytest
+from run_folders import run_folder
+
+from runner.hardware import boot_id, host_name
+from runner.tracking import RunFolder, recovery, workspace
+from runner.tracking.folder import STALE_SECONDS, Owner
+from runner.tracking.recovery import Delivery, deliver, reap
+from runner.tracking.spool import Spool
+from runner.tracking.store import Store
+
+ELSEWHERE = Owner(pid=1, host="elsewhere", boot_id="another")
+REBOOTED = Owner(pid=1, host=host_name(), boot_id="another")
+HERE = Owner(pid=os.getpid(), host="renamed", boot_id=boot_id())
+
+
+@pytest.fixture
+def store(migrated_workspace):
+    return Store.open(workspace())
+
+
+@pytest.fixture
+def known_run(store):
+    """Makes a run that MLflow knows."""
+
+    def make(**changes):
+        folder = run_folder(**changes)
+        run_id = store.create_run(store.experiment("tests"), folder.name)
+        folder.write(folder.record().model_copy(update={"run_id": run_id}))
+        return folder, run_id
+
+    return make
+
+
+def said_before_its_end(folder, *records):
+    spool = Spool(folder.spool)
+    for record in records:
+        spool.append({"t": 7000, **record})
+    spool.close()
+
+
+def test_a_dead_run_ends_with_its_last_heartbeat(store, known_run):
+    folder, run_id = known_run(heartbeat=1_700_000_000.25)
+    assert reap(workspace()) == [folder.name]
+    assert (folder.record().status, folder.record().reason) == ("KILLED", "its process died")
+    info = store.client.get_run(run_id).info
+    assert (info.status, info.end_time) == ("KILLED", 1_700_000_000_250)
+    assert store.client.get_run(run_id).data.metrics == {"loss": 1.0}
+    assert folder.unsent == 0
+    assert reap(workspace()) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "age", "dead"),
+    [
+        (ELSEWHERE, lambda now: 0, False),
+        (ELSEWHERE, lambda now: STALE_SECONDS / 2, False),
+        (ELSEWHERE, lambda now: STALE_SECONDS + 1, True),
+        (REBOOTED, lambda now: 0, False),  # a container that shares the name of its machine
+        (REBOOTED, lambda now: now - psutil.boot_time() + 1, True),
+        (HERE, lambda now: 0, True),  # the lock, which this machine can tell, is free
+    ],
+    ids=["elsewhere", "lately", "stale", "container", "rebooted", "here"],
+)
+def test_a_run_of_another_machine_is_alive_while_its_heart_beats(owner, age, dead, known_run):
+    now = time.time()
+    folder, _ = known_run(owner=owner, heartbeat=now - age(now))
+    assert folder.alive() is not dead
+    assert reap(workspace()) == ([folder.name] if dead else [])
+    assert folder.record().status == ("KILLED" if dead else "RUNNING")
+    if not dead:
+        assert folder.resumable == f"process {owner.pid} on {owner.host} is training it"
+        assert deliver(workspace(), [folder]) == [Delivery(folder.name, alive=True)]
+
+
+@pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
+def test_a_run_that_could_still_say_how_it_ended_is_believed(status, store, known_run):
+    folder, run_id = known_run()
+    said_before_its_end(folder, {"tags": {"error": "out of luck"}}, {"status": status})
+    assert reap(workspace()) == [folder.name]
+    assert (folder.record().status, folder.record().reason) == (status, "out of luck" if status == "FAILED" else "")
+    assert (store.client.get_run(run_id).info.status, store.client.get_run(run_id).info.end_time) == (status, 7000)
+
+
+def test_what_a_run_said_before_it_was_resumed_is_over(known_run):
+    folder, _ = known_run()
+    said_before_its_end(folder, {"tags": {"error": "out of luck"}}, {"status": "FAILED"}, {"status": "RUNNING"})
+    reap(workspace())
+    assert (folder.record().status, folder.record().reason) == ("KILLED", "its process died")
+
+
+def test_a_disk_that_refuses_leaves_the_run_to_the_next_verb(known_run, monkeypatch, caplog):
+    folder, _ = known_run()
+    with monkeypatch.context() as full:
+
+        def refuse(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        full.setattr(os, "write", refuse)
+        assert reap(workspace()) == []
+    assert f"{folder.path}: its process is dead, which cannot be written there: No space left" in caplog.text
+    assert folder.record().status == "RUNNING"
+    assert reap(workspace()) == [folder.name]
+
+
+def test_mlflow_learns_later_if_it_is_away(known_run, monkeypatch, caplog, store):
+    folder, run_id = known_run()
+    with monkeypatch.context() as away:
+
+        def refuse(*_):
+            raise recovery.StorageError("away")
+
+        away.setattr(Store, "open", refuse)
+        assert reap(workspace()) == [folder.name]
+    assert "MLflow has not been told yet that 1 runs are dead: away" in caplog.text
+    assert folder.unsent
+    (delivery,) = deliver(workspace(), [folder])
+    assert delivery == Delivery(folder.name, sent_bytes=folder.spool.stat().st_size)
+    assert store.client.get_run(run_id).info.status == "KILLED"
+
+
+def test_mlflow_lacks_nothing_of_a_run_that_it_never_knew(store):
+    folder = run_folder()
+    assert reap(workspace()) == [folder.name]
+    assert folder.unsent == 0
+
+
+def test_any_number_of_processes_may_look_whether_a_run_is_alive(known_run):
+    folder, _ = known_run()
+    with open(folder.path / ".lock") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not RunFolder(folder.path).alive()
+    folder.claim()
+    assert RunFolder(folder.path).alive()
+    folder.release()

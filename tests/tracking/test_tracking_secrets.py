@@ -1,0 +1,66 @@
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner import secrets
+from runner.errors import StorageError
+from runner.secrets import MASK, redact_values, register
+from runner.tracking.connection import connect, shown
+from runner.tracking.spool import Spool, read
+
+SECRETS = ["hunter2-plain", 'hunter2"quoted\\', "hunter2-é-\U0001f511", "hunter2\ttab'"]
+texts = st.lists(st.one_of(st.sampled_from(SECRETS), st.text(max_size=6)), max_size=4).map("".join)
+records = st.dictionaries(
+    st.sampled_from(["params", "tags", "status", "artifact"]),
+    st.one_of(
+        texts, st.dictionaries(st.one_of(texts, st.sampled_from(["a.api_token", "n_tokens"])), texts, max_size=4)
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch):
+    monkeypatch.setattr(secrets, "_known", secrets._Known())
+
+
+@given(st.lists(records, max_size=4))
+def test_the_spool_holds_no_secret_and_every_record(tmp_path_factory, written):
+    for secret in SECRETS:
+        register(secret)
+    spool = Spool(tmp_path_factory.mktemp("spool") / "spool.jsonl")
+    for record in written:
+        spool.append(record)
+    spool.close()
+    assert [record for record, _ in read(spool.path)] == [redact_values(record) for record in written]
+    data = spool.path.read_bytes()
+    for secret in SECRETS:
+        assert json.dumps(secret)[1:-1].encode() not in data
+        assert secret.encode() not in data
+    assert b"hunter2" not in data
+
+
+def test_metrics_reach_the_spool_as_they_are(tmp_path):
+    record = {"t": 1, "step": 2, "metrics": {"train/token_loss": 0.5, "train/tokens": 12345678, "auth": "nan"}}
+    register("12345678")
+    spool = Spool(tmp_path / "spool.jsonl")
+    spool.append(record)
+    spool.close()
+    assert [each for each, _ in read(spool.path)] == [record]
+
+
+@pytest.mark.parametrize("password", ["hunter2", "hunter2/é@x", "hunter2'\"&%"])
+def test_no_error_of_a_store_holds_the_password(password):
+    for host in ("127.0.0.1:1", "127.0.0.1:wrong", "["):
+        uri = f"http://me:{quote(password, safe='')}@{host}"
+        with pytest.raises(StorageError) as caught:
+            connect(uri)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_a_uri_is_shown_without_secrets_in_its_query():
+    assert shown("postgresql://me:pw@db/x?sslpassword=hunter2&sslmode=on") == (
+        f"postgresql://db/x?sslpassword={MASK}&sslmode=on"
+    )
