@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner.api import Slots
+from runner.api import Slots, State
 
-from .roles import ALL, MakeOptimizer, Role
+from .layout import apart, as_stacked, together
+from .roles import ALL, MakeOptimizer, Role, restore
 
 Precision = Callable[[], AbstractContextManager[None]]
 
@@ -34,16 +35,22 @@ class Stack:
                 parameter.data = as_stacked(own)
 
 
-def as_stacked(tensor: Tensor) -> Tensor:
-    """From a network's own shape to that in a stack, and back: a matrix is transposed."""
-    return tensor.T if tensor.dim() == 2 else tensor
-
-
 class StackedRole(Role):
-    """A role whose agents are clipped row by row and stepped by one optimizer."""
+    """A role whose agents are clipped row by row and stepped by one optimizer.
 
-    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], max_grad_norm: float) -> None:
+    To the outside its state is that of ``Role``: what was trained stacked goes on unstacked, and the other way round.
+    """
+
+    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], agents: int, max_grad_norm: float) -> None:
+        """Stacks the networks.
+
+        Args:
+            networks: the parameters of each, an agent's side by side.
+            agents: how many share the networks out evenly.
+            max_grad_norm: to which every agent's gradient is clipped.
+        """
         self.networks = networks
+        self.agents = agents
         self.stack = Stack(networks)
         self.layers = [nn.Parameter(view) for view in self.stack.views]
         self.max_grad_norm = max_grad_norm
@@ -66,6 +73,18 @@ class StackedRole(Role):
         for layer, same in zip(self.layers, zip(*self.networks, strict=True), strict=True):
             for i, parameter in enumerate(same):
                 parameter.grad = None if layer.grad is None else as_stacked(layer.grad[i])
+
+    def state_dict(self) -> State:
+        """The state of one optimizer for every agent; its tensors are views of the one optimizer's."""
+        return {"optimizers": apart(self.optimizers[0].state_dict(), self.agents, len(self.networks) // self.agents)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores the optimizer's state.
+
+        Raises:
+            ValueError: the agents have taken different numbers of steps.
+        """
+        restore(self.optimizers[0], together(state["optimizers"], len(self.networks) // self.agents))
 
 
 class ClipAgents:

@@ -37,7 +37,7 @@ class StackedAgents(Stage):
         self.slots, self.learner, self.agents = pipeline.slots, learner, learner.agents
         self.roles: dict[str, StackedRole] = {}
         for name, networks in learner.networks().items():
-            self.roles[name] = StackedRole(networks, learner.roles[name].max_grad_norm)
+            self.roles[name] = StackedRole(networks, self.agents, learner.roles[name].max_grad_norm)
         learner.roles.update(self.roles)
         self.targets_stack = Stack(learner.target_networks())
         self.actors = StackedMlp(self.roles["actor"].layers)

@@ -1,13 +1,16 @@
 """Stops a training that has gone wrong, and says where."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from runner.api import Batch, Learner, RunnerError, Slots
+from runner.api import Batch, Learner, RunnerError, Slots, State
+from runner.engine.diagnosis import Finding, diagnosis, find, is_broken, named_tensors, write_diagnosis
 from runner.errors import DivergedError
+from runner.recipe.errors import shown_path
 
 FIRST_UPDATES = 20
 """By then, every trainable parameter must have received a gradient."""
@@ -16,24 +19,47 @@ FIRST_UPDATES = 20
 class FiniteGuard:
     """Finds the first number of an update that is not finite.
 
-    It keeps a reference to what every slot of the learner's story returned last; nothing is looked at until a loss
-    says that something is wrong.
+    It keeps a reference to what every slot of the learner's story, and ``update`` itself, returned last; nothing is
+    looked at until a loss says that something is wrong.
     """
 
-    def __init__(self, slots: Slots, learner: Learner) -> None:
+    def __init__(self, slots: Slots, learner: Learner, folder: Path) -> None:
+        """Wraps the slots.
+
+        Args:
+            slots: with all stages attached.
+            learner: whose story they tell.
+            folder: the run's, for the diagnosis.
+        """
         self.learner = learner
+        self.folder = folder
         self.outputs: dict[str, Any] = {}
-        for name in learner.story:
+        for name in dict.fromkeys((*learner.story, "update")):
             slots.wrap(name, partial(self._remembered, name))
 
-    def check(self, update: int, losses: Tensor, batch: Batch) -> None:
-        """Looks at the scalars that an update returned.
+    def check(self, step: int, update: int, losses: Tensor, batch: Batch) -> None:
+        """Looks at the scalars that an update returned; if all is well, that is all.
+
+        Args:
+            step: environment steps (of a simulator) or updates (of a dataset) so far.
+            update: updates so far.
+            losses: the scalars of the last update, or their sums over several.
+            batch: what the last update learnt from.
 
         Raises:
-            DivergedError: one of them is NaN or infinite.
+            DivergedError: one of them is NaN or infinite; the run's folder then holds ``diagnosis.json``.
         """
-        if not bool(losses.isfinite().all()):
-            raise DivergedError(f"update {update}: {self._culprit(batch)}; the run was stopped")
+        if bool(losses.isfinite().all()):
+            return
+        told = {slot: output for slot, output in self.outputs.items() if slot != "update"}
+        scalars = {name: loss for name, loss in named_tensors(self.outputs.get("update")) if loss.dim() == 0}
+        finding = find(batch, told, self.learner) or _lost(scalars)
+        content = diagnosis(step, update, finding, scalars, batch, told, self.learner)
+        try:
+            where = f"statistics are in {shown_path(write_diagnosis(self.folder, content))}"
+        except OSError as error:
+            where = f"no diagnosis could be written ({error})"
+        raise DivergedError(f"step {step}, update {update}: {finding}; the run was stopped; {where}")
 
     def _remembered(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         def remembered(*args: Any, **kwargs: Any) -> Any:
@@ -43,21 +69,11 @@ class FiniteGuard:
 
         return remembered
 
-    def _culprit(self, batch: Batch) -> str:
-        for name, tensor in batch.items():
-            if _broken(tensor):
-                return f"tensor '{name}' of the batch is not finite"
-        for slot, output in self.outputs.items():
-            for name, tensor in _named(output):
-                if _broken(tensor):
-                    return f"slot '{slot}' returned a tensor '{name}' that is not finite"
-        for name, gradient in self.learner.gradients().items():
-            if gradient is not None and _broken(gradient):
-                return f"the gradient of '{name}' is not finite"
-        for name, parameter in self.learner.named_parameters():
-            if _broken(parameter):
-                return f"parameter '{name}' is not finite"
-        return "a loss returned by slot 'update' is not finite"
+
+def _lost(scalars: Mapping[str, Tensor]) -> Finding:
+    """The scalar that is to blame when nothing before it is."""
+    name = next((name for name, scalar in scalars.items() if is_broken(scalar)), None)
+    return Finding("loss", name, "update")
 
 
 class GradientGuard:
@@ -77,7 +93,7 @@ class GradientGuard:
         if self.done:
             return
         for name, gradient in self.learner.gradients().items():
-            if gradient is not None and not _broken(gradient) and bool(gradient.any()):
+            if gradient is not None and not is_broken(gradient) and bool(gradient.any()):
                 self.missing.discard(name)
         self.done = not self.missing
         if update >= FIRST_UPDATES and self.missing:
@@ -87,18 +103,10 @@ class GradientGuard:
                 f"({len(names)} parameters) in the first {update} updates: a module is detached, or no loss uses it"
             )
 
+    def state_dict(self) -> State:
+        """Which parameters have received no gradient yet."""
+        return {"missing": sorted(self.missing), "done": self.done}
 
-def _broken(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and not bool(tensor.isfinite().all())
-
-
-def _named(output: Any) -> list[tuple[str, Tensor]]:
-    """The tensors that a slot returned, by name."""
-    if isinstance(output, Tensor):
-        return [("output", output)]
-    if hasattr(output, "_asdict"):
-        output = output._asdict()
-    elif isinstance(output, tuple):
-        output = {f"output {i}": tensor for i, tensor in enumerate(output)}
-    fields = output if isinstance(output, dict) else {}
-    return [(name, tensor) for name, tensor in fields.items() if isinstance(tensor, Tensor)]
+    def load_state_dict(self, state: State) -> None:
+        """Goes on judging where ``state_dict`` was asked: neither anew nor more leniently."""
+        self.missing, self.done = set(state["missing"]), state["done"]

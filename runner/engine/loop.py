@@ -1,24 +1,40 @@
 """The training loop: collect, update, report, evaluate, checkpoint."""
 
+import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from runner import generators
 from runner.api import Batch, RunnerError, State
-from runner.engine import checkpoint
 from runner.engine.clock import Clock
 from runner.engine.guards import FiniteGuard, GradientGuard
 from runner.engine.signals import Stop
+from runner.engine.writer import Writer
 from runner.errors import DivergedError
 from runner.pipeline import Pipeline
 
 ACTIVITIES = ("collect", "update", "evaluate", "checkpoint")
 BURST = 16
 """Updates of a dataset that are done in a row."""
-Log = Callable[[dict[str, float], int], None]
+CHECKPOINTS = "checkpoints"
+COUNTERS = ("step", "updates", "credit", "totals", "names", "since_log", "reported", "metrics", "complete", "best")
+"""What a checkpoint holds of the loop itself."""
+
+
+class Journal(Protocol):
+    """Who keeps what the training logs."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Logs metrics of one step."""
+
+    def mark(self) -> int:
+        """Where a run that resumes here goes on."""
+
+    def sync(self) -> None:
+        """Makes durable what was logged so far."""
 
 
 class Display(Protocol):
@@ -34,11 +50,12 @@ class Loop:
     Progress is counted in environment steps for a simulator and in updates for a dataset; ``step`` below is that count.
     """
 
-    def __init__(self, pipeline: Pipeline, checkpoints: Path, log: Log, display: Display, stop: Stop) -> None:
+    def __init__(self, pipeline: Pipeline, run_dir: Path, journal: Journal, display: Display, stop: Stop) -> None:
         train = pipeline.recipe.train
-        self.pipeline, self.checkpoints, self.log, self.display, self.stop = pipeline, checkpoints, log, display, stop
+        self.pipeline, self.journal, self.display, self.stop = pipeline, journal, display, stop
+        self.writer = Writer(run_dir / CHECKPOINTS, journal.sync)
         self.simulates = pipeline.recipe.data.simulates
-        self.goal = (train.env_steps if self.simulates else train.updates) or 0
+        self.goal, _ = pipeline.recipe.goal
         self.warmup_steps = train.warmup_steps if self.simulates else 0
         self.every = {"log": train.log_every, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
         self.step = 0
@@ -46,11 +63,16 @@ class Loop:
         self.credit = 0.0
         self.metrics: dict[str, float] = {}
         self.totals: torch.Tensor | None = None
+        self.batch: Batch = {}
         self.names: list[str] = []
         self.since_log = 0
         self.reported = 0
         self.clock = Clock(pipeline.device)
-        self.finite = FiniteGuard(pipeline.slots, pipeline.learner)
+        self.complete = False
+        self.best = -math.inf
+        self.score: float | None = None
+        self.saved: int | None = None
+        self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.noise = pipeline.context.generator("noise")
         self.exploration = pipeline.context.generator("policy")
@@ -58,25 +80,42 @@ class Loop:
     def run(self) -> None:
         """Trains until the goal or a signal, evaluates, and leaves a checkpoint.
 
+        A signal leaves no trace in what is learnt or logged, so that the resumed run is the one never interrupted.
+
         Raises:
             DivergedError: a number stopped being finite.
-            RunnerError: a part of the model receives no gradient.
+            RunnerError: a part of the model receives no gradient, or the last checkpoint could not be written.
         """
-        while self.step < self.goal and not self.stop:
-            before = self.step
-            updates = self.collect() if self.simulates else self.burst()
-            with self.clock.measure("update"):
-                for remaining in reversed(range(updates)):
-                    self.update(remaining)
-            if not self.simulates:
-                self.step += updates
-            self.act_on_schedule(before)
-        if not self.updates and not self.stop:
+        try:
+            if self.pipeline.prepared and not self.step:
+                self.save()  # what was measured to choose it would come out differently another time
+            while self.step < self.goal and not self.stop:
+                before = self.step
+                updates = self.collect() if self.simulates else self.burst()
+                with self.clock.measure("update"):
+                    for remaining in reversed(range(updates)):
+                        self.update(remaining)
+                if not self.simulates:
+                    self.step += updates
+                self.act_on_schedule(before)
+            if not self.stop and not self.complete:
+                self.conclude()
+            self.save()
+        finally:
+            self.writer.wait()
+        if self.writer.failure is not None:
+            raise RunnerError(
+                f"the checkpoint at step {self.step} could not be written: {self.writer.failure.strerror}; the newest "
+                f"is {self.writer.newest() or 'none'}; free some space and continue with: runner resume"
+            )
+
+    def conclude(self) -> None:
+        """Reports and evaluates what was learnt in the end."""
+        if not self.updates:
             raise RunnerError("the training ended before its first update: the warm-up is too long, or too little data")
         self.report()
-        if not self.stop:
-            self.evaluate()
-        self.save()
+        self.evaluate()
+        self.complete = True
 
     def collect(self) -> int:
         """Advances the simulators once; returns how many updates are due."""
@@ -131,10 +170,11 @@ class Loop:
         if self.totals is None:
             return
         try:
-            self.finite.check(self.updates, self.totals, self.batch)
+            self.finite.check(self.step, self.updates, self.totals, self.batch)
         except DivergedError as error:
-            good = checkpoint.checkpoints(self.checkpoints)
-            raise DivergedError(f"{error}; the last good checkpoint is {good[-1] if good else 'none'}") from None
+            self.writer.wait()
+            good = self.writer.newest() or "none"
+            raise DivergedError(f"{error}; the last good checkpoint is {good}") from None
 
     def act_on_schedule(self, before: int) -> None:
         """Reports, evaluates and saves where the count has passed a multiple of their interval."""
@@ -146,8 +186,10 @@ class Loop:
             self.report()
         if "evaluate" in due:
             self.evaluate()
-        if "checkpoint" in due:
+        # The best model is worth a checkpoint of its own where there are any on the way.
+        if "checkpoint" in due or (self.score is not None and self.score == self.best and self.every["checkpoint"]):
             self.save()
+        self.score = None
 
     def report(self) -> None:
         """Logs the means of the losses, what happened while collecting, and the speed since the last report."""
@@ -174,36 +216,44 @@ class Loop:
         with self.clock.measure("evaluate"):
             metrics = self.pipeline.source.evaluate(self.pipeline.learner)
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
+        objective = self.pipeline.recipe.data.objective
+        if objective and math.isfinite(metrics.get(objective[0], math.nan)):
+            self.score = metrics[objective[0]] * (1 if objective[1] == "maximize" else -1)
+            self.best = max(self.best, self.score)
 
     def save(self) -> None:
-        """Writes a checkpoint, never one with numbers that are not finite."""
+        """Hands a checkpoint to its writer, never one with numbers that are not finite.
+
+        ``perf/checkpoint_ms`` is the time that the training waits for it.
+        """
         self.check()
         started = time.perf_counter()
         with self.clock.measure("checkpoint"):
-            checkpoint.save(self.checkpoints, self.step, self.state_dict())
-        self._publish({"perf/checkpoint_ms": 1e3 * (time.perf_counter() - started)})
+            self.writer.save(self.step, self.state_dict(), self.score)
+        if self.saved != self.step:  # a signal may ask for another at the same step
+            self._publish({"perf/checkpoint_ms": 1e3 * (time.perf_counter() - started)})
+        self.saved = self.step
 
     def state_dict(self) -> State:
         """Everything that a resumed training needs."""
         return {
             "pipeline": self.pipeline.state_dict(),
-            "step": self.step,
-            "updates": self.updates,
-            "credit": self.credit,
-            "totals": self.totals,
-            "names": self.names,
-            "since_log": self.since_log,
-            "reported": self.reported,
-            "metrics": self.metrics,
+            "generators": generators.state_dict(),
+            "gradients": self.gradients.state_dict(),
+            "cursor": self.journal.mark(),
+            **{name: getattr(self, name) for name in COUNTERS},
         }
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
         self.pipeline.load_state_dict(state["pipeline"])
-        self.step, self.updates, self.credit = state["step"], state["updates"], state["credit"]
-        self.totals, self.names, self.since_log = state["totals"], state["names"], state["since_log"]
-        self.reported, self.metrics = state["reported"], state["metrics"]
+        self.gradients.load_state_dict(state["gradients"])
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+        if self.totals is not None:
+            self.totals = self.totals.to(self.pipeline.device)
+        generators.load_state_dict(state["generators"])  # last, because restoring may draw from them
 
     def _publish(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
-        self.log(metrics, self.step)
+        self.journal.log(metrics, self.step)

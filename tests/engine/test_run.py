@@ -1,8 +1,8 @@
-import json
 from pathlib import Path
 
 import mlflow
 import pytest
+from interrupted import flat
 from running import RECIPES, tiny, train_here
 
 from runner.engine import checkpoint
@@ -52,23 +52,24 @@ def test_phase_1_gives_the_same_digits_as_the_baseline():
     assert learnt(train_here("marl_baseline")) == learnt(train_here("marl_phase1"))
 
 
-def test_a_pipeline_restored_from_a_checkpoint_holds_the_same_state(tmp_path):
+def test_a_pipeline_restored_from_a_checkpoint_holds_the_same_state():
     result = train_here("marl_phase2")
     newest = checkpoint.load(checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")[-1])
     pipeline = assemble(tiny("marl_phase2"))
     pipeline.context.generator("noise"), pipeline.context.generator("policy")
     pipeline.load_state_dict(newest["pipeline"])
-    again = checkpoint.save(tmp_path, 1, {"pipeline": pipeline.state_dict()})
-    one = checkpoint.load(again)["pipeline"]
-    assert json.dumps(shape_of(one)) == json.dumps(shape_of(newest["pipeline"]))
+    assert flat(pipeline.state_dict()) == flat(newest["pipeline"])
 
 
-def shape_of(state):
-    if isinstance(state, dict):
-        return {str(key): shape_of(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return [shape_of(value) for value in state]
-    return state.double().sum().item() if hasattr(state, "double") else state
+def test_the_best_checkpoint_is_kept():
+    sets = ("train.env_steps=320", "train.evaluate_every=40", "train.checkpoint_every=40")
+    result = train_here("marl_baseline", *sets)
+    kept = checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")
+    history = mlflow.MlflowClient(result.tracking_uri).get_metric_history(result.run_id, "eval/return")
+    best = max(point.value for point in history)
+    scores = {checkpoint.step_of(path): checkpoint.read_manifest(path)["score"] for path in kept}
+    assert best in scores.values()
+    assert [point.step for point in history if point.value == best][-1] in scores
 
 
 BROKEN = """
@@ -140,6 +141,6 @@ def test_batch_autotune_tries_real_steps_in_child_processes():
     sets = ("optimization.batch_autotune={largest: 32, gain: 0.0}", "train.batch_size=16")
     pipeline = assemble(tiny("marl_phase1", *sets))
     (note,) = pipeline.reports["batch_autotune"].notes
-    assert pipeline.batch_size in (16, 24, 32)
+    assert 16 <= pipeline.batch_size <= 32  # which one is fastest depends on the machine, and on what else it does
     assert pipeline.batch_size * pipeline.updates_per_step == pytest.approx(16 * 0.5)
     assert str(pipeline.batch_size) in note

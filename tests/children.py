@@ -1,0 +1,105 @@
+"""The command line in child processes that start in a moment and can be killed at any."""
+
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+_NUMBERS = itertools.count()
+_CONTEXT = multiprocessing.get_context("forkserver")
+# What takes long to import, and nothing of the runner itself.
+_CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "mlflow.store.tracking.sqlalchemy_store", "safetensors.torch", "typer"]
+)
+
+
+@dataclass
+class Child:
+    """One ``runner`` process."""
+
+    process: ForkServerProcess
+    out: Path
+    err: Path
+
+    def wait(self, timeout=240):
+        """Waits for its end; returns its exit code, negative for a signal."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+            raise AssertionError(f"still running after {timeout} s:\n{self.stderr}")
+        return self.process.exitcode
+
+    def send(self, number):
+        os.kill(self.process.pid, number)
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+    @property
+    def running(self):
+        return self.process.exitcode is None
+
+    @property
+    def stdout(self):
+        return self.out.read_text()
+
+    @property
+    def stderr(self):
+        return self.err.read_text()
+
+    def data(self):
+        """What ``--json`` printed."""
+        assert self.wait() == 0, self.stderr
+        return json.loads(self.stdout)
+
+
+def start(folder, *arguments, **variables):
+    """Starts ``runner ARGUMENTS``.
+
+    Args:
+        folder: where its output goes.
+        arguments: the command line.
+        variables: of the environment, beside those of this process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    number = next(_NUMBERS)
+    out, err = folder / f"{number}.out", folder / f"{number}.err"
+    environment = {**os.environ, **variables}
+    process = _CONTEXT.Process(target=_become_runner, args=(list(arguments), environment, str(out), str(err)))
+    process.start()
+    return Child(process, out, err)
+
+
+def _become_runner(arguments, environment, out, err):
+    os.environ.clear()
+    os.environ.update(environment)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for path, descriptor in ((out, 1), (err, 2)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(file, descriptor)
+        os.close(file)
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # which the runner sees to where it imports MLflow itself
+    sys.argv = ["runner", *arguments]
+    from runner.cli import main
+
+    main()
+
+
+@contextmanager
+def running(child):
+    """Kills the child at the end if it is still there."""
+    try:
+        yield child
+    finally:
+        if child.running:
+            child.kill()
