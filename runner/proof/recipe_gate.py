@@ -1,0 +1,195 @@
+"""Whether the stages of a recipe are harmless: each alone, and all together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.api import Close, Contract, Exact, Statistical
+from runner.errors import ExitCode, UsageError
+from runner.pipeline import resolve_device
+from runner.proof.exact import exact
+from runner.proof.gate import verify
+from runner.proof.health import health
+from runner.proof.recipe_subject import recipe_with, recorded, subject
+from runner.proof.statistical import Trainings, statistical
+from runner.proof.variants import ALL, Variant, plan
+from runner.proof.verdict import Outcome, Verdict, worst
+from runner.recipe import Recipe
+from runner.registry import Registry
+
+_STRENGTH = {Exact: 0, Close: 1, Statistical: 2}
+"""What a recipe as a whole promises is what its weakest stage does."""
+_EXIT = {
+    Outcome.PASS: ExitCode.DONE,
+    Outcome.FAIL: ExitCode.GATE_FAILED,
+    Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How thoroughly to look."""
+
+    updates: int = 20
+    """Compared one by one for Exact and Close."""
+    steps: int | None = None
+    """Length of a training for Statistical; the recipe's own unless told."""
+    seeds: int = 8
+    """The most pairs of trainings for one stage."""
+    budget: float = 3600.0
+    """Seconds after which no further training is begun."""
+    stages: tuple[str, ...] = ()
+    """Only these, and not the recipe as a whole; all if empty."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found about one set of stages."""
+
+    name: str
+    """The stage, or ``all`` for the recipe as a whole."""
+    stages: tuple[str, ...]
+    contract: Contract
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``runner verify`` says."""
+
+    recipe: str
+    rows: tuple[Row, ...]
+    inactive: dict[str, str]
+    """Stages that have nothing to do here, with the reason."""
+    seconds: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """FAIL if anything failed, else INCONCLUSIVE if anything is not clear."""
+        return worst(row.verdict.outcome for row in self.rows)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0, 3 or 4."""
+        return _EXIT[self.outcome]
+
+    def data(self) -> dict[str, Any]:
+        """As one JSON object."""
+        rows = [
+            {
+                "name": row.name,
+                "stages": list(row.stages),
+                "contract": shown(row.contract),
+                "verdict": row.verdict.outcome,
+                "summary": row.verdict.summary,
+                "evidence": row.verdict.evidence,
+            }
+            for row in self.rows
+        ]
+        return {
+            "recipe": self.recipe,
+            "verdict": self.outcome,
+            "seconds": self.seconds,
+            "inactive": self.inactive,
+            "stages": rows,
+        }
+
+
+def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Report:
+    """Compares every active stage alone, with what it requires, and the whole recipe with the baseline.
+
+    Args:
+        recipe: its stages that are on are looked at.
+        registry: where its plugins come from.
+        options: how thoroughly.
+        say: told of each step.
+
+    Raises:
+        UsageError: the recipe has no stage to look at.
+    """
+    started = time.perf_counter()
+    planned = plan(recipe, resolve_device(recipe.device), ("alone", "all"))
+    variants = _chosen(planned.variants, options.stages)
+    if not variants:
+        raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
+    gate = Gate(recipe, registry, options, say)
+    rows = []
+    for name, variant in variants:
+        contract = weakest(recipe, variant.stages)
+        say(f"{name}: {shown(contract)} ...")
+        verdict = gate(variant.stages)
+        say(f"{name}: {verdict.outcome}, {verdict.summary}")
+        rows.append(Row(name, variant.stages, contract, verdict))
+    return Report(recipe.name, tuple(rows), dict(planned.inactive), time.perf_counter() - started)
+
+
+class Gate:
+    """Judges sets of stages of one recipe."""
+
+    def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
+        self.recipe, self.registry, self.options, self.say = recipe, registry, options, say
+        self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
+
+    def __call__(self, stages: Sequence[str]) -> Verdict:
+        """The verdict on a set of stages, by the weakest of their contracts."""
+        contract = weakest(self.recipe, stages)
+        baseline, changed = (subject(self.recipe, self.registry, each) for each in ((), stages))
+        if isinstance(contract, Exact):  # draws its own batches, so that stages that fetch them are judged too
+            same = exact(baseline, changed, range(self.options.updates))
+            if not same:
+                return same
+        batches = recorded(self.recipe, self.registry, self.options.updates)
+        if not isinstance(contract, Statistical):
+            return verify(baseline, changed, batches, contract)
+        healthy = health(changed, batches, baseline)
+        return self._statistical(stages, contract) if healthy else healthy
+
+    def _statistical(self, stages: Sequence[str], contract: Statistical) -> Verdict:
+        objective = self.recipe.data.objective
+        if objective is None:
+            summary = f"data '{self.recipe.data.kind}' names no objective by which trainings could be compared"
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, {})
+        # What is equal to the baseline up to rounding may stand for it: trainings take a fraction of the time.
+        fast = [k for k, s in self.recipe.stages.items() if s.phase < 3 and not isinstance(s.contract, Statistical)]
+        alone = set(stages) != set(self.recipe.stages)
+        changed = [k for k in self.recipe.stages if k in stages or (alone and k in fast)]
+        reference = recipe_with(self.recipe, self.registry, fast)
+        steps = self.options.steps or self.recipe.goal[0]
+        return statistical(
+            reference, recipe_with(self.recipe, self.registry, changed), objective, contract.margin,
+            self._trainings, steps, self.options.seeds,
+        )  # fmt: skip
+
+
+def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
+    """The verdict without any training: what only trainings can show stays INCONCLUSIVE."""
+    return Gate(recipe, registry, Options(updates=10, budget=0.0), lambda _: None)(stages)
+
+
+def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
+    """What these stages promise together."""
+    contracts = [recipe.stages[kind].contract for kind in stages]
+    return max(contracts, key=lambda contract: _STRENGTH[type(contract)], default=Exact())
+
+
+def shown(contract: Contract) -> str:
+    """``Exact``, ``Close`` or ``Statistical (0.05)``."""
+    if isinstance(contract, Statistical):
+        return f"Statistical ({contract.margin:g})"
+    return type(contract).__name__
+
+
+def _chosen(variants: Sequence[Variant], kinds: Sequence[str]) -> list[tuple[str, Variant]]:
+    """The sets to look at with the name to show: stages in their order, then the whole."""
+    by_name = {name: variant for variant in variants for name in variant.names}
+    every = [(name, variant) for name, variant in by_name.items() if "baseline" not in name and " + " not in name]
+    ordered = [pair for pair in every if pair[0] != ALL] + [pair for pair in every if pair[0] == ALL]
+    if not kinds:
+        return ordered
+    unknown = set(kinds) - by_name.keys()
+    if unknown:
+        raise UsageError(f"no active stage '{min(unknown)}'; there are: {', '.join(name for name, _ in ordered)}")
+    return [pair for pair in ordered if pair[0] in kinds]

@@ -1,0 +1,50 @@
+"""Trains a recipe without a trace, for the metrics that come out; run as a child process by ``runner verify``."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from runner import generators
+from runner.engine.loop import Loop
+from runner.engine.signals import Stop
+from runner.pipeline import assemble
+from runner.recipe import load
+from runner.registry import Registry
+
+
+class _Nowhere:
+    """Keeps nothing of what is logged, and shows nothing."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Forgets the metrics."""
+
+    def mark(self) -> int:
+        """Nothing is resumed."""
+        return 0
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows nothing."""
+
+
+def main() -> int:
+    """Trains the recipe in a file and prints ``{"before": {...}, "after": {...}}``, its evaluations, as JSON."""
+    path, *plugin_files = sys.argv[1:]
+    files = [Path(each) for each in plugin_files]
+    recipe = load(path, (), Registry(files))
+    generators.seed(recipe.seed)
+    pipeline = assemble(recipe, files)
+    before = pipeline.source.evaluate(pipeline.learner)
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Loop(pipeline, Path(folder), _Nowhere(), _Nowhere(), Stop())
+        loop.run()
+    after = {name.removeprefix("eval/"): value for name, value in loop.metrics.items() if name.startswith("eval/")}
+    print(json.dumps({"before": before, "after": after}))  # noqa: T201 (the parent reads it)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

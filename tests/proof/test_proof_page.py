@@ -1,0 +1,42 @@
+"""The examples of the page about ``runner.proof`` are complete, and their tests pass."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runner.proof import Timing
+
+PAGE = Path(__file__).parents[2] / "docs" / "proof.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def run(example):
+    names = {}
+    exec(compile(example, str(PAGE), "exec"), names)
+    return names
+
+
+def test_there_are_two():
+    assert len(EXAMPLES) == 2
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["a plain loop", "a module"])
+def test_an_example_passes_its_own_test(example):
+    names = run(example)
+    (test,) = (value for name, value in names.items() if name.startswith("test_"))
+    test()
+
+
+def test_the_example_can_fail():
+    names = run(EXAMPLES[1].replace("losses[0] + losses[1]", "losses[0] + 1.001 * losses[1]"))
+    (test,) = (value for name, value in names.items() if name.startswith("test_"))
+    with pytest.raises(AssertionError):
+        test()
+
+
+def test_the_clock_of_the_example_gives_a_ratio():
+    names = run(EXAMPLES[0])
+    timing = names["clock"](names["build"], lambda: names["build"](fused=True), names["batches"](), seconds=0.5)
+    assert isinstance(timing, Timing)
+    assert timing.ratio.low <= timing.ratio.value <= timing.ratio.high
