@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -22,6 +22,8 @@ from rich.text import Text
 from runner.errors import StorageError
 from runner.hardware import cpu_flags, cpu_model, usable_cores
 from runner.tracking.connection import is_http, on_network_disk, shown
+from runner.tracking.folder import RECORD, folders
+from runner.tracking.recovery import reap
 from runner.tracking.store import Store
 from runner.tracking.workspace import VARIABLE, Workspace
 
@@ -29,6 +31,7 @@ _DISTRIBUTION = "proven-runner"
 _GIB = 2**30
 _DISK_GIB = 5
 _MEMORY_GIB = 2
+_SHOWN_RUNS = 4
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -44,7 +47,9 @@ class Check:
 
 
 def examine(workspace: Workspace, broken_plugins: Mapping[str, str]) -> list[Check]:
-    """Looks at packages, devices, compiler, plugins, workspace and tracking store. Creates no workspace.
+    """Looks at packages, devices, compiler, plugins, workspace, tracking store and runs. Creates no workspace.
+
+    Runs whose process died without a word are given their end.
 
     Args:
         workspace: where runs would be kept.
@@ -57,6 +62,7 @@ def examine(workspace: Workspace, broken_plugins: Mapping[str, str]) -> list[Che
         lambda: _plugins(broken_plugins),
         lambda: _workspace(workspace),
         lambda: _store(workspace),
+        lambda: _runs(workspace),
         _memory,
     ]
     return [check for part in parts for check in part()]
@@ -192,6 +198,28 @@ def _store(workspace: Workspace) -> Iterator[Check]:
     if not is_http(uri) and on_network_disk(workspace.database):
         remedy = "run an MLflow server and name it in MLFLOW_TRACKING_URI if several machines share the workspace"
         yield Check("database", "warn", "on a network disk, where SQLite is slow and locks are weak", remedy)
+
+
+def _runs(workspace: Workspace) -> Iterator[Check]:
+    reaped = reap(workspace)
+    found = folders(workspace.runs)
+    known = [folder for folder in found if folder.record() is not None]
+    counted = f"{len(found)} in {workspace.runs}" if found else "none yet"
+    ended = f"; {len(reaped)} had died without a word: {_names(reaped)}" if reaped else ""
+    yield Check("runs", "ok", counted + ended)
+    waiting = [folder.name for folder in known if folder.unsent and not folder.alive()]
+    if waiting:
+        yield Check("unsent", "warn", f"MLflow lacks a part of {len(waiting)} runs: {_names(waiting)}", "runner sync")
+    damaged = [folder.name for folder in found if folder not in known]
+    if damaged:
+        remedy = f"restore it from a copy, or remove the run's folder in {workspace.runs}"
+        yield Check(
+            "damaged runs", "warn", f"{RECORD} of {len(damaged)} runs cannot be read: {_names(damaged)}", remedy
+        )
+
+
+def _names(runs: Sequence[str]) -> str:
+    return ", ".join(runs[:_SHOWN_RUNS]) + (", ..." if len(runs) > _SHOWN_RUNS else "")
 
 
 def _memory() -> Iterator[Check]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BOTTOM = {"", "api", "config", "errors", "hardware", "slots"}
+BOTTOM = {"", "api", "config", "errors", "faults", "files", "generators", "hardware", "ring", "secrets", "slots"}
 MAY_IMPORT = {
     "recipe": BOTTOM,
     "registry": BOTTOM | {"recipe"},

@@ -5,6 +5,7 @@ from importlib import metadata
 import psutil
 import pytest
 from rich.console import Console
+from run_folders import run_folder
 
 from runner import doctor
 from runner.doctor import examine, failed, show, to_json
@@ -86,6 +87,30 @@ def test_more_threads_than_cores_is_a_warning(checks, monkeypatch):
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
     assert checks()["threads"].remedy.startswith("set OMP_NUM_THREADS=")
+
+
+def test_runs_that_died_are_ended_and_counted(checks, migrated_workspace):
+    folder = run_folder()
+    assert checks()["runs"].found == f"1 in {workspace().runs}; 1 had died without a word: {folder.name}"
+    assert folder.record().status == "KILLED"
+    assert checks()["runs"].found == f"1 in {workspace().runs}"
+
+
+def test_runs_with_something_to_send_are_a_warning(checks, migrated_workspace):
+    away = {"tracking_uri": "http://127.0.0.1:1", "status": "FINISHED"}
+    names = {run_folder(**away).name for _ in range(6)}
+    found = checks()["unsent"]
+    assert (found.status, found.remedy) == ("warn", "runner sync")
+    assert found.found.startswith("MLflow lacks a part of 6 runs: ")
+    assert sum(name in found.found for name in names) == 4
+
+
+def test_runs_whose_record_is_damaged_are_named(checks, migrated_workspace):
+    folder = run_folder()
+    (folder.path / "run.json").write_text("{")
+    found = checks()["damaged runs"]
+    assert found.status == "warn"
+    assert found.found == f"run.json of 1 runs cannot be read: {folder.name}"
 
 
 def test_it_prints_as_a_table_and_as_json(checks):

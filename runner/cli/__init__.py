@@ -1,16 +1,18 @@
 """The command line: verbs only, one module for each group of them, heavy imports inside the verb."""
 
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from runner import __version__
-from runner.cli import plugins, recipes, run, tracking
-from runner.cli.common import report
-from runner.errors import RunnerError
+from runner.cli import ablate, plugins, profile, recipes, run, runs, tracking, verify
+from runner.cli.common import report, say
+from runner.cli.streams import clean_streams, traceback_of
+from runner.errors import ExitCode, RunnerError
+from runner.secrets import looks_secret, redact, register, register_environment, register_url
 
-GROUPS = (run, recipes, plugins, tracking)
+GROUPS = (run, runs, verify, ablate, profile, recipes, plugins, tracking)
 """The modules that add verbs, in the order in which ``--help`` lists them."""
 
 app = typer.Typer(
@@ -57,10 +59,42 @@ for group in GROUPS:
 
 
 def main() -> NoReturn:
-    """The ``runner`` command; a failure becomes one message on stderr and its exit code."""
+    """The ``runner`` command; a failure becomes one message on stderr and its exit code, and no secret is printed."""
+    _hide_secrets()
+    clean_streams()
     try:
-        app()
+        code = app(standalone_mode=False)
     except RunnerError as error:
         report(error)
-        sys.exit(error.exit_code)
-    sys.exit(0)
+        code = error.exit_code
+    except typer.Abort:
+        say("Aborted.")
+        code = ExitCode.FAILED
+    except Exception as error:
+        code = _refuse(error) if hasattr(error, "format_message") else _crash(error)
+    sys.exit(code)
+
+
+def _hide_secrets() -> None:
+    """Those of the environment and of the command line, before anything is said about them."""
+    register_environment()
+    for argument in sys.argv[1:]:
+        name, _, value = argument.partition("=")
+        register_url(value)
+        if looks_secret(name):
+            register(value.strip("\"'"), name.rpartition(".")[2])
+
+
+def _refuse(error: Any) -> int:
+    """Says what is wrong with the command line; masked before it is wrapped, which would tear a secret in two."""
+    from typer.rich_utils import rich_format_error
+
+    error.message = redact(error.message)
+    rich_format_error(error)
+    return int(error.exit_code)
+
+
+def _crash(error: Exception) -> int:
+    """A mistake of the runner or of a plugin."""
+    sys.stderr.write(traceback_of(error))
+    return ExitCode.FAILED

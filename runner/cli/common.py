@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from runner.errors import RunnerError
+from runner.secrets import redact, redact_values
 
 if TYPE_CHECKING:
     from runner.registry import Registry
@@ -36,20 +37,21 @@ def open_registry(plugin_files: list[Path] | None) -> "Registry":
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """Prints one JSON object with its schema version on stdout."""
-    typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, **data}, indent=2, ensure_ascii=False))
+    """Prints one JSON object with its schema version on stdout, secrets masked."""
+    whole = {"schema_version": SCHEMA_VERSION, **redact_values(data)}
+    typer.echo(json.dumps(whole, indent=2, ensure_ascii=False))
 
 
 def report(error: RunnerError) -> None:
-    """Tells the user on stderr what went wrong, without wrapping a line."""
+    """Tells the user on stderr what went wrong, without wrapping a line and without secrets."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    for line in str(error).split("\n"):
+    for line in redact(str(error)).split("\n"):
         console.print(Text(line, style="dim" if line.startswith("    ") else "red"))
 
 
 def say(text: str) -> None:
-    """Talks to the user on stderr."""
-    typer.echo(text, err=True)
+    """Talks to the user on stderr, without secrets."""
+    typer.echo(redact(text), err=True)

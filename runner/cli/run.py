@@ -1,23 +1,44 @@
-"""The verb that trains: ``run``."""
+"""The verbs that train: ``run`` and ``resume``."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from runner.cli.common import JsonOption, PluginOption, RecipeArgument, SetOption, open_registry, print_json, say
+from runner.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from runner.engine.loop import Display
+    from runner.engine.run import RunResult
+    from runner.recipe import Recipe
+    from runner.registry import Registry
+    from runner.tracking import RunFolder, Workspace
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")
+]
+DriftOption = Annotated[
+    bool, typer.Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")
+]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="[RUN]", help="A name, its digits, MLflow's id, the beginning of one, or 'latest'.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Adds the verb."""
+    """Adds the verbs."""
     app.command()(run)
+    app.command()(resume)
 
 
 def run(
     recipe: RecipeArgument,
     sets: SetOption = None,
     plugin: PluginOption = None,
+    resume: ResumeOption = False,
+    allow_drift: DriftOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -26,32 +47,125 @@ def run(
     The run's folder, with its lock, metrics and checkpoints, is in [bold].runner/runs[/]; RUNNER_WORKSPACE names
     another workspace, MLFLOW_TRACKING_URI another MLflow store.
 
+    With --resume the same command can be given again and again, by a scheduler for example: it goes on where the last
+    one was killed, and begins anew only if there is nothing to go on with.
+
     [bold]runner run marl_phase2[/]
 
     [bold]runner run recipes/marl_phase2.yaml --set data.followers=2 --set optimization.amp=off[/]
     """
-    from rich.console import Console
-
     from runner.recipe import drift, is_lock, load
 
     registry = open_registry(plugin)
     loaded = load(recipe, sets or (), registry)
+    unfinished = _unfinished(loaded.digest) if resume else None
+    if unfinished is not None:
+        given = [*loaded.secret_assignments(), *(sets or ())]  # what the lock does not have
+        _resume(unfinished, registry, given, allow_drift, quiet, as_json)
     if is_lock(loaded.path):
-        for line in drift(loaded.path, loaded, registry):
-            say(f"drift: {line}")
+        for change in drift(loaded.path, loaded, registry):
+            say(f"drift: {change}")
 
     from runner.engine.run import run as train
+
+    _train(loaded, quiet, as_json, lambda here, display: train(loaded, registry, here, display))
+
+
+def resume(
+    run: RunArgument = "latest",
+    allow_drift: DriftOption = False,
+    sets: SetOption = None,
+    plugin: PluginOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
+
+    On a CPU it comes out bit for bit as if it had never been interrupted. 'latest' is the newest run that can be
+    resumed.
+
+    [bold]runner resume[/]
+
+    [bold]runner resume marl_phase2-3f2a91c0[/]
+    """
+    from runner.tracking import workspace
+    from runner.tracking.folder import find
+    from runner.tracking.recovery import reap
+
+    here = workspace()
+    reap(here)
+    folder = _newest_resumable(here) if run == "latest" else find(here.runs, run)
+    _resume(folder, open_registry(plugin), sets, allow_drift, quiet, as_json)
+
+
+def _resume(
+    folder: "RunFolder", registry: "Registry", sets: list[str] | None, allow_drift: bool, quiet: bool, as_json: bool
+) -> None:
+    from runner.recipe import drift, load
+    from runner.recipe.lock import LOCK_NAME, read_lock
+
+    lock = folder.path / LOCK_NAME
+    if reason := folder.resumable:
+        error = UsageError if lock.exists() else CheckpointError
+        raise error(f"run {folder.name} cannot be resumed: {reason}")
+    read_lock(lock)  # says what to do about a damaged one
+    recipe = load(lock, sets or (), registry)
+    changes = drift(lock, recipe, registry)
+    for change in changes:
+        say(f"drift: {change}")
+    drifted = [str(change) for change in changes if change.matters]
+    if drifted and not allow_drift:
+        raise UsageError(
+            f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
+            "accept them with --allow-drift"
+        )
+
+    from runner.engine.run import resume as train_on
+
+    say(f"resuming {folder.name}")
+    _train(recipe, quiet, as_json, lambda here, display: train_on(recipe, registry, here, folder, display, drifted))
+
+
+def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[Workspace, Display], RunResult]") -> None:
+    """Shows how a training goes and what came of it, and exits."""
+    from rich.console import Console
+
     from runner.report.closing import show
     from runner.report.progress import ProgressDisplay
     from runner.tracking import workspace
 
-    goal, unit = (loaded.train.env_steps, "steps") if loaded.data.simulates else (loaded.train.updates, "updates")
-    assert goal is not None  # validation sees to it
+    goal, unit = recipe.goal
     talk = Console(stderr=True, quiet=quiet)
-    with ProgressDisplay(talk, loaded.name, goal, unit, loaded.data.headline) as display:
-        result = train(loaded, registry, workspace(), display)
+    with ProgressDisplay(talk, recipe.name, goal, unit, recipe.data.headline) as display:
+        result = train(workspace(), display)
     if as_json:
         print_json(result.data())
     else:
-        show(result, Console(), loaded.data.headline)
+        show(result, Console(), recipe.data.headline)
     raise typer.Exit(result.exit_code)
+
+
+def _unfinished(digest: str) -> "RunFolder | None":
+    """The newest run of a recipe that can be resumed."""
+    from runner.tracking import workspace
+    from runner.tracking.folder import folders
+    from runner.tracking.recovery import reap
+
+    here = workspace()
+    reap(here)
+    for folder in folders(here.runs):
+        record = folder.record()
+        if record is not None and record.digest == digest and not folder.resumable:
+            return folder
+    return None
+
+
+def _newest_resumable(workspace: "Workspace") -> "RunFolder":
+    from runner.tracking.folder import folders
+
+    found = folders(workspace.runs)
+    fitting = next((folder for folder in found if not folder.resumable), None)
+    if fitting is None:
+        why = "".join(f"\n    {folder.name}: {folder.resumable}" for folder in found[:8])
+        raise UsageError(f"no run in {workspace.runs} can be resumed{':' + why if why else ''}")
+    return fitting

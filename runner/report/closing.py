@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.secrets import redact
+
 if TYPE_CHECKING:
     from runner.engine.run import RunResult
 
@@ -20,12 +22,19 @@ def show(result: "RunResult", console: Console, headline: Sequence[str]) -> None
         ("learnt", _learnt(result.metrics, headline)),
         ("speed", _speed(result)),
         ("stages", _stages(result)),
-        ("run", [result.run_id, result.run_dir]),
-        ("next", [f"runner compare {result.run_id[:8]} OTHER_RUN", "runner ui"]),
+        ("run", [f"MLflow id {result.run_id}", result.run_dir]),
+        ("next", _next(result)),
     ):
         for position, line in enumerate(lines):
-            table.add_row("" if position else label, Text(line))
+            table.add_row("" if position else label, Text(redact(line)))
     console.print(table)
+
+
+def _next(result: "RunResult") -> list[str]:
+    digits = result.run_name.rpartition("-")[2]
+    if result.status != "FINISHED":
+        return [f"runner resume {digits}", "runner ls"]
+    return [f"runner compare {digits} OTHER_RUN", "runner ui"]
 
 
 def _learnt(metrics: dict[str, float], headline: Sequence[str]) -> list[str]:
@@ -36,9 +45,10 @@ def _learnt(metrics: dict[str, float], headline: Sequence[str]) -> list[str]:
 
 def _speed(result: "RunResult") -> list[str]:
     metrics = result.metrics
-    lines = [f"{result.seconds:.0f} s in all"]
+    resumed = "" if result.resumed_at is None else f" since it was resumed at {result.resumed_at:,}"
+    lines = [f"{result.seconds:.0f} s in all{resumed}"]
     if "perf/update_ms" in metrics:
-        first = metrics["perf/first_update_seconds"]
+        first = metrics.get("perf/first_update_seconds", 0.0)
         lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {first:.1f} s")
     shares = {name: value for name, value in metrics.items() if name.startswith("perf/") and name.endswith("_share")}
     if shares:

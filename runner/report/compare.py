@@ -18,6 +18,7 @@ from runner.errors import UsageError
 from runner.recipe.lock import LOCK_NAME
 from runner.recipe.recipe import flatten
 from runner.recipe.source import read
+from runner.secrets import redact_values
 from runner.tracking.connection import is_http, shown
 from runner.tracking.links import compare_page
 from runner.tracking.store import Store
@@ -32,7 +33,7 @@ _SHOWN_CANDIDATES = 8
 _NAME_WIDTH = 28
 _RUN_WIDTH = 17
 _MISSING = "-"
-_LOCKED = ("source", "plugins", "packages", "hardware", "threads")
+_LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
 """Sections of a lock beside the recipe itself."""
 
 
@@ -84,15 +85,15 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
     server = shown(store.uri) if is_http(store.uri) else f"http://{HOST}:{PORT}"
     return Comparison(
         runs=[_about(run) for run in runs],
-        settings=_differing([run.data.params for run in runs]),
-        environment=_differing([_environment(store.client, run) for run in runs]),
+        settings=redact_values(_differing([run.data.params for run in runs])),
+        environment=redact_values(_differing([_environment(store.client, run) for run in runs])),
         metrics=_differing([run.data.metrics for run in runs]),
         link=compare_page(server, experiments, run_ids),
     )
 
 
 def find_run(client: MlflowClient, name: str) -> Run:
-    """The run with that id or name, or the only one whose id or name starts so; ``latest`` is the newest.
+    """The run with that id or name, or the only one whose id, name or digits start so; ``latest`` is the newest.
 
     Raises:
         UsageError: no run fits, or several do.
@@ -100,7 +101,7 @@ def find_run(client: MlflowClient, name: str) -> Run:
     runs = _all_runs(client)
     fitting = runs[:1] if name == "latest" else [run for run in runs if name in (run.info.run_id, run.info.run_name)]
     if not fitting:
-        fitting = [run for run in runs if run.info.run_id.startswith(name) or run.info.run_name.startswith(name)]
+        fitting = [run for run in runs if any(each.startswith(name) for each in _names(run))]
     if len(fitting) == 1:
         return fitting[0]
     candidates = fitting or runs
@@ -109,6 +110,11 @@ def find_run(client: MlflowClient, name: str) -> Run:
     if fitting:
         raise UsageError(f"'{name}' fits {len(fitting)} runs: {listed}{more}")
     raise UsageError(f"no run '{name}'; the workspace has: {listed}{more}" if runs else "the workspace has no runs yet")
+
+
+def _names(run: Run) -> tuple[str, ...]:
+    name = str(run.info.run_name)
+    return run.info.run_id, name, name.rpartition("-")[2]
 
 
 def _all_runs(client: MlflowClient) -> list[Run]:

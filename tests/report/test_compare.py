@@ -7,6 +7,7 @@ from rich.console import Console
 
 from runner.errors import UsageError
 from runner.report.compare import Comparison, compare, find_run, show
+from runner.secrets import MASK
 from runner.tracking.store import Store
 from runner.tracking.workspace import workspace
 
@@ -21,7 +22,8 @@ def record(store, tmp_path):
     """Records a finished run and returns its id."""
 
     def record(name, params=None, tags=None, metrics=None, lock="", status="FINISHED"):
-        run_id, _ = store.create_run(store.experiment("marl"), name)
+        run_id = store.create_run(store.experiment("marl"), name)
+        store.client.update_run(run_id, name=f"{name}-{run_id[:8]}")
         points = [(key, value, 1, step) for key, values in (metrics or {}).items() for step, value in enumerate(values)]
         store.send(run_id, points, params or {}, tags or {})
         if lock:
@@ -63,10 +65,19 @@ def test_only_what_differs_is_told(record):
     assert first in found.link
 
 
+def test_secrets_that_others_logged_are_not_told(record):
+    first = record("a", params={"data.api_token": "hunter2"}, tags={"note": "http://me:hunter2@host", "b_token": "x"})
+    second = record("b", params={"data.api_token": "hunter3", "url": "http://me:hunter2@host"})
+    found = compare(workspace(), [first, second])
+    assert found.settings == {"data.api_token": [MASK, MASK], "url": [None, f"http://me:{MASK}@host"]}
+    assert found.environment == {"b_token": [MASK, None], "note": [f"http://me:{MASK}@host", None]}
+
+
 def test_equal_numbers_that_are_no_numbers_do_not_differ(record):
-    record("a", metrics={"loss": [math.nan]})
-    record("b", metrics={"loss": [math.nan]})
-    assert compare(workspace(), ["a", "b"]).metrics == {}
+    names = ("one", "other")  # an id never begins like these
+    for name in names:
+        record(name, metrics={"loss": [math.nan]})
+    assert compare(workspace(), names).metrics == {}
 
 
 def test_a_run_is_found_by_id_name_start_or_as_the_latest(store, record):

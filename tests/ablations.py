@@ -1,0 +1,83 @@
+"""Ablations that nobody measured: journals in which every stage does exactly what a test says."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from running import tiny
+
+from runner.proof.analysis import analyse
+from runner.proof.experiment import Case
+from runner.proof.result import Result
+from runner.proof.variants import AGAIN, plan
+
+OFF = ("optimization.compile=off", "optimization.float32_matmul=off", "optimization.amp=off")
+BASE_S = 0.010
+
+
+def case(name="", sets=OFF, published=None):
+    """The small flagship with forward_cache, merged_critic_loss, stacked_agents and fused_optimizer."""
+    return Case(name, tiny("marl_phase3", *sets), tuple(sets), published or {})
+
+
+def planned(of):
+    return plan(of.recipe, torch.device("cpu"))
+
+
+def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=None, agents=4):
+    """The journal of a case in which every stage is ``factors[stage]`` times as fast, whatever is beside it.
+
+    Args:
+        of: the case.
+        factors: by stage; 1 for those that are not named.
+        noise: standard deviation of the logarithm of every time.
+        a_a: by how much the second baseline is slower than the first.
+        rounds: how many.
+        overhead: seconds of start-up by stage.
+        verdicts: outcome by variant.
+        agents: for the shapes.
+    """
+    draw = random.Random(0)
+    variants = {variant.name: variant.stages for variant in planned(of).variants} | {AGAIN: ()}
+    speed = {name: math.prod(factors.get(kind, 1.0) for kind in stages) for name, stages in variants.items()}
+    speed[AGAIN] /= a_a
+    whose = {"session": 1, "spent": 1.0, "case": of.name}
+    shapes = {"observation": [agents, 7], "action": [agents, 2]}
+    yield {**whose, "rates": {"default_flops": 1e11, "relaxed_flops": 2e11, "relaxed_error": 1e-7, "copy_bytes": 3e10}}
+    yield {**whose, "work": {"flop": 10**7, "parameters": 1000, "shapes": shapes}}
+    for name, stages in variants.items():
+        extra = sum((overhead or {}).get(kind, 0.0) for kind in stages)
+        seconds = BASE_S / speed[name]
+        prepared = {"first_s": extra + seconds, "seconds": 5 * seconds, "steps": 5, "steady_s": seconds, "steady": True}
+        prepared |= {"overhead_s": extra, "updates": 9, "batch_size": 16, "threads": 1, "device": "cpu", "notes": {}}
+        yield {**whose, "variant": name, "prepared": prepared}
+    for turn in range(1, rounds + 1):
+        update = {name: BASE_S / speed[name] * math.exp(draw.gauss(0, noise)) for name in variants}
+        train = {name: block(seconds) for name, seconds in update.items()} if turn % 2 == 0 else {}
+        yield {**whose, "round": turn, "update": update, "train": train}
+    for name in variants:
+        yield {**whose, "variant": name, "memory": {"host_bytes": 2**28, "device_bytes": None}}
+    for name, outcome in (verdicts or {}).items():
+        told = {"outcome": outcome, "contract": "Exact", "summary": f"{name} {outcome.lower()}s in critic_step"}
+        yield {**whose, "variant": name, "verdict": told}
+    yield {**whose, "settled": sorted(variants), "done": f"{rounds} rounds were measured"}
+
+
+def block(seconds):
+    """A moment of training of which half goes into collecting, the other into updates."""
+    return {"seconds": 16 * seconds, "env_steps": 16, "updates": 8, "collect": 8 * seconds, "sample": 0.0,
+            "transfer": 0.0, "update": 8 * seconds}  # fmt: skip
+
+
+def analysed(of, factors, **settings):
+    return analyse(of, planned(of), list(entries(of, factors, **settings)))
+
+
+def result(*cases, folder: Path = Path("out"), **changes):
+    whole = Result(
+        name="example", digest="d" * 64, command="runner ablate example.yaml", machine={"cpu": "a CPU", "cores": 2},
+        load=0.1, cases=cases, slope=None, seconds=60.0, folder=str(folder), interrupted=False, published_by="somebody",
+    )  # fmt: skip
+    return replace(whole, **changes)

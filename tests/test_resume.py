@@ -1,0 +1,96 @@
+"""A run that is killed, at random moments and inside a save, comes out bit for bit like one that was not."""
+
+import json
+import signal
+
+import pytest
+from children import start
+from interrupted import arguments, learnt, same, survives, train
+from running import RECIPES
+from test_every_plugin import with_requirements
+
+from runner.engine import checkpoint
+from runner.faults import POINTS
+from runner.registry import Registry
+
+pytestmark = pytest.mark.usefixtures("migrated_workspace")
+SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+STAGES = Registry().kinds("optimization")
+CHEAP = {"marl_phase3": ("optimization.compile=off",)}
+KILLS = 2
+IN_SAVE = ("checkpoint.tensors=torn@2", "checkpoint.state=kill@2", "checkpoint.synced=kill@2", "checkpoint.pruned=kill")
+OFTEN = ("train.log_every=12", "train.checkpoint_every=40")
+SHORT = ("train.env_steps=120", "train.checkpoint_every=40")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
+    command = arguments(name, "train.env_steps=240", *OFTEN, *CHEAP.get(name, ()))
+    survives(tmp_path, command, isolated_workspace, KILLS, [IN_SAVE[SHIPPED.index(name) % len(IN_SAVE)]])
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_every_stage_survives_kills(kind, tmp_path, isolated_workspace):
+    command = arguments("marl_baseline", "train.env_steps=160", *OFTEN, *with_requirements(kind))
+    kills = 0 if kind == "compile" else 1  # beside the one in a save; every start compiles anew
+    survives(tmp_path, command, isolated_workspace, kills, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory, migrated_database):
+    """What the short run that the tests below interrupt comes to."""
+    root = tmp_path_factory.mktemp("uninterrupted")
+    (root / "workspace").mkdir()
+    (root / "workspace" / "mlflow.db").write_bytes(migrated_database.read_bytes())
+    return learnt(train(root, SHORT_RUN, RUNNER_WORKSPACE=str(root / "workspace")))
+
+
+SHORT_RUN = arguments("marl_phase1", *SHORT)
+SEVERAL = {"checkpoint", "spool", "ship"}
+"""What is passed more than once in a run."""
+
+
+@pytest.mark.parametrize("action", ["kill", "torn"])
+@pytest.mark.parametrize("point", [point for point in POINTS if point != "resume.loaded"])
+def test_a_kill_at_any_point_leaves_a_run_that_resumes(point, action, tmp_path, isolated_workspace, uninterrupted):
+    visit = 2 if point.partition(".")[0] in SEVERAL else 1
+    assert start(tmp_path, *SHORT_RUN, RUNNER_FAULTS=f"{point}={action}@{visit}").wait() == -signal.SIGKILL
+    (run,) = isolated_workspace.glob("runs/*")
+    if point.startswith("checkpoint."):
+        assert checkpoint.load_newest(run / "checkpoints") is not None
+    resumed = train(tmp_path, SHORT_RUN)
+    same(learnt(resumed), uninterrupted)
+
+
+def test_a_resumed_run_that_is_killed_at_once_resumes(tmp_path, uninterrupted):
+    assert start(tmp_path, *SHORT_RUN, RUNNER_FAULTS="checkpoint.renamed=kill@2").wait() == -signal.SIGKILL
+    assert start(tmp_path, *SHORT_RUN, RUNNER_FAULTS="resume.loaded=kill").wait() == -signal.SIGKILL
+    same(learnt(train(tmp_path, SHORT_RUN)), uninterrupted)
+
+
+ENDS = [(signal.SIGTERM, "false", 143), (signal.SIGINT, "false", 130), (signal.SIGTERM, "true", 75)]
+
+
+@pytest.mark.parametrize(("number", "preemptible", "code"), ENDS)
+def test_a_signal_ends_the_run_after_a_checkpoint(
+    number, preemptible, code, tmp_path, isolated_workspace, uninterrupted
+):
+    command = [*SHORT_RUN, "--set", f"train.preemptible={preemptible}"]
+    child = stopped(tmp_path, command, isolated_workspace, number)
+    assert child.wait() == code
+    result = json.loads(child.stdout)
+    assert result["status"] == "KILLED"
+    (run,) = isolated_workspace.glob("runs/*")
+    _, state = checkpoint.load_newest(run / "checkpoints")
+    assert 0 < state["step"] == json.loads((run / "run.json").read_text())["step"]
+    same(learnt(train(tmp_path, command)), uninterrupted)
+
+
+def stopped(tmp_path, command, workspace, *numbers):
+    """A child that gets these signals while it trains."""
+    child = start(tmp_path, *command, "--set", "train.log_every=4")
+    while child.running and b'"train/' not in b"".join(p.read_bytes() for p in workspace.glob("runs/*/spool.jsonl")):
+        pass
+    for number in numbers:
+        child.send(number)
+    return child

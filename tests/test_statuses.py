@@ -1,0 +1,177 @@
+"""A run ends with the status, the exit code and the message that are true, whatever ends it."""
+
+import json
+import os
+import re
+import signal
+
+import mlflow
+import pytest
+from children import start
+from interrupted import arguments
+from running import RECIPES
+
+from runner.engine import checkpoint
+
+pytestmark = pytest.mark.usefixtures("migrated_workspace")
+
+TROUBLE = """
+import os, sys
+from runner.api import Exact, RunnerError, Stage
+
+class Trouble(Stage):
+    "Ends a run in the way that it is told to."
+    kind = "trouble"
+    phase = 1
+    contract = Exact()
+    wraps = frozenset({"transfer"})
+
+    def attach(self, pipeline):
+        updates = 0
+        def troubled(step):
+            def transfer(batch):
+                nonlocal updates
+                updates += 1
+                if updates == 40:
+                    exec(os.environ["TROUBLE"])
+                return step(batch)
+            return transfer
+        pipeline.slots.wrap("transfer", troubled)
+"""
+
+
+def troubled(tmp_path, action, *more):
+    plugin = tmp_path / "trouble.py"
+    plugin.write_text(TROUBLE)
+    command = arguments("marl_baseline", "optimization.trouble=on", "train.checkpoint_every=40", *more)
+    command.remove("--resume")
+    return start(tmp_path, *command, "--plugin", str(plugin), TROUBLE=action)
+
+
+def status_in_mlflow(workspace):
+    (record,) = workspace.glob("runs/*/run.json")
+    record = json.loads(record.read_text())
+    run = mlflow.MlflowClient(f"sqlite:///{workspace}/mlflow.db").get_run(record["run_id"])
+    assert run.info.status == record["status"]
+    return record["status"], run.data.tags.get("error")
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "status", "error"),
+    [
+        ("raise RuntimeError('out of luck')", 1, "FAILED", "RuntimeError: out of luck"),
+        ("raise RunnerError('a clear message')", 1, "FAILED", "a clear message"),
+        ("sys.exit(3)", 1, "FAILED", "something in the training called sys.exit(3)"),
+        ("sys.exit(0)", 1, "FAILED", "something in the training called sys.exit(0)"),
+        ("raise MemoryError", 1, "FAILED", "MemoryError: "),
+        ("batch['reward'] = batch['reward'] * float('nan')", 6, "FAILED", "step 144, update 40: tensor 'reward'"),
+        ("os.kill(os.getpid(), 15)", 143, "KILLED", None),
+        ("os.kill(os.getpid(), 2)", 130, "KILLED", None),
+        ("[os.kill(os.getpid(), 2) for _ in range(2)]", 130, "KILLED", None),
+    ],
+)
+def test_the_status_is_what_happened(action, code, status, error, tmp_path, isolated_workspace):
+    child = troubled(tmp_path, action)
+    assert child.wait() == code, child.stderr
+    found, said = status_in_mlflow(isolated_workspace)
+    assert found == status
+    assert (error in said) if error else said is None
+    (run,) = isolated_workspace.glob("runs/*")
+    assert checkpoint.load_newest(run / "checkpoints") is not None
+    if error and not action.startswith(("raise Runtime", "raise Memory")):
+        assert "Traceback" not in child.stderr
+        assert error in child.stderr
+
+
+def test_a_nan_leaves_a_diagnosis_and_the_last_good_checkpoint(tmp_path, isolated_workspace):
+    child = troubled(tmp_path, "batch['reward'] = batch['reward'] * float('nan')")
+    assert child.wait() == 6
+    (run,) = isolated_workspace.glob("runs/*")
+    diagnosis = json.loads((run / "diagnosis.json").read_text())
+    assert diagnosis["step"] == 144
+    good = checkpoint.checkpoints(run / "checkpoints")[-1]
+    assert str(good) in child.stderr
+    assert str(run / "diagnosis.json") in child.stderr
+    client = mlflow.MlflowClient(f"sqlite:///{isolated_workspace}/mlflow.db")
+    run_id = json.loads((run / "run.json").read_text())["run_id"]
+    assert "diagnosis.json" in {artifact.path for artifact in client.list_artifacts(run_id)}
+
+
+@pytest.mark.parametrize("verb", [("ls",), ("resume",), ("doctor",), ("sync",)])
+def test_a_run_that_was_killed_is_found_dead_by_the_next_verb(verb, tmp_path, isolated_workspace):
+    child = troubled(tmp_path, "os.kill(os.getpid(), 9)")
+    assert child.wait() == -signal.SIGKILL
+    assert status_in_mlflow(isolated_workspace)[0] == "RUNNING"
+    look = start(tmp_path, *verb)
+    look.wait()
+    assert status_in_mlflow(isolated_workspace)[0] == "KILLED", look.stderr
+
+
+def killed(tmp_path, workspace):
+    command = arguments("marl_baseline", "train.checkpoint_every=40")
+    child = start(tmp_path, *command, RUNNER_FAULTS="checkpoint.pruned=kill@3")
+    assert child.wait() == -signal.SIGKILL
+    (run,) = workspace.glob("runs/*")
+    return run
+
+
+def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_is_used(tmp_path, isolated_workspace):
+    run = killed(tmp_path, isolated_workspace)
+    newest = checkpoint.checkpoints(run / "checkpoints")[-1]
+    os.truncate(newest / "tensors-0.safetensors", 100)
+    child = start(tmp_path, "resume")
+    assert child.wait() == 0
+    assert "tensors-0.safetensors: damaged" in child.stderr
+    assert "Traceback" not in child.stderr
+    assert "FINISHED" in child.stdout
+
+
+def test_when_all_checkpoints_are_damaged_the_exit_code_is_7(tmp_path, isolated_workspace):
+    run = killed(tmp_path, isolated_workspace)
+    for each in checkpoint.checkpoints(run / "checkpoints"):
+        (each / "state.json").unlink()
+    child = start(tmp_path, "resume")
+    assert child.wait() == 7
+    assert "are damaged" in child.stderr
+    assert "Traceback" not in child.stderr
+
+
+def test_a_run_without_a_lock_cannot_be_resumed_and_says_so(tmp_path, isolated_workspace):
+    assert start(tmp_path, *arguments("marl_baseline"), RUNNER_FAULTS="start.tracked=kill").wait() == -signal.SIGKILL
+    (run,) = isolated_workspace.glob("runs/*")
+    child = start(tmp_path, "resume", run.name)
+    assert child.wait() == 7
+    assert "before its lock was written" in child.stderr
+
+
+def test_drift_that_matters_is_refused_unless_it_is_allowed(tmp_path, isolated_workspace):
+    run = killed(tmp_path, isolated_workspace)
+    lock = run / "recipe.lock.yaml"
+    lock.write_text(re.sub(r"(?m)^(  torch: ).*$", r"\g<1>'1.0'", lock.read_text(), count=1))
+    child = start(tmp_path, "resume")
+    assert child.wait() == 2
+    assert "packages.torch: 1.0 in the lock" in child.stderr
+    assert "--allow-drift" in child.stderr
+    assert start(tmp_path, "resume", "--allow-drift").wait() == 0
+
+
+def test_a_finished_run_is_not_resumed_and_run_resume_begins_anew(tmp_path, isolated_workspace):
+    command = arguments("marl_baseline")
+    first = start(tmp_path, *command).data()
+    child = start(tmp_path, "resume", first["run_name"])
+    assert child.wait() == 2
+    assert "it is finished" in child.stderr
+    assert start(tmp_path, "resume").wait() == 2
+    assert start(tmp_path, *command).data()["run_id"] != first["run_id"]
+
+
+def test_resume_in_an_empty_workspace_says_so(tmp_path):
+    child = start(tmp_path, "resume")
+    assert child.wait() == 2
+    assert "can be resumed" in child.stderr
+
+
+def test_a_fault_that_does_not_exist_is_refused(tmp_path):
+    child = start(tmp_path, "run", str(RECIPES / "marl_baseline.yaml"), RUNNER_FAULTS="nowhere=kill")
+    assert child.wait() == 2
+    assert "'nowhere=kill' is not POINT=ACTION" in child.stderr
