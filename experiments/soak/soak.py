@@ -1,0 +1,106 @@
+"""Kills trainings hundreds of times and compares what they come to with trainings that nobody killed.
+
+    python experiments/soak/soak.py --kills 240
+
+Every recipe that ships and every stage that is registered takes its turn, with the harness of the test suite: real
+processes, real SIGKILL, at random moments, at every fault point of a save, in the spool and in start-up.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+RESULTS = Path(__file__).with_name("results.json")
+RANDOM_KILLS, FAULTS = 6, 4
+SETTINGS = ("train.env_steps=800", "train.checkpoint_every=40", "train.log_every=12")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200, help="at least so many")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+
+    subjects, chance, rows, started, turn = list_subjects(), random.Random(options.seed), [], time.time(), 0
+    while sum(row["kills"] for row in rows) < options.kills or turn < len(subjects):
+        name, command = subjects[turn % len(subjects)]
+        row = soak(name, command, chance, seed=options.seed + turn)
+        rows.append(row)
+        print(f"{name}: {row['kills']} kills, {row['outcome']} ({row['seconds']:.0f} s)", flush=True)
+        turn += 1
+        write(rows, started, options.seed)
+    return 0 if all(row["outcome"] == "same bits" for row in rows) else 1
+
+
+def list_subjects():
+    """Name and command line of every recipe and of every stage alone with what it requires."""
+    from interrupted import arguments
+    from running import RECIPES
+    from test_every_plugin import with_requirements
+
+    from runner.registry import Registry
+
+    subjects = [(path.stem, arguments(path.stem, *SETTINGS)) for path in sorted(RECIPES.glob("*.yaml"))]
+    kinds = Registry().kinds("optimization")
+    stages = [(f"stage {kind}", arguments("marl_baseline", *SETTINGS, *with_requirements(kind))) for kind in kinds]
+    return subjects + stages
+
+
+def soak(name, command, chance, seed):
+    """One training without kills and one with."""
+    from interrupted import survives
+
+    from runner.faults import POINTS
+
+    inside = [point for point in POINTS if not point.startswith(("start.", "resume."))]
+    places = [
+        f"checkpoint.{chance.choice(['tensors', 'state', 'synced', 'renamed'])}={chance.choice(['kill', 'torn'])}@2"
+    ]
+    places += [
+        f"{chance.choice(inside)}={chance.choice(['kill', 'torn'])}@{chance.randint(1, 3)}" for _ in range(FAULTS - 1)
+    ]
+    begun = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder) / "workspace"
+        os.environ["RUNNER_WORKSPACE"] = str(workspace)
+        try:
+            survives(Path(folder), command, workspace, RANDOM_KILLS, places, seed)
+            outcome = "same bits"
+        except Exception:
+            outcome = traceback.format_exc(limit=-1).strip()[-2000:]
+    kills = RANDOM_KILLS + FAULTS
+    return {"subject": name, "kills": kills, "faults": places, "outcome": outcome, "seconds": time.time() - begun}
+
+
+def write(rows, started, seed):
+    """The report so far."""
+    import torch
+
+    from runner.hardware import cpu_model
+
+    report = {
+        "kills": sum(row["kills"] for row in rows),
+        "failures": sum(row["outcome"] != "same bits" for row in rows),
+        "seconds": round(time.time() - started),
+        "seed": seed,
+        "cpu": cpu_model(),
+        "platform": platform.platform(terse=True),
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
