@@ -7,7 +7,6 @@ import torch
 from runner.api import Batch, Context, Slots, Stage
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
-from runner.plugins.marl.stacked import as_stacked
 
 OBSERVATION, ACTION = 5, 2
 
@@ -73,16 +72,12 @@ def moments(learner: Masac) -> dict[str, torch.Tensor]:
     """Adam's moments by role, network, layer and name, whatever the layout of the optimizers."""
     found = {}
     for role, networks in learner.networks().items():
-        optimizers = learner.roles[role].optimizers
-        stacked = getattr(learner.roles[role], "layers", None)
+        agents = learner.roles[role].state_dict()["optimizers"]
+        each = len(networks) // len(agents)
         for m, network in enumerate(networks):
-            for k, parameter in enumerate(network):
-                for name in ("exp_avg", "exp_avg_sq"):
-                    if stacked is not None:
-                        value = as_stacked(optimizers[0].state[stacked[k]][name][m])
-                    else:
-                        value = next(o.state[parameter][name] for o in optimizers if parameter in o.state)
-                    found[f"{role}.{m}.{k}.{name}"] = value
+            for k in range(len(network)):
+                state = agents[m // each]["state"][m % each * len(network) + k]
+                found |= {f"{role}.{m}.{k}.{name}": state[name] for name in ("exp_avg", "exp_avg_sq")}
     return found
 
 

@@ -17,61 +17,66 @@ def as_stacked(tensor: Tensor) -> Tensor:
     return tensor.T if tensor.dim() == 2 else tensor
 
 
-def apart(stacked: State, agents: int, networks: int) -> list[State]:
-    """The state of one optimizer of stacks as that of one optimizer for every agent.
+def split(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """Views of a vector that holds one layer after the other."""
+    pieces = torch.split(vector, [shape.numel() for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def apart(vector: State, shapes: Sequence[torch.Size], agents: int) -> list[State]:
+    """The state of one optimizer of a vector as that of one optimizer for every agent.
 
     Args:
-        stacked: of an optimizer with one parameter for every layer, [agents x networks, ...].
-        agents: how many there are.
-        networks: how many each of them has; its parameters are numbered network by network.
+        vector: of an optimizer whose only parameter is the vector of all layers.
+        shapes: of these layers, [networks of all agents, ...] each.
+        agents: how many share the networks out evenly; a parameter of theirs is numbered network by network.
 
     Returns:
-        States whose tensors share memory with ``stacked``.
+        States whose tensors share memory with ``vector``.
     """
-    layers = sum(len(group["params"]) for group in stacked["param_groups"])
-    groups = [
-        {**group, "params": [j * layers + k for j in range(networks) for k in group["params"]]}
-        for group in stacked["param_groups"]
-    ]
+    layers, networks = len(shapes), shapes[0][0] // agents
+    groups = [{**group, "params": [*range(networks * layers)]} for group in vector["param_groups"]]
+    whole = vector["state"].get(0, {})
+    pieces = {name: split(value, shapes) for name, value in whole.items() if _has_shares(name, value)}
 
-    def share(agent: int, j: int, entry: State) -> State:
-        row = agent * networks + j
-        return {name: as_stacked(value[row]) if _has_shares(name, value) else value for name, value in entry.items()}
+    def share(row: int, k: int) -> State:
+        return {name: as_stacked(pieces[name][k][row]) if name in pieces else value for name, value in whole.items()}
 
     return [
         {
-            "state": {
-                j * layers + k: share(agent, j, entry) for j in range(networks) for k, entry in stacked["state"].items()
-            },
+            "state": {j * layers + k: share(agent * networks + j, k) for j in range(networks) for k in range(layers)}
+            if whole
+            else {},
             "param_groups": [dict(group) for group in groups],
         }
         for agent in range(agents)
     ]
 
 
-def together(agents: Sequence[State], networks: int) -> State:
-    """The state of one optimizer of stacks, in memory of its own; the reverse of ``apart``.
+def together(agents: Sequence[State], shapes: Sequence[torch.Size]) -> State:
+    """The state of one optimizer of a vector, in memory of its own; the reverse of ``apart``.
 
     Raises:
         ValueError: the agents have taken different numbers of steps, which one optimizer cannot.
     """
-    first = agents[0]
-    layers = sum(len(group["params"]) for group in first["param_groups"]) // networks
-    groups = [{**group, "params": [k for k in group["params"] if k < layers]} for group in first["param_groups"]]
-    state = {}
-    for k in (k for k in first["state"] if k < layers):
-        entries = [agent["state"][j * layers + k] for agent in agents for j in range(networks)]
-        state[k] = {name: _stack(name, [entry[name] for entry in entries]) for name in entries[0]}
-    return {"state": state, "param_groups": groups}
+    layers, networks = len(shapes), shapes[0][0] // len(agents)
+    groups = [{**group, "params": [0]} for group in agents[0]["param_groups"]]
+    if not agents[0]["state"]:
+        return {"state": {}, "param_groups": groups}
+
+    def whole(name: str, first: Any) -> Any:
+        values = [
+            agent["state"][j * layers + k][name] for k in range(layers) for agent in agents for j in range(networks)
+        ]
+        if _has_shares(name, first):
+            return torch.cat([as_stacked(value).flatten() for value in values])
+        if any(value != first for value in values):
+            raise ValueError("the agents have taken different numbers of optimizer steps; stacked agents step together")
+        return first
+
+    entry = agents[0]["state"][0]
+    return {"state": {0: {name: whole(name, value) for name, value in entry.items()}}, "param_groups": groups}
 
 
 def _has_shares(name: str, value: Any) -> bool:
     return isinstance(value, Tensor) and name != SHARED
-
-
-def _stack(name: str, values: Sequence[Any]) -> Any:
-    if _has_shares(name, values[0]):
-        return torch.stack([as_stacked(value) for value in values])
-    if any(value != values[0] for value in values):
-        raise ValueError("the agents have taken different numbers of optimizer steps; stacked agents step together")
-    return values[0]

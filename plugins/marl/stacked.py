@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from runner.api import Slots, State
 
-from .layout import apart, as_stacked, together
+from .layout import apart, as_stacked, split, together
 from .roles import ALL, MakeOptimizer, Role, restore
 
 Precision = Callable[[], AbstractContextManager[None]]
@@ -27,16 +27,16 @@ class Stack:
 
     def __init__(self, networks: Sequence[Sequence[nn.Parameter]]) -> None:
         layers = [torch.stack([as_stacked(p.detach()) for p in same]) for same in zip(*networks, strict=True)]
+        self.shapes = [layer.shape for layer in layers]
         self.flat = torch.cat([layer.flatten() for layer in layers])
-        pieces = torch.split(self.flat, [layer.numel() for layer in layers])
-        self.views = [piece.view_as(layer) for piece, layer in zip(pieces, layers, strict=True)]
+        self.views = split(self.flat, self.shapes)
         for view, same in zip(self.views, zip(*networks, strict=True), strict=True):
             for own, parameter in zip(view, same, strict=True):
                 parameter.data = as_stacked(own)
 
 
 class StackedRole(Role):
-    """A role whose agents are clipped row by row and stepped by one optimizer.
+    """A role whose agents are clipped row by row and whose parameters are, to its optimizer, one vector.
 
     To the outside its state is that of ``Role``: what was trained stacked goes on unstacked, and the other way round.
     """
@@ -53,6 +53,11 @@ class StackedRole(Role):
         self.agents = agents
         self.stack = Stack(networks)
         self.layers = [nn.Parameter(view) for view in self.stack.views]
+        self.vector = nn.Parameter(self.stack.flat)
+        self.vector.grad = torch.zeros_like(self.stack.flat)
+        self.shares = split(self.stack.flat, self.stack.shapes)
+        for share, gradient in zip(self.shares, split(self.vector.grad, self.stack.shapes), strict=True):
+            share.grad = gradient
         self.max_grad_norm = max_grad_norm
 
     def leaves(self) -> Iterator[nn.Parameter]:
@@ -60,23 +65,39 @@ class StackedRole(Role):
         yield from self.layers
 
     def configure(self, make: MakeOptimizer) -> None:
-        """Makes one optimizer of all stacked layers."""
-        self.optimizers = [make([*self.layers])]
+        """Makes one optimizer of one vector."""
+        self.optimizers = [make([self.vector])]
+
+    def zero_grad(self, agents: slice = ALL) -> None:
+        """Forgets the gradients of the layers; those of the vector are written anew by ``gather``."""
+        for layer in self.layers:
+            layer.grad = None
+
+    def gather(self) -> None:
+        """Copies the layers' gradients into the vector's."""
+        for share, layer in zip(self.shares, self.layers, strict=True):
+            assert share.grad is not None
+            if layer.grad is None:
+                share.grad.zero_()
+            else:
+                share.grad.copy_(layer.grad)
 
     def clip(self, slots: Slots, agents: slice = ALL) -> None:
-        """Clips every agent's gradient norm."""
+        """Gathers the gradients and clips every agent's norm."""
+        self.gather()
         slots.unscale(self.optimizers[0])
-        slots.clip(self.layers, self.max_grad_norm)
+        slots.clip(self.shares, self.max_grad_norm)
 
     def expose_gradients(self) -> None:
         """Shows every network's share of the gradient at its own parameters."""
-        for layer, same in zip(self.layers, zip(*self.networks, strict=True), strict=True):
+        for layer, share, same in zip(self.layers, self.shares, zip(*self.networks, strict=True), strict=True):
+            gradient = None if layer.grad is None else share.grad
             for i, parameter in enumerate(same):
-                parameter.grad = None if layer.grad is None else as_stacked(layer.grad[i])
+                parameter.grad = None if gradient is None else as_stacked(gradient[i])
 
     def state_dict(self) -> State:
         """The state of one optimizer for every agent; its tensors are views of the one optimizer's."""
-        return {"optimizers": apart(self.optimizers[0].state_dict(), self.agents, len(self.networks) // self.agents)}
+        return {"optimizers": apart(self.optimizers[0].state_dict(), self.stack.shapes, self.agents)}
 
     def load_state_dict(self, state: State) -> None:
         """Restores the optimizer's state.
@@ -84,7 +105,7 @@ class StackedRole(Role):
         Raises:
             ValueError: the agents have taken different numbers of steps.
         """
-        restore(self.optimizers[0], together(state["optimizers"], len(self.networks) // self.agents))
+        restore(self.optimizers[0], together(state["optimizers"], self.stack.shapes))
 
 
 class ClipAgents:
@@ -123,7 +144,7 @@ class StackedMlp:
         hidden = inputs
         with precision():
             for weight, bias, scale, shift in self.trunk:
-                hidden = torch.baddbmm(bias[:, None], hidden, weight)
+                hidden = torch.bmm(hidden, weight) + bias[:, None]
                 hidden = functional.layer_norm(hidden, hidden.shape[-1:])
                 hidden = torch.addcmul(shift[:, None], hidden, scale[:, None]).relu()
         hidden = hidden.to(self.head_weight.dtype)

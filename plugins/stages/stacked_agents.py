@@ -85,6 +85,7 @@ class StackedAgents(Stage):
         """One optimizer step for all temperatures."""
         self.roles["temperature"].zero_grad()
         self.slots.temperature_gradients(log_prob, slice(None))
+        self.roles["temperature"].gather()
         self.roles["temperature"].step(self.slots)
 
     def temperatures(self, agents: slice) -> "Tensor":
