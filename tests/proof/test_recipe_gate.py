@@ -8,6 +8,7 @@ from running import RECIPES, TINY, tiny
 
 from runner.api import Close, Exact, Statistical
 from runner.errors import ExitCode
+from runner.plugins.stages.fused_optimizer import FusedOptimizer
 from runner.proof.recipe_gate import Gate, Options, Report, Row, quick, verify_recipe, weakest
 from runner.proof.verdict import Outcome, Verdict
 from runner.registry import Registry
@@ -80,6 +81,13 @@ def test_without_time_to_train_nothing_is_claimed():
     verdict = quick(tiny("marl_phase2"), REGISTRY, ("amp",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "no training was begun" in verdict.summary
+
+
+def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch):
+    monkeypatch.setattr(FusedOptimizer, "contract", Statistical("return", 0.05))
+    verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
+    assert (verdict.outcome, verdict.contract) == (Outcome.PASS, "Close")
+    assert "needs no training to see" in verdict.summary
 
 
 def test_what_several_stages_promise_is_what_the_weakest_does():
