@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _FACTS = ("learns_from", "provides", "phase", "contract", "replaces", "wraps", "requires")
 """What a card shows above the settings."""
+MEASURED = "measured.json"
 
 KindArgument = Annotated[str | None, typer.Argument(metavar="[KIND]", help="Show the card of this plugin.")]
 
@@ -76,8 +78,16 @@ def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]
         "replaces": sorted(face.claims),
         "wraps": sorted(face.wraps),
         "requires": list(face.requires),
+        "measured": _measured(face),
         "settings": _settings(face.Config),
     }
+
+
+def _measured(face: type) -> list[dict[str, Any]]:
+    """What a stage was worth where its authors measured it: their ``measured.json`` beside its module."""
+    figures = Path(inspect.getfile(face)).with_name(MEASURED)
+    found: dict[str, list[dict[str, Any]]] = json.loads(figures.read_text()) if figures.exists() else {}
+    return found.get(getattr(face, "kind", ""), [])
 
 
 def _settings(model: Any) -> list[dict[str, Any]]:
@@ -100,6 +110,15 @@ def _type(annotation: Any) -> str:
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", name).replace("NoneType", "None")
 
 
+def _worth(measured: dict[str, Any]) -> str:
+    """``alone 1.22x [1.18, 1.27], beside all others 1.05x [1.02, 1.08]; 4 agents, ... (experiments/marl_phases)``."""
+    ways = {"alone": "alone", "together": "beside all others"}
+    gains = [f"{ways[way]} {value:.2f}x [{low:.2f}, {high:.2f}]" for way in ways if way in measured
+             for value, low, high in [measured[way]]]  # fmt: skip
+    where = ", ".join(filter(None, (measured["case"], measured["machine"])))
+    return f"{', '.join(gains)}; {where} ({measured['experiment']})"
+
+
 def _print_list(cards: list[dict[str, Any]]) -> None:
     width = max((len(card["kind"]) for card in cards), default=0)
     for card in cards:
@@ -120,6 +139,8 @@ def _print_card(card: dict[str, Any]) -> None:
         if card.get(fact):
             value = card[fact]
             typer.echo(f"{fact.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}")
+    for each in card.get("measured", ()):
+        typer.echo(f"measured: {_worth(each)}")
     for each in card["settings"]:
         default = "required" if each["required"] else f"default {dump_inline(each['default'])}"
         typer.echo(f"\n{each['name']}: {each['type']}, {default}\n    {each['description']}".rstrip())
