@@ -280,6 +280,10 @@ class Learner(ABC):
         """The last gradient of every trainable parameter, None where none arrived."""
         return {name: parameter.grad for name, parameter in self.named_parameters()}
 
+    def least_work(self, batch_size: int) -> tuple[int, int] | None:
+        """FLOP and bytes that one update cannot do without, where a formula is known."""
+        return None
+
     @abstractmethod
     def state_dict(self) -> State:
         """Parameters, target networks and optimizers; the same structure with every stage, so that a state can move."""

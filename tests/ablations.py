@@ -37,16 +37,15 @@ def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=N
         rounds: how many.
         overhead: seconds of start-up by stage.
         verdicts: outcome by variant.
-        agents: for the shapes.
+        agents: the least work grows with them.
     """
     draw = random.Random(0)
     variants = {variant.name: variant.stages for variant in planned(of).variants} | {AGAIN: ()}
     speed = {name: math.prod(factors.get(kind, 1.0) for kind in stages) for name, stages in variants.items()}
     speed[AGAIN] /= a_a
     whose = {"session": 1, "spent": 1.0, "case": of.name}
-    shapes = {"observation": [agents, 7], "action": [agents, 2]}
     yield {**whose, "rates": {"default_flops": 1e11, "relaxed_flops": 2e11, "relaxed_error": 1e-7, "copy_bytes": 3e10}}
-    yield {**whose, "work": {"flop": 10**7, "parameters": 1000, "shapes": shapes}}
+    yield {**whose, "work": {"flop": 10**7, "parameters": 1000, "least": [agents * 10**6, 10**5]}}
     for name, stages in variants.items():
         extra = sum((overhead or {}).get(kind, 0.0) for kind in stages)
         seconds = BASE_S / speed[name]

@@ -16,6 +16,7 @@ from runner.api import Batch, Context, Learner, State
 from .config import GRADIENTS, LOSSES, STORY, MasacConfig
 from .networks import Mlp, TwinCritic, squash
 from .roles import ALL, Role, clip, polyak
+from .work import least_bytes, least_flop
 
 
 class CriticStep(NamedTuple):
@@ -44,8 +45,9 @@ class Masac(Learner):
 
     def __init__(self, config: MasacConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
-        self.agents, observation = shapes["observation"]
+        self.agents, self.observation = shapes["observation"]
         self.action = shapes["action"][1]
+        self.hidden = config.hidden
         self.gamma, self.tau, self.target_entropy = config.gamma, config.tau, config.target_entropy
         self.lr = {"actor": config.actor_lr, "critic": config.critic_lr, "temperature": config.temperature_lr}
         self.eps = {"critic": config.critic_eps}
@@ -54,8 +56,8 @@ class Masac(Learner):
             self.story = ("target", "critic_loss", "actor_loss")
 
         initial = context.generator("parameters", "cpu")
-        joint = self.agents * (observation + self.action)
-        self.actors = [Mlp(observation, config.hidden, 2 * self.action, initial) for _ in range(self.agents)]
+        joint = self.agents * (self.observation + self.action)
+        self.actors = [Mlp(self.observation, config.hidden, 2 * self.action, initial) for _ in range(self.agents)]
         self.critics = {"online": [TwinCritic(joint, config.hidden, initial) for _ in range(self.agents)]}
         self.model = nn.ModuleDict(
             {
@@ -251,6 +253,12 @@ class Masac(Learner):
         shape = (2, self.agents, batch_size, self.action)
         following, current = torch.randn(shape, generator=generator, device=self.device).unbind()
         return {"next": following, "current": current}
+
+    def least_work(self, batch_size: int) -> tuple[int, int]:
+        """FLOP and bytes of one update at least; see ``work``."""
+        sizes = (self.agents, self.observation, self.action, self.hidden, batch_size)
+        parameters = sum(parameter.numel() for _, parameter in self.named_parameters())
+        return least_flop(*sizes), least_bytes(*sizes, parameters)
 
     # --- state --------------------------------------------------------------------------------------------------------
 

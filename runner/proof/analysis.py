@@ -40,9 +40,7 @@ def analyse(case: Case, plan: Plan, entries: Sequence[Entry]) -> CaseResult:
     if not base or counted is None or not measured:
         raise RunnerError(f"{case.name or 'the ablation'}: no round was measured; give it a larger budget")
     rates = max(measured, key=lambda each: each.float32_flops)
-    hidden = list(getattr(case.recipe.model, "hidden", ()))
-    batch_size = case.recipe.train.batch_size
-    least = work(case.recipe.model.kind, counted["shapes"], hidden, counted, batch_size)
+    least = work(counted)
     a_a = ratio([each[BASELINE] for each in base], [each[AGAIN] for each in base])
     limit_s = least.limit_s(rates)
     variants = [
@@ -58,7 +56,7 @@ def analyse(case: Case, plan: Plan, entries: Sequence[Entry]) -> CaseResult:
         digest=case.recipe.digest,
         device=prepared[BASELINE]["device"],
         threads=prepared[BASELINE]["threads"],
-        batch_size=batch_size,
+        batch_size=case.recipe.train.batch_size,
         a_a=a_a,
         baseline_ms=1e3 * statistics.median(_baseline(each) for each in base),
         limit_ms=1e3 * limit_s,

@@ -5,11 +5,10 @@ Run as ``python -m runner.proof.limit DEVICE`` it measures the rates, in a proce
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,6 @@ _BATCHED = ((8, 128, 256, 256), (8, 256, 256, 256), (32, 256, 256, 256))
 _COPIED_BYTES = 2**28
 _ADAM_BYTES = 28
 """A parameter is read and written with two moments, and its gradient read."""
-_POLYAK_BYTES = 12
 
 
 @dataclass(frozen=True)
@@ -65,44 +63,16 @@ class Work:
         return max(self.least_flop / rates.float32_flops, self.moved_bytes / rates.copy_bytes)
 
 
-def work(kind: str, shapes: Mapping[str, Sequence[int]], hidden: Sequence[int], counted: Mapping[str, Any],
-         batch_size: int) -> Work:  # fmt: skip
+def work(counted: Mapping[str, Any]) -> Work:
     """The least work of one update.
 
     Args:
-        kind: of the learner; the formula is known for ``masac``.
-        shapes: of the source's batches.
-        hidden: widths of the learner's hidden layers, empty if it has none.
-        counted: ``flop`` and ``parameters`` of the baseline.
-        batch_size: samples of one update.
+        counted: of the baseline: ``flop`` as torch counts them, ``parameters``, and ``least``, the FLOP and bytes that
+            its learner says are the least, or None.
     """
-    flop, parameters = int(counted["flop"]), int(counted["parameters"])
-    if kind != "masac":
-        return Work(flop, flop, _ADAM_BYTES * parameters)
-    agents, observation = shapes["observation"]
-    action = shapes["action"][1]
-    least = masac_flop(agents, observation, action, hidden, batch_size)
-    actor = agents * sum(a * b for a, b in zip([observation, *hidden], [*hidden, 2 * action], strict=True))
-    activations = 4 * batch_size * agents * 13 * sum(hidden)
-    moved = _ADAM_BYTES * parameters + _POLYAK_BYTES * (parameters - actor) + activations
-    return Work(flop, least, moved)
-
-
-def masac_flop(agents: int, observation: int, action: int, hidden: Sequence[int], batch_size: int) -> int:
-    """The least matrix FLOP of one simultaneous multi-agent SAC update.
-
-    A forward through P weights costs 2 P a sample, as do the gradient of the weights and that of the inputs, of which
-    the first layer needs none. For every agent there are two target and two online critics forward, both gradients of
-    the online ones, these once more on fresh actions with gradients for the own action alone, and two forwards and one
-    backward of the actor.
-    """
-    joint = agents * (observation + action)
-    first, last = hidden[0], hidden[-1]
-    between = sum(a * b for a, b in itertools.pairwise(hidden))
-    critic = joint * first + between + last
-    actor = observation * first + between + last * 2 * action
-    each = 24 * critic - 8 * joint * first + 4 * action * first + 8 * actor - 2 * observation * first
-    return agents * batch_size * each
+    flop = int(counted["flop"])
+    least_flop, moved_bytes = counted["least"] or (flop, _ADAM_BYTES * int(counted["parameters"]))
+    return Work(flop, least_flop, moved_bytes)
 
 
 def measure(device: torch.device) -> Rates:

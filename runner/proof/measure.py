@@ -76,14 +76,14 @@ class Measured:
         }
 
     def work(self) -> dict[str, Any]:
-        """FLOP of one update as torch counts them, and what the limit needs to know of its size."""
+        """FLOP of one update as torch counts them, and what else the limit needs to know."""
         batch, noise = self._pool()[0]
         with FlopCounterMode(display=False) as counter:
             self.slots.update(batch, noise)
         return {
             "flop": counter.get_total_flops(),
             "parameters": sum(parameter.numel() for _, parameter in self.pipeline.learner.named_parameters()),
-            "shapes": {name: list(shape) for name, shape in self.pipeline.source.shapes.items()},
+            "least": self.pipeline.learner.least_work(self.pipeline.batch_size),
         }
 
     def update(self) -> dict[str, Any]:

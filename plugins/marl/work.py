@@ -1,0 +1,49 @@
+"""What one update of multi-agent SAC cannot do without."""
+
+import itertools
+from collections.abc import Sequence
+
+ADAM_BYTES = 28
+"""A parameter is read and written with two moments, and its gradient read."""
+POLYAK_BYTES = 12
+ACTIVATIONS = 13
+"""Times an activation of the hidden layers is written or read at least, over all networks of an agent."""
+
+
+def least_flop(agents: int, observation: int, action: int, hidden: Sequence[int], batch_size: int) -> int:
+    """The least matrix FLOP of one simultaneous update.
+
+    A forward through P weights costs 2 P a sample, as do the gradient of the weights and that of the inputs, of which
+    the first layer needs none. For every agent there are two target and two online critics forward, both gradients of
+    the online ones, these once more on fresh actions with gradients for the own action alone, and two forwards and one
+    backward of the actor.
+    """
+    actor, critic = _weights(agents, observation, action, hidden)
+    joint, first = agents * (observation + action), hidden[0]
+    each = 24 * critic - 8 * joint * first + 4 * action * first + 8 * actor - 2 * observation * first
+    return agents * batch_size * each
+
+
+def least_bytes(
+    agents: int, observation: int, action: int, hidden: Sequence[int], batch_size: int, parameters: int
+) -> int:
+    """The bytes that one update at least reads or writes.
+
+    Args:
+        agents: how many.
+        observation: numbers that each observes.
+        action: numbers of each one's action.
+        hidden: widths of the hidden layers.
+        batch_size: transitions.
+        parameters: trainable ones, of all agents.
+    """
+    actor, _ = _weights(agents, observation, action, hidden)
+    activations = 4 * batch_size * agents * ACTIVATIONS * sum(hidden)
+    return ADAM_BYTES * parameters + POLYAK_BYTES * (parameters - agents * actor) + activations
+
+
+def _weights(agents: int, observation: int, action: int, hidden: Sequence[int]) -> tuple[int, int]:
+    """Weights of one actor and of one critic, biases left out."""
+    between = sum(a * b for a, b in itertools.pairwise(hidden))
+    actor = observation * hidden[0] + between + hidden[-1] * 2 * action
+    return actor, agents * (observation + action) * hidden[0] + between + hidden[-1]
