@@ -13,7 +13,7 @@ from runner.proof.experiment import Case
 from runner.proof.result import Result
 from runner.proof.variants import AGAIN, plan
 
-OFF = ("optimization.compile=off", "optimization.float32_matmul=off", "optimization.amp=off")
+OFF = tuple(f"optimization.{kind}=off" for kind in ("amp", "compile", "float32_matmul", "heap_retention"))
 BASE_S = 0.010
 
 
