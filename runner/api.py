@@ -69,9 +69,8 @@ class Close:
 
 @dataclass(frozen=True)
 class Statistical:
-    """Not worse than the baseline by more than ``margin`` in the evaluation metric ``metric``."""
+    """Of what the baseline learns, in its source's ``objective``, no more than the share ``margin`` is lost."""
 
-    metric: str
     margin: float
 
 

@@ -173,9 +173,11 @@ def resolve_device(name: str) -> torch.device:
         UsageError: a GPU is asked for that does not exist.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if name == "cuda":
+        device = torch.device("cuda", 0)  # torch selects only what has a number
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
         raise UsageError(
             f"device: {name}: this machine offers {torch.cuda.device_count()} CUDA devices; use device: auto or cpu"
         )

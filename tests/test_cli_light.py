@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -133,6 +134,7 @@ def test_plugins_tell_what_they_are(tmp_path):
     assert card.startswith("optimization.amp (proven-runner ")
     assert "When it helps" in card
     assert "dtype: Literal['bf16', 'fp16'], default bf16" in card
+    assert re.search(r"^measured: alone \d+\.\d\dx \[.*\(experiments/marl_phases\)$", card, re.MULTILINE)
     printed = json.loads(runner("plugins", "--json", cwd=tmp_path).stdout)["plugins"]
     assert {"model", "data", "optimization"} == {each["section"] for each in printed}
     assert not [each for each in printed if "error" in each]

@@ -1,6 +1,8 @@
 """What README, CONTRIBUTING and docs speak of exists, and is what they say it is."""
 
+import json
 import re
+import runpy
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -67,7 +69,7 @@ def test_the_readme_lists_every_stage_with_its_phase_and_contract():
 
 def promise(contract):
     name = type(contract).__name__
-    return f"{name} ({contract.metric}, {contract.margin:g})" if isinstance(contract, Statistical) else name
+    return f"{name} ({contract.margin:g})" if isinstance(contract, Statistical) else name
 
 
 def test_the_readme_names_every_exit_code():
@@ -122,3 +124,8 @@ def collect(distribution, extras, needed):
         if applies and found not in needed:
             needed.add(found)
             collect(*found, needed)
+
+
+def test_cards_tell_what_the_ablations_here_measured():
+    generator = runpy.run_path(str(ROOT / "experiments" / "cards.py"))
+    assert json.loads(generator["MEASURED"].read_text()) == generator["measured"]()

@@ -19,7 +19,7 @@ class Amp(Stage):
 
     kind: ClassVar[str] = "amp"
     phase: ClassVar[int] = 2
-    contract = Statistical("return", 0.05)
+    contract = Statistical(0.05)
     claims: ClassVar[frozenset[str]] = frozenset({"precision", "unscale", "optimizer_step"})
     wraps: ClassVar[frozenset[str]] = frozenset({"backward", "update"})
 

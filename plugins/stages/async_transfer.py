@@ -41,6 +41,8 @@ class AsyncTransfer(Stage):
             return "nothing to do on a CPU: batches are where they are used"
         replay = getattr(setting.data, "replay", None)
         self.prioritized = getattr(replay, "kind", None) == "prioritized"
+        if self.prioritized:
+            self.contract = Statistical(0.05)
         if getattr(replay, "device", None) == "same":
             return "the replay buffer is on the GPU already: nothing to transfer (data.replay.device: same)"
         return None
@@ -56,7 +58,6 @@ class AsyncTransfer(Stage):
         self.started = 0
         pipeline.slots.replace("next_batch", self.next_batch)
         if self.prioritized:
-            self.contract = Statistical("return", 0.05)
             pipeline.note(f"priorities reach the sampler {self.config.depth - 1} update(s) late")
 
     def next_batch(self, batch_size: int, progress: float, remaining: int) -> Batch:

@@ -20,7 +20,7 @@ class BatchAutotune(Stage):
 
     kind: ClassVar[str] = "batch_autotune"
     phase: ClassVar[int] = 3
-    contract = Statistical("return", 0.05)
+    contract = Statistical(0.05)
 
     class Config(Config):
         """Where to stop."""

@@ -27,7 +27,7 @@ class Float32Matmul(Stage):
 
     kind: ClassVar[str] = "float32_matmul"
     phase: ClassVar[int] = 3
-    contract = Statistical("return", 0.05)
+    contract = Statistical(0.05)
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
     class Config(Config):

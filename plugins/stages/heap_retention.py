@@ -20,7 +20,10 @@ class HeapRetention(Stage):
     gives it back when it is freed, so every update touches fresh pages, and the kernel has to make and to clear each
     of them. Up to 32 MiB a block, and 1 GiB in all, then stay with the process, for the rest of its life.
 
-    When it helps: on a CPU, with stacked agents or larger batches; a thousand page faults an update are milliseconds.
+    Without it, that is luck of the heap's layout: no page fault in one process, a thousand an update, which are
+    milliseconds, in the next.
+
+    When it helps: on a CPU, with stacked agents or larger batches.
     When it hurts: the process keeps what it needed at its peak, which another process may want.
     """
 

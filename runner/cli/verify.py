@@ -1,10 +1,13 @@
 """The verb that says whether stages are harmless: ``verify``."""
 
+import signal
+import sys
 from typing import Annotated
 
 import typer
 
 from runner.cli.common import JsonOption, PluginOption, RecipeArgument, SetOption, open_registry, print_json, say
+from runner.errors import ExitCode
 
 UpdatesOption = Annotated[
     int, typer.Option("--updates", min=2, help="Updates that are compared for Exact and Close stages.")
@@ -56,6 +59,7 @@ def verify(
     from runner.proof.recipe_gate import Options, verify_recipe
     from runner.report.verification import show
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
     report = verify_recipe(loaded, registry, Options(updates, steps, seeds, budget, tuple(stage or ())), say)
     if as_json:
         print_json(report.data())

@@ -14,13 +14,14 @@ from runner.engine.signals import Stop
 from runner.errors import RunnerError
 from runner.hardware import hardware
 from runner.pipeline import resolve_device
-from runner.proof.analysis import analyse, compared, slope, update_rounds
+from runner.proof.analysis import analyse, compared, lost, slope, update_rounds
 from runner.proof.child import START_SECONDS, Child, ChildError
 from runner.proof.experiment import Case, Experiment
 from runner.proof.journal import Journal
 from runner.proof.result import Result
-from runner.proof.statistics import of_ratios
+from runner.proof.statistics import FEWEST_ROUNDS, of_ratios
 from runner.proof.variants import AGAIN, BASELINE, Plan, Variant, plan
+from runner.recipe import code_of
 from runner.registry import Registry
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ Say = Callable[[str], None]
 SETUP_SHARE = 0.6
 """Of a squad's time: what is not ready by then is not measured, because nothing would be left to measure it in."""
 MEMORY_SHARE = 0.8
-FEWEST_ROUNDS = 3
 TRAIN_EVERY = 2
 """Every second round also trains a moment, for the throughput of a whole training."""
 
@@ -44,7 +44,13 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     import torch
 
     facts = {name: value for name, value in hardware().items() if name != "platform"}
-    return {"name": experiment.config.name, "digest": experiment.digest, "machine": facts, "torch": torch.__version__}
+    return {
+        "name": experiment.config.name,
+        "digest": experiment.digest,
+        "code": {case.name: code_of(case.recipe) for case in experiment.cases},
+        "machine": facts,
+        "torch": torch.__version__,
+    }
 
 
 @dataclass
@@ -100,7 +106,7 @@ class Ablation:
 
     def _judge(self, case: Case, planned: Plan) -> None:
         """Asks the gate about every variant that was measured, once."""
-        known = {entry["variant"] for entry in self.of(case) if "verdict" in entry or "lost" in entry}
+        known = {entry["variant"] for entry in self.of(case) if "verdict" in entry} | lost(self.of(case)).keys()
         for variant in planned.variants:
             if self.gate is None or self.stop or not variant.stages or variant.name in known:
                 continue
@@ -173,7 +179,8 @@ class _Measurement:
 
     def _rounds(self, names: Sequence[str], deadline: float) -> str:
         """Measures rounds of all these variants and the baselines; returns why it stopped."""
-        rounds, every = self.config.rounds, [BASELINE, AGAIN, *names]
+        rounds, half = self.config.rounds, len(names) // 2
+        every = [BASELINE, *names[:half], AGAIN, *names[half:]]  # A/A sees as much drift as the variants do
         first = 1 + max(update_rounds(self.ablation.of(self.case)), default=0)
         before = [each for each in update_rounds(self.ablation.of(self.case)).values() if each.keys() >= set(every)]
         for turn in range(first, first + rounds.most - len(before)):

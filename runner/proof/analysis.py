@@ -39,6 +39,7 @@ def analyse(case: Case, plan: Plan, entries: Sequence[Entry]) -> CaseResult:
     measured = [Rates(**entry["rates"]) for entry in own if "rates" in entry]
     if not base or counted is None or not measured:
         raise RunnerError(f"{case.name or 'the ablation'}: no round was measured; give it a larger budget")
+    gone = lost(own)
     rates = max(measured, key=lambda each: each.float32_flops)
     least = work(counted)
     a_a = ratio([each[BASELINE] for each in base], [each[AGAIN] for each in base])
@@ -46,11 +47,10 @@ def analyse(case: Case, plan: Plan, entries: Sequence[Entry]) -> CaseResult:
     variants = [
         _variant(case, variant, own, rounds, a_a, limit_s)
         for variant in plan.variants
-        if variant.name in prepared and compared(rounds, variant.name)
+        if variant.name in prepared and variant.name not in gone and compared(rounds, variant.name)
     ]
-    lost = {name: str(reason) for name, reason in _by_variant(own, "lost").items()}
     found = {variant.name for variant in variants}
-    missing = {v.name: lost.get(v.name, "its turn did not come") for v in plan.variants if v.name not in found}
+    missing = {v.name: gone.get(v.name, "its turn did not come") for v in plan.variants if v.name not in found}
     return CaseResult(
         name=case.name,
         digest=case.recipe.digest,
@@ -70,6 +70,17 @@ def analyse(case: Case, plan: Plan, entries: Sequence[Entry]) -> CaseResult:
         missing=missing,
         ended=next((str(entry["done"]) for entry in reversed(own) if "done" in entry), "interrupted"),
     )
+
+
+def lost(entries: Sequence[Entry]) -> dict[str, str]:
+    """Variants that have failed and were not started again since, with the reason."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        if "lost" in entry:
+            found[entry["variant"]] = str(entry["lost"])
+        elif "prepared" in entry:
+            found.pop(entry["variant"], None)
+    return found
 
 
 def update_rounds(entries: Sequence[Entry]) -> Rounds:
@@ -108,8 +119,8 @@ def _variant(
     own, baseline = prepared[variant.name], prepared[BASELINE]
     memory = _by_variant(entries, "memory").get(variant.name, {"host_bytes": 0, "device_bytes": None})
     measured = of_ratios(compared(rounds, variant.name))
-    steady_s = statistics.median(each[variant.name] for each in rounds.values() if variant.name in each)
     base_s = statistics.median(_baseline(each) for each in rounds.values() if BASELINE in each and AGAIN in each)
+    steady_s = base_s / measured.value  # by the ratio, so that no variant gains from the quieter half of a session
     said = effect(measured, a_a) if variant.stages else Effect.INCONCLUSIVE
     host = int(memory["host_bytes"])
     return VariantResult(
@@ -129,10 +140,7 @@ def _variant(
         throughput=_throughput(variant.name, entries),
         published=next((case.published[name] for name in variant.names if name in case.published), None),
         verdict=_by_variant(entries, "verdict").get(variant.name),
-        notes=(
-            *(f"{kind}: {note}" for kind, notes in own["notes"].items() for note in notes),
-            *(reason for name, reason in _by_variant(entries, "lost").items() if name == variant.name),
-        ),
+        notes=tuple(f"{kind}: {note}" for kind, notes in own["notes"].items() for note in notes),
     )
 
 

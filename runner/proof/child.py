@@ -57,6 +57,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment, bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the parent, which closes stdin
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -127,5 +128,5 @@ def _written(recipe: Recipe, stages: Sequence[str], folder: Path) -> Path:
     values["optimization"] = {kind: values["optimization"][kind] for kind in stages}
     path = folder / "recipe.yaml"
     path.touch(mode=0o600)
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     return path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runner.proof.statistics import Effect, Ratio, effect, even_against_odd, ratio
+from runner.proof.statistics import FEWEST_ROUNDS, Effect, Ratio, effect, even_against_odd, ratio
 
 if TYPE_CHECKING:
     from runner.proof.subject import Build, Subject
@@ -21,7 +21,6 @@ BLOCK_SECONDS = 0.1
 WINDOW_SECONDS = 0.1
 STEADY = 0.95
 WARM_UP_SECONDS = 20.0
-FEWEST_ROUNDS = 3
 
 
 class Stopwatch:
@@ -36,13 +35,14 @@ class Stopwatch:
             started = time.perf_counter()
             work()
             return time.perf_counter() - started
-        torch.cuda.synchronize(self.device)
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        with torch.cuda.device(self.device):  # events belong to the current device's stream
+            torch.cuda.synchronize()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / 1e3
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
         changed: makes the subject with the change.
         batches: what steps are given, again and again.
         rounds: the most rounds of four blocks.
-        seconds: stop after so many seconds of rounds, but not before three rounds.
+        seconds: stop after so many seconds of rounds, but not before five rounds.
 
     Raises:
-        ValueError: there is no batch, or fewer than three rounds are allowed.
+        ValueError: there is no batch, or fewer than five rounds are allowed.
     """
     if not batches or rounds < FEWEST_ROUNDS:
         raise ValueError(f"needs a batch at least, and {FEWEST_ROUNDS} rounds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runner.errors import UsageError
 from runner.files import sync, write_durably
 
 ROUNDS, HEAD, RESULT = "rounds.jsonl", "ablation.json", "result.json"
@@ -28,13 +30,20 @@ class Journal:
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(folder / ROUNDS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise UsageError(
+                f"{folder}: another process measures in this folder; wait for it, or name another"
+            ) from None
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
         self.entries = list(_read(folder / ROUNDS))
         self.earlier_seconds = _seconds_of(self.entries)
         self._started = time.monotonic()
         self._session = 1 + max((entry["session"] for entry in self.entries), default=0)
-        self._file = os.open(folder / ROUNDS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         _end_torn_line(folder / ROUNDS, self._file)
         sync(folder)
 

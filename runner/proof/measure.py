@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import resource
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -188,13 +187,13 @@ def _peak_host_bytes() -> int:
 
 def main() -> int:
     """Answers commands until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes stdin
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     path, *plugins = sys.argv[1:]
     files = [Path(plugin) for plugin in plugins]
     try:
         recipe = load(path, (), Registry(files))
+        Path(path).unlink()  # it may hold secrets, and nobody tidies up after a kill
         generators.seed(recipe.seed)
         measured = Measured(assemble(recipe, files))
         for line in sys.stdin:

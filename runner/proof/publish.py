@@ -34,11 +34,9 @@ def publish(store: Store, experiment: Experiment, result: Result, journal: Journ
     Raises:
         StorageError: the store cannot be written.
     """
-    from mlflow.exceptions import MlflowException
-
     try:
         return _publish(store, experiment, result, journal)
-    except MlflowException as error:
+    except Exception as error:  # a store's client may raise anything: of HTTP, of a cloud, of a database
         raise StorageError(
             f"MLflow does not take the ablation: {error}; the result is in {journal.folder}, and the same command "
             "sends it again"

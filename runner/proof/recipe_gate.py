@@ -5,23 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from runner.api import Close, Contract, Exact, Statistical
+import torch
+
+from runner.api import Close, Contract, Exact, Stage, Statistical
 from runner.errors import ExitCode, UsageError
-from runner.pipeline import resolve_device
+from runner.pipeline import assemble, resolve_device
 from runner.proof.exact import exact
 from runner.proof.gate import verify
 from runner.proof.health import health
 from runner.proof.recipe_subject import recipe_with, recorded, subject
-from runner.proof.statistical import Trainings, statistical
-from runner.proof.variants import ALL, Variant, plan
+from runner.proof.statistical import NOT_BEGUN, Trainings, statistical
+from runner.proof.variants import ALL, Variant, plan, required
 from runner.proof.verdict import Outcome, Verdict, worst
+from runner.proof.world import StepError
 from runner.recipe import Recipe
 from runner.registry import Registry
 
 _STRENGTH = {Exact: 0, Close: 1, Statistical: 2}
 """What a recipe as a whole promises is what its weakest stage does."""
+_FETCHING = frozenset({"sample", "next_batch", "transfer"})
+"""Slots that act before an update has its batch."""
 _EXIT = {
     Outcome.PASS: ExitCode.DONE,
     Outcome.FAIL: ExitCode.GATE_FAILED,
@@ -132,40 +138,111 @@ class Gate:
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options, self.say = recipe, registry, options, say
         self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
+        self._verdicts: dict[tuple[str, ...], Verdict] = {}
+        self._close: dict[tuple[str, ...], Verdict] = {}
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
         """The verdict on a set of stages, by the weakest of their contracts."""
+        key = tuple(stages)
+        if key not in self._verdicts:
+            try:
+                self._verdicts[key] = self._judge(key)
+            except (StepError, torch.OutOfMemoryError, MemoryError) as error:
+                contract = type(weakest(self.recipe, key)).__name__
+                summary = f"it cannot be compared: {str(error) or type(error).__name__}"
+                self._verdicts[key] = Verdict(Outcome.INCONCLUSIVE, contract, summary, {})
+        return self._verdicts[key]
+
+    def _judge(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self.recipe, stages)
         baseline, changed = (subject(self.recipe, self.registry, each) for each in ((), stages))
         if isinstance(contract, Exact):  # draws its own batches, so that stages that fetch them are judged too
             same = exact(baseline, changed, range(self.options.updates))
-            if not same:
-                return same
-        batches = recorded(self.recipe, self.registry, self.options.updates)
-        if not isinstance(contract, Statistical):
-            return verify(baseline, changed, batches, contract)
-        more_than_promised = verify(baseline, changed, batches, Close())
-        if more_than_promised:
-            summary = f"nothing is lost but rounding, which needs no training to see: {more_than_promised.summary}"
-            return replace(more_than_promised, summary=summary)
-        healthy = health(changed, batches, baseline)
+            return verify(baseline, changed, self._batches, contract) if same else same
+        elsewhere = self._beyond_updates(stages)
+        if isinstance(contract, Close):
+            if elsewhere:
+                summary = f"{elsewhere} changes what batches are drawn, which promises Exact or Statistical if anything"
+                return Verdict(Outcome.INCONCLUSIVE, "Close", summary, {})
+            return self._as_close(stages)
+        if not elsewhere:
+            more_than_promised = self._as_close(stages)
+            if more_than_promised:
+                summary = f"nothing is lost but rounding, which needs no training to see: {more_than_promised.summary}"
+                return replace(more_than_promised, summary=summary)
+        healthy = health(changed, self._batches, baseline)
         return self._statistical(stages, contract) if healthy else healthy
+
+    def _as_close(self, stages: tuple[str, ...]) -> Verdict:
+        """The verdict on stages that promise to be Close, or would if they were asked."""
+        if stages not in self._close:
+            baseline, changed = (subject(self.recipe, self.registry, each) for each in ((), stages))
+            self._close[stages] = verify(baseline, changed, self._batches, Close())
+        return self._close[stages]
+
+    @cached_property
+    def _batches(self) -> list[Any]:
+        return recorded(self.recipe, self.registry, self.options.updates)
+
+    def _beyond_updates(self, stages: Sequence[str]) -> str | None:
+        """A stage that acts where batches come from, which recorded batches cannot show, and is not Exact."""
+        for kind in stages:
+            stage = self.recipe.stages[kind]
+            if not isinstance(stage.contract, Exact) and (_prepares(stage) or (stage.claims | stage.wraps) & _FETCHING):
+                return kind
+        return None
 
     def _statistical(self, stages: Sequence[str], contract: Statistical) -> Verdict:
         objective = self.recipe.data.objective
         if objective is None:
             summary = f"data '{self.recipe.data.kind}' names no objective by which trainings could be compared"
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, {})
-        # What is equal to the baseline up to rounding may stand for it: trainings take a fraction of the time.
-        fast = [kind for kind, stage in self.recipe.stages.items() if not isinstance(stage.contract, Statistical)]
-        alone = set(stages) != set(self.recipe.stages)
-        changed = [k for k in self.recipe.stages if k in stages or (alone and k in fast)]
-        reference = recipe_with(self.recipe, self.registry, fast)
-        steps = self.options.steps or self.recipe.goal[0]
+        if self.options.budget <= 0:
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN, {})
+        # What is equal to the baseline up to rounding may stand for it, and be beside the change as well: trainings
+        # take a fraction of the time, and those of a stage and of the whole recipe are often the same.
+        equal = [kind for kind in self._active if self._is_equal(kind)]
+        changed = [kind for kind in self._active if kind in stages or kind in equal]
         return statistical(
-            reference, recipe_with(self.recipe, self.registry, changed), objective, contract.margin,
-            self._trainings, steps, self.options.seeds,
+            self._training(equal), self._training(changed), objective, contract.margin, self._trainings,
+            self.options.seeds,
         )  # fmt: skip
+
+    @cached_property
+    def _active(self) -> tuple[str, ...]:
+        """The recipe's stages that have something to do here."""
+        planned = plan(self.recipe, resolve_device(self.recipe.device))
+        return tuple(kind for kind in self.recipe.stages if kind not in planned.inactive)
+
+    def _is_equal(self, kind: str) -> bool:
+        """Whether a stage, with what it requires, was seen to lose nothing but rounding."""
+        needed = required(self.recipe.stages, kind) | {kind}
+        stages = tuple(each for each in self._active if each in needed)
+        if isinstance(weakest(self.recipe, stages), Statistical):
+            return self._beyond_updates(stages) is None and bool(self._as_close(stages))
+        return bool(self(stages))
+
+    def _training(self, kinds: Sequence[str]) -> dict[str, Any]:
+        """The values of a recipe with these stages that is evaluated at its end only, its batch size chosen already."""
+        recipe = recipe_with(self.recipe, self.registry, kinds)
+        goal, _ = recipe.goal
+        unit = "env_steps" if recipe.data.simulates else "updates"
+        steps = self.options.steps or goal
+        values = recipe.values(masked=False)
+        values["train"] |= {unit: steps, "evaluate_every": None, "checkpoint_every": None, "log_every": steps}
+        choosing = [kind for kind in kinds if _prepares(recipe.stages[kind])]
+        if choosing:  # beside other trainings, another choice might come out
+            pipeline = assemble(recipe, self.registry.files)
+            values["train"]["batch_size"] = pipeline.batch_size
+            if recipe.data.simulates:
+                values["train"]["updates_per_step"] = pipeline.updates_per_step
+            values["optimization"] = {k: v for k, v in values["optimization"].items() if k not in choosing}
+        return values
+
+
+def _prepares(stage: Stage) -> bool:
+    """Whether it has a say in the batch size, before anything is built."""
+    return type(stage).prepare is not Stage.prepare
 
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
@@ -176,7 +253,7 @@ def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
 def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
     """What these stages promise together."""
     contracts = [recipe.stages[kind].contract for kind in stages]
-    return max(contracts, key=lambda contract: _STRENGTH[type(contract)], default=Exact())
+    return max(contracts, key=lambda each: (_STRENGTH[type(each)], getattr(each, "margin", 0.0)), default=Exact())
 
 
 def shown(contract: Contract) -> str:
@@ -189,7 +266,7 @@ def shown(contract: Contract) -> str:
 def _chosen(variants: Sequence[Variant], kinds: Sequence[str]) -> list[tuple[str, Variant]]:
     """The sets to look at with the name to show: stages in their order, then the whole."""
     by_name = {name: variant for variant in variants for name in variant.names}
-    every = [(name, variant) for name, variant in by_name.items() if "baseline" not in name and " + " not in name]
+    every = [(name, variant) for name, variant in by_name.items() if variant.stages and " + " not in name]
     ordered = [pair for pair in every if pair[0] != ALL] + [pair for pair in every if pair[0] == ALL]
     if not kinds:
         return ordered

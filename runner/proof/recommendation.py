@@ -51,8 +51,8 @@ def recommend(case: Case, result: CaseResult) -> Recommendation:
     updates = planned_updates(case.recipe)
     failed = [set(variant.stages) for variant in result.variants if _outcome(variant) == "FAIL"]
     harmless = [variant for variant in result.variants if not any(each <= set(variant.stages) for each in failed)]
-    total = {variant.name: _total(variant, updates) for variant in harmless}
-    total["baseline"] = _total_of(0.0, result.baseline_ms, updates)
+    total = {variant.name: _total(variant, result, updates) for variant in harmless}
+    total["baseline"] = updates * result.baseline_ms / 1e3
     fastest = min(total.values())
     close = {name for name, seconds in total.items() if seconds <= fastest * result.a_a.spread}
     stages = {variant.name: variant.stages for variant in harmless} | {"baseline": ()}
@@ -173,12 +173,11 @@ def _told(worth: Worth, result: CaseResult) -> str:
     return ""
 
 
-def _total(variant: VariantResult, updates: int) -> float:
-    return _total_of(variant.overhead_s, variant.steady_ms, updates)
-
-
-def _total_of(overhead_s: float, steady_ms: float, updates: int) -> float:
-    return overhead_s + updates * steady_ms / 1e3
+def _total(variant: VariantResult, result: CaseResult, updates: int) -> float:
+    """Seconds of a training's updates, and of what the variant's start-up costs beyond the baseline's."""
+    baseline = result.named("baseline")
+    extra = variant.overhead_s - (baseline.overhead_s if baseline is not None else 0.0)
+    return max(0.0, extra) + updates * variant.steady_ms / 1e3
 
 
 def _outcome(variant: VariantResult) -> str:

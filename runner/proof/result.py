@@ -127,14 +127,11 @@ class Result:
 
     @property
     def exit_code(self) -> ExitCode:
-        """A gate that failed counts more than what could not be told."""
+        """A gate that failed counts more than a time that could not be told; what was not proven does not count."""
         outcomes = {str((v.verdict or {}).get("outcome", "")) for case in self.cases for v in case.variants}
-        whole = [case.named("all") for case in self.cases]
         if any(outcome.upper() == "FAIL" for outcome in outcomes):
             return ExitCode.GATE_FAILED
-        unclear = any(variant is None or variant.effect is Effect.INCONCLUSIVE for variant in whole)
-        unproven = any(outcome.upper() == "INCONCLUSIVE" for outcome in outcomes)
-        return ExitCode.INCONCLUSIVE if unclear or unproven else ExitCode.DONE
+        return ExitCode.INCONCLUSIVE if any(map(_is_unclear, self.cases)) else ExitCode.DONE
 
     def data(self) -> dict[str, Any]:
         """As one JSON object; ``variants`` lists those of all cases."""
@@ -148,6 +145,12 @@ class Result:
             "cases": cases,
             "variants": [{"case": case.name, **variant.data()} for case in self.cases for variant in case.variants],
         }
+
+
+def _is_unclear(case: CaseResult) -> bool:
+    """Whether it cannot be told what all stages together are worth."""
+    whole = case.named("all")
+    return bool(case.missing) if whole is None else whole.effect is Effect.INCONCLUSIVE
 
 
 _PLAIN = ("name", "digest", "command", "machine", "load", "slope", "seconds", "folder", "interrupted", "published_by")

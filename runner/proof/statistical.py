@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RunnerError
+from runner.errors import DivergedError, ExitCode, RunnerError, UsageError
 from runner.hardware import usable_cores
 from runner.proof.statistics import NonInferiority
 from runner.proof.verdict import Outcome, Verdict
-from runner.recipe import Recipe
+from runner.secrets import redact
 
 Say = Callable[[str], None]
+NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 
 
 @dataclass
@@ -34,88 +36,102 @@ class Trainings:
     deadline: float
     """By ``time.monotonic``; no training is begun after it."""
     say: Say
-    _done: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    _done: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, recipes: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
         """Evaluations before and after the training of every recipe with every seed, recipes outermost.
 
         Raises:
-            RunnerError: a training failed.
+            DivergedError: a training of the last recipe did, and none of another.
+            RunnerError: a training failed in another way.
         """
-        wanted = [(json.dumps({**recipe, "seed": seed}, sort_keys=True), seed) for recipe in recipes for seed in seeds]
-        new = [key for key in dict.fromkeys(wanted) if key not in self._done]
+        seeded = [{**recipe, "seed": seed} for recipe in recipes for seed in seeds]
+        wanted = [json.dumps(recipe, sort_keys=True, ensure_ascii=False) for recipe in seeded]
+        new = [text for text in dict.fromkeys(wanted) if text not in self._done]
+        changed = set(wanted[-len(seeds) :])
+        children: list[subprocess.Popen[str]] = []
         with ThreadPoolExecutor(max(1, usable_cores())) as pool:
-            for key, result in zip(new, pool.map(self._train, [text for text, _ in new]), strict=True):
-                self._done[key] = result
-        return [self._done[key] for key in wanted]
+            futures = {text: pool.submit(self._train, text, children) for text in new}
+            try:
+                for number, text in enumerate(sorted(new, key=changed.__contains__), start=1):
+                    self._done[text] = _result(futures[text].result(), may_diverge=text in changed)
+                    self.say(f"trained {number} of {len(new)}")
+            finally:  # an error or Ctrl-C: nobody waits for the others
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in children:
+                    child.kill()
+        return [self._done[text] for text in wanted]
 
-    def _train(self, text: str) -> dict[str, Any]:
+    def _train(self, text: str, children: list[subprocess.Popen[str]]) -> tuple[int, str, str]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "recipe.yaml"
             path.touch(mode=0o600)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
             command = [sys.executable, "-m", "runner.proof.trial", str(path), *map(str, self.plugin_files)]
             threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # several compute side by side
-            child = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | threads)
-        if child.returncode != 0:
-            raise RunnerError(f"a training for the comparison failed:\n{child.stderr.strip()}")
-        result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-        return result
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | threads,
+                start_new_session=True,
+            ) as child:  # fmt: skip
+                children.append(child)
+                out, err = child.communicate()
+        return child.returncode, out, err
+
+
+def _result(ended: tuple[int, str, str], may_diverge: bool) -> dict[str, Any]:
+    code, out, err = ended
+    said = redact(err.strip())
+    if code == ExitCode.DIVERGED and may_diverge:
+        raise DivergedError(said)
+    if code == ExitCode.USAGE:
+        raise UsageError(said)
+    if code != 0:
+        raise RunnerError(f"a training for the comparison failed:\n{said}")
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
 
 
 def statistical(
-    reference: Recipe,
-    changed: Recipe,
+    reference: Mapping[str, Any],
+    changed: Mapping[str, Any],
     objective: tuple[str, str],
     margin: float,
     trainings: Trainings,
-    steps: int,
     most_seeds: int,
 ) -> Verdict:
     """Trains both recipes with the same seeds until it is clear whether the changed one learns less.
 
-    The measure is the share of what the reference learns: the objective after the training less that before it, over
-    the same for the reference with the first seed. A share that is lower by less than ``margin`` is not worse.
+    What is learnt is the objective after the training less that before it. The changed recipe may lose less than the
+    share ``margin`` of what the reference learns in the mean over seeds.
 
     Args:
-        reference: without the stage.
-        changed: with it.
+        reference: the values of the recipe without the stage.
+        changed: of the one with it.
         objective: the evaluation metric, and ``maximize`` or ``minimize``.
         margin: how much of what is learnt may be lost.
         trainings: trains.
-        steps: environment steps or updates of every training.
         most_seeds: INCONCLUSIVE if it is not clear by then.
     """
     name, direction = objective
     sign = 1.0 if direction == "maximize" else -1.0
-    recipes = [_short(each, steps) for each in (reference, changed)]
-    test = NonInferiority(margin=margin, most=most_seeds)
-    scale = 0.0
-    for first in range(0, most_seeds, 2):
+    test = NonInferiority(margin=margin, most=most_seeds, relative=True)
+    for first, look in itertools.pairwise((0, *test.design.looks)):
         if time.monotonic() > trainings.deadline:
             break
-        seeds = [reference.seed + 1 + i for i in range(first, min(first + 2, most_seeds))]
-        results = trainings.run(recipes, seeds)
+        seeds = [int(reference["seed"]) + 1 + i for i in range(first, look)]
+        try:
+            results = trainings.run([reference, changed], seeds)
+        except DivergedError as error:
+            return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}", {})
         for without, with_stage in zip(results[: len(seeds)], results[len(seeds) :], strict=True):
-            learnt = [sign * (each["after"][name] - each["before"][name]) for each in (without, with_stage)]
-            scale = scale or learnt[0]
-            if scale <= 0:
-                summary = f"the reference learns nothing in {steps} steps: {name} does not improve; train longer"
-                return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, {"steps": steps})
-            test.add(learnt[0] / scale, learnt[1] / scale)
-        trainings.say(f"{name} after {steps} steps, {len(test)} seeds: {test.summary()}")
+            test.add(*(sign * (each["after"][name] - each["before"][name]) for each in (without, with_stage)))
+        learnt = sum(without for without, _ in test.pairs) / len(test)
+        if learnt <= 0:
+            summary = f"the reference learns nothing: {name} does not improve; train longer"
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, test.evidence())
+        trainings.say(f"{name}, {len(test)} seeds: {test.summary()}")
         if test.decision() is not None:
             break
     if not len(test):
-        summary = "no training was begun within the budget; 'runner verify' trains"
-        return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, {"steps": steps})
-    evidence = {"metric": name, "steps": steps, "scale": scale, **test.evidence()}
-    return Verdict(test.conclude(), "Statistical", f"{name} after {steps} steps: {test.summary()}", evidence)
-
-
-def _short(recipe: Recipe, steps: int) -> dict[str, Any]:
-    """The recipe's values for a training of that length, evaluated at its end only."""
-    values = recipe.values(masked=False)
-    goal = "env_steps" if recipe.data.simulates else "updates"
-    values["train"] |= {goal: steps, "evaluate_every": None, "checkpoint_every": None, "log_every": steps}
-    return values
+        return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN, {})
+    return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})

@@ -13,6 +13,8 @@ import torch
 
 from runner.proof.verdict import Outcome
 
+FEWEST_ROUNDS = 5
+"""With four, an interval of 95 % holds the truth in 89 % of cases; with five, in 94 %."""
 RESAMPLES = 4000
 CONFIDENCE = 0.95
 PATHS = 200_000
@@ -102,11 +104,14 @@ class Effect(StrEnum):
 def effect(of: Ratio, a_a: Ratio) -> Effect:
     """Faster or slower, if the interval says so and the effect is larger than what A/A reaches; else inconclusive.
 
+    With fewer than five rounds the bootstrap's interval is too narrow to say anything.
+
     Args:
         of: the ratio that was measured.
         a_a: the baseline against itself, on the same machine at the same time.
     """
-    if of.low <= 1 <= of.high or max(of.value, 1 / of.value) <= a_a.spread:
+    few = min(of.rounds, a_a.rounds) < FEWEST_ROUNDS
+    if few or of.low <= 1 <= of.high or max(of.value, 1 / of.value) <= a_a.spread:
         return Effect.INCONCLUSIVE
     return Effect.FASTER if of.value > 1 else Effect.SLOWER
 
@@ -189,7 +194,7 @@ class NonInferiority:
         relative: whether ``margin`` is a share, which wants a metric that stays away from zero.
         alpha: largest false pass rate.
         power: stated probability to pass.
-        looks: after how many pairs to look, increasing; after every second from the fourth on, unless told.
+        looks: after how many pairs to look, increasing; after 3, 4, 6, 8 and so on, unless told.
 
     Raises:
         ValueError: a setting makes no sense.
@@ -208,7 +213,7 @@ class NonInferiority:
     ) -> None:
         if margin <= 0 or not 0 < alpha < power < 1:
             raise ValueError("a margin is positive, and 0 < alpha < power < 1")
-        planned = [look for look in looks or range(4, most, 2) if look < most] + [most]
+        planned = [look for look in looks or (3, *range(4, most, 2)) if look < most] + [most]
         if planned[0] < 2 or planned != sorted(set(planned)):
             raise ValueError("looks are increasing numbers of pairs, two at least")
         self.margin, self.relative, self.sign = margin, relative, 1 if larger_is_better else -1

@@ -8,6 +8,7 @@ from pathlib import Path
 from runner import generators
 from runner.engine.loop import Loop
 from runner.engine.signals import Stop
+from runner.errors import RunnerError
 from runner.pipeline import assemble
 from runner.recipe import load
 from runner.registry import Registry
@@ -33,8 +34,18 @@ class _Nowhere:
 def main() -> int:
     """Trains the recipe in a file and prints ``{"before": {...}, "after": {...}}``, its evaluations, as JSON."""
     path, *plugin_files = sys.argv[1:]
-    files = [Path(each) for each in plugin_files]
+    try:
+        found = _train(Path(path), [Path(each) for each in plugin_files])
+    except RunnerError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    print(json.dumps(found))  # noqa: T201 (the parent reads it)
+    return 0
+
+
+def _train(path: Path, files: list[Path]) -> dict[str, dict[str, float]]:
     recipe = load(path, (), Registry(files))
+    path.unlink()  # it may hold secrets, and nobody tidies up after a kill
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, files)
     before = pipeline.source.evaluate(pipeline.learner)
@@ -42,8 +53,7 @@ def main() -> int:
         loop = Loop(pipeline, Path(folder), _Nowhere(), _Nowhere(), Stop())
         loop.run()
     after = {name.removeprefix("eval/"): value for name, value in loop.metrics.items() if name.startswith("eval/")}
-    print(json.dumps({"before": before, "after": after}))  # noqa: T201 (the parent reads it)
-    return 0
+    return {"before": before, "after": after}
 
 
 if __name__ == "__main__":

@@ -82,6 +82,9 @@ def plan(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUP
             refused[name] = "; ".join(f"{kind} would be inactive: {reason}" for kind, reason in idle.items())
         else:
             found.setdefault(stages, []).append(name)
+    whole = found.get(tuple(active), [])
+    if ALL not in whole:
+        whole.append(ALL)  # whatever it was asked for as
     variants = tuple(Variant(names[0], stages, tuple(names[1:])) for stages, names in found.items())
     return Plan(variants, inactive, refused)
 

@@ -5,7 +5,7 @@ from runner.recipe.errors import Place, Problem, RecipeError
 from runner.recipe.hidden import copy_recipe
 from runner.recipe.layers import is_lock, shipped
 from runner.recipe.loader import load
-from runner.recipe.lock import drift, write_lock
+from runner.recipe.lock import code_of, drift, write_lock
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.sections import TrackingConfig, TrainConfig
 
@@ -19,6 +19,7 @@ __all__ = [
     "Section",
     "TrackingConfig",
     "TrainConfig",
+    "code_of",
     "copy_recipe",
     "drift",
     "flatten",

@@ -74,7 +74,7 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog) -> Path:
     origins = {"origins": {path: place.cited() for path, place in recipe.origins.items()}}
     lock = run_dir / LOCK_NAME
     # Digests are no secrets, whatever the packages are called that they are of.
-    write_durably(lock, dump(head) + redact(dump(facts | origins)) + dump({"code": _code(recipe)}))
+    write_durably(lock, dump(head) + redact(dump(facts | origins)) + dump({"code": code_of(recipe)}))
     return lock
 
 
@@ -113,7 +113,7 @@ def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[Drift]:
     locked = read_lock(lock)
     facts = {"recipe": recipe.values()} | _environment(recipe, catalog, source(recipe.path))
     # By the same way as into the lock, so that what is redacted there is neither shown nor taken for a change.
-    now = parse(redact(dump(facts)), "now", []).plain() | {"code": _code(recipe)}
+    now = parse(redact(dump(facts)), "now", []).plain() | {"code": code_of(recipe)}
     found = []
     for section in (*_MATTERS, *_SHOWN):
         old, new = dict(flatten(locked.get(section) or {})), dict(flatten(now[section]))
@@ -146,7 +146,8 @@ def _redacted(patch: str) -> str:
     return "".join(redact(file, code=file.partition("\n")[0].endswith(".py")) for file in files)
 
 
-def _code(recipe: Recipe) -> dict[str, str]:
+def code_of(recipe: Recipe) -> dict[str, str]:
+    """Digests of the code that a recipe runs, by package."""
     return code_digests([type(recipe.model), type(recipe.data), *map(type, recipe.stages.values())])
 
 

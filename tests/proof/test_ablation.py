@@ -149,7 +149,7 @@ def test_a_folder_of_another_ablation_is_left_alone(experiment, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "ablation.json").write_text('{"name": "other", "digest": "x"}')
-    with pytest.raises(UsageError, match=r"another ablation \(digest, machine, name, torch differ\)"):
+    with pytest.raises(UsageError, match=r"another ablation \(code, digest, machine, name, torch differ\)"):
         measure(experiment(), out=out)
     assert list(out.iterdir()) == [out / "ablation.json"]
 

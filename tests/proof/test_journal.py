@@ -1,8 +1,11 @@
 import json
+import shutil
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.errors import UsageError
 from runner.proof.journal import ROUNDS, Journal, identity_of, is_finished
 
 
@@ -15,11 +18,20 @@ def reopened(folder):
 def test_what_was_added_is_there_after_a_crash(tmp_path):
     journal = Journal(tmp_path / "a", {"name": "x"})
     journal.add(case="", round=1, update={"baseline": 0.5})
-    found = reopened(tmp_path / "a")  # without having been closed
+    shutil.copytree(tmp_path / "a", tmp_path / "b")  # as it is, without having been closed
+    found = reopened(tmp_path / "b")
     assert found.entries[0]["update"] == {"baseline": 0.5}
     assert identity_of(tmp_path / "a") == {"name": "x"}
     assert not is_finished(tmp_path / "a")
     journal.close()
+
+
+def test_two_processes_do_not_measure_in_one_folder(tmp_path):
+    journal = Journal(tmp_path, {"name": "x"})
+    with pytest.raises(UsageError, match="another process measures"):
+        Journal(tmp_path, {"name": "x"})
+    journal.close()
+    reopened(tmp_path)
 
 
 @given(cut=st.integers(1, 200))

@@ -10,6 +10,7 @@ from runner.api import Close, Exact, Statistical
 from runner.errors import ExitCode
 from runner.plugins.stages.fused_optimizer import FusedOptimizer
 from runner.proof.recipe_gate import Gate, Options, Report, Row, quick, verify_recipe, weakest
+from runner.proof.statistical import NOT_BEGUN
 from runner.proof.verdict import Outcome, Verdict
 from runner.registry import Registry
 
@@ -84,10 +85,20 @@ def test_without_time_to_train_nothing_is_claimed():
 
 
 def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch):
-    monkeypatch.setattr(FusedOptimizer, "contract", Statistical("return", 0.05))
+    monkeypatch.setattr(FusedOptimizer, "contract", Statistical(0.05))
     verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
     assert (verdict.outcome, verdict.contract) == (Outcome.PASS, "Close")
     assert "needs no training to see" in verdict.summary
+
+
+def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeypatch):
+    monkeypatch.setattr(FusedOptimizer, "prepare", lambda self, plan: None)
+    monkeypatch.setattr(FusedOptimizer, "contract", Statistical(0.05))
+    assert quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",)).summary == NOT_BEGUN
+    monkeypatch.setattr(FusedOptimizer, "contract", Close())
+    verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "fused_optimizer changes what batches are drawn" in verdict.summary
 
 
 def test_what_several_stages_promise_is_what_the_weakest_does():

@@ -125,7 +125,7 @@ def test_what_is_clear_is_said_early_and_what_is_bad_fails():
 
 def test_too_few_pairs_are_no_pass():
     test = NonInferiority(1.0)
-    for _ in range(3):
+    for _ in range(2):
         test.add(1.0, 2.0)
     assert test.decision() is None
     assert test.conclude() is Outcome.INCONCLUSIVE
@@ -141,15 +141,15 @@ def test_equal_runs_pass_and_a_smaller_is_better_metric_turns_round():
         worse.add(value, value + 1 + value / 100)
         better.add(value, value + 1 + value / 100)
     assert (same.conclude(), worse.conclude(), better.conclude()) == (Outcome.PASS, Outcome.FAIL, Outcome.PASS)
-    assert same.evidence()["margin"] == pytest.approx(0.05 * 11.5)
-    assert "PASS after 4 of 20 pairs" in same.summary()
+    assert same.evidence()["margin"] == pytest.approx(0.05 * 11)
+    assert "PASS after 3 of 20 pairs" in same.summary()
 
 
 def test_after_a_decision_nothing_changes():
     test = NonInferiority(1.0)
-    for value in (1.0, 1.1, 0.9, 1.0, -50.0, -50.0, -50.0, -50.0):
+    for value in (1.0, 1.1, 0.9, -50.0, -50.0, -50.0, -50.0):
         test.add(1.0, value)
-    assert len(test) == 4
+    assert len(test) == 3
     assert test.conclude() is Outcome.PASS
 
 
