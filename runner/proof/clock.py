@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from runner.proof.state import clones
 from runner.proof.statistics import FEWEST_ROUNDS, Effect, Ratio, effect, even_against_odd, ratio
+from runner.proof.world import Globals
 
 if TYPE_CHECKING:
     from runner.proof.subject import Build, Subject
@@ -140,13 +142,17 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
     """
     if not batches or rounds < FEWEST_ROUNDS:
         raise ValueError(f"needs a batch at least, and {FEWEST_ROUNDS} rounds")
-    a, b = (_Runner(build(), batches) for build in (baseline, changed))
-    started = time.perf_counter()
-    for turn in range(rounds):
-        if turn >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
-            break
-        for runner in (a, b, b, a):
-            runner.block()
+    before = Globals.current()
+    try:
+        a, b = (_Runner(build, batches, before) for build in (baseline, changed))
+        started = time.perf_counter()
+        for turn in range(rounds):
+            if turn >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
+                break
+            for runner in (a, b, b, a):
+                runner.block()
+    finally:
+        before.set()
     return Timing(
         ratio=ratio(a.rounds(), b.rounds()),
         a_a=even_against_odd(a.blocks),
@@ -158,13 +164,15 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
 
 
 class _Runner:
-    """One subject, warm."""
+    """One subject, warm, with batches and process-wide settings of its own."""
 
-    def __init__(self, subject: Subject, batches: Sequence[Any]) -> None:
-        self.subject = subject
-        self.batches: Iterator[Any] = itertools.cycle(batches)
-        self.stopwatch = Stopwatch(_device(subject))
+    def __init__(self, build: Build, batches: Sequence[Any], start: Globals) -> None:
+        start.set()
+        self.subject = build()
+        self.batches: Iterator[Any] = itertools.cycle(clones(batches))
+        self.stopwatch = Stopwatch(_device(self.subject))
         self.warm_up = warm_up(self.step, self.stopwatch)
+        self.globals = Globals.current()
         self.count = max(1, round(BLOCK_SECONDS / self.warm_up.steady_s))
         self.blocks: list[float] = []
 
@@ -173,7 +181,9 @@ class _Runner:
 
     def block(self) -> None:
         """Times a block of steps; what is kept is the seconds of one of them in the mean."""
+        self.globals.set()
         self.blocks.append(self.stopwatch.seconds(self._block) / self.count)
+        self.globals = Globals.current()
 
     def rounds(self) -> list[float]:
         """Seconds of one step in each round of two blocks."""

@@ -39,8 +39,9 @@ POOL = 8
 class Measured:
     """One variant, assembled."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, building_s: float = 0.0) -> None:
         self.pipeline, self.slots = pipeline, pipeline.slots
+        self.building_s = building_s
         self.stopwatch = Stopwatch(pipeline.device)
         self.noise = pipeline.context.generator("noise")
         self.exploration = pipeline.context.generator("policy")
@@ -66,7 +67,7 @@ class Measured:
         reports = self.pipeline.reports.values()
         return {
             **dataclasses.asdict(warmth),
-            "overhead_s": warmth.overhead_s,
+            "overhead_s": self.building_s + warmth.overhead_s,
             "updates": self.count,
             "batch_size": self.pipeline.batch_size,
             "threads": torch.get_num_threads(),
@@ -195,7 +196,9 @@ def main() -> int:
         recipe = load(path, (), Registry(files))
         Path(path).unlink()  # it may hold secrets, and nobody tidies up after a kill
         generators.seed(recipe.seed)
-        measured = Measured(assemble(recipe, files))
+        begun = time.perf_counter()
+        pipeline = assemble(recipe, files)
+        measured = Measured(pipeline, time.perf_counter() - begun)
         for line in sys.stdin:
             answer = getattr(measured, line.strip())()
             answers.write(json.dumps(answer) + "\n")

@@ -38,7 +38,7 @@ class VariantResult:
     warmup_s: float
     """From then until it was steady."""
     overhead_s: float
-    """What both cost beyond as many steady updates."""
+    """What both cost beyond as many steady updates, and what building cost, the search of a batch size included."""
     steady_ms: float
     """Of one update: the median over rounds."""
     peak_memory: int

@@ -68,7 +68,7 @@ class World:
         self.updates = 0
         self.untrained: dict[str, str] = {}
         """Parameters that no finite gradient other than zero has reached so far, with the reason."""
-        self._own = _Globals.current()
+        self._own = Globals.current()
         self._before = self._own.random
         self._seen: dict[int, Tensor] = {}
         self._events: Frame | None = None
@@ -131,12 +131,12 @@ class World:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        outside = _Globals.current()
+        outside = Globals.current()
         self._own.set()
         try:
             yield
         finally:
-            self._own = _Globals.current()
+            self._own = Globals.current()
             outside.set()
 
     def _remember_gradients(self) -> None:
@@ -208,7 +208,7 @@ def _caught(world: World) -> Iterator[None]:
         raise StepError(world) from error
 
 
-class _Globals:
+class Globals:
     """Random generators and settings that belong to the whole process."""
 
     def __init__(self, random: Any, settings: list[Any]) -> None:
@@ -216,10 +216,12 @@ class _Globals:
         self.settings = settings
 
     @classmethod
-    def current(cls) -> _Globals:
+    def current(cls) -> Globals:
+        """As they are now."""
         return cls(generators.state_dict(), [read() for read, _ in _SETTINGS])
 
     def set(self) -> None:
+        """Makes them so again."""
         for (read, write), value in zip(_SETTINGS, self.settings, strict=True):
             if read() != value and value is not None:
                 write(value)

@@ -112,3 +112,24 @@ def test_nothing_to_time_is_refused():
 
 def test_a_stopwatch_waits_for_the_work():
     assert Stopwatch(CPU).seconds(lambda: time.sleep(0.02)) >= 0.02
+
+
+def test_what_the_change_sets_for_the_process_stays_with_the_change():
+    seen = {"baseline": set(), "changed": set()}
+
+    def build(name, precision=None):
+        if precision:
+            torch.set_float32_matmul_precision(precision)
+
+        def step(batch):
+            seen[name].add(torch.get_float32_matmul_precision())
+            batch.add_(1)
+            assert torch.equal(batch, torch.full_like(batch, batch[0].item()))
+
+        return Subject(step, {})
+
+    given = torch.zeros(2)
+    clock(lambda: build("baseline"), lambda: build("changed", "medium"), [given], rounds=5, seconds=0.0)
+    assert seen == {"baseline": {"highest"}, "changed": {"medium"}}
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.equal(given, torch.zeros(2))
