@@ -102,10 +102,11 @@ def test_the_walk_through_shows_lines_that_exist():
     assert [block for block in shown if not any(block.strip() in text for text in texts)] == []
 
 
-def test_ci_finds_the_test_command_and_every_install_is_constrained():
+def test_ci_calls_the_test_command_and_every_install_is_constrained():
     lines = README.read_text().splitlines()
     (command,) = (line for line in lines if "'.[test]'" in line)
     assert "pytest" in command
+    assert command.strip() in (ROOT / ".ci" / "run").read_text().splitlines()
     assert [line for line in lines if "pip install" in line and "-c constraints.txt" not in line] == []
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
-RESULTS = Path(__file__).with_name("results.json")
 RANDOM_KILLS, FAULTS = 6, 4
 SETTINGS = ("train.env_steps=800", "train.checkpoint_every=40", "train.log_every=12")
 
@@ -28,18 +27,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="at least so many")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", help="these recipes and stages, for example marl_phase2 'stage amp'")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
-    subjects, chance, rows, started, turn = list_subjects(), random.Random(options.seed), [], time.time(), 0
+    subjects = [subject for subject in list_subjects() if not options.only or subject[0] in options.only]
+    chance, rows, started, turn = random.Random(options.seed), [], time.time(), 0
     while sum(row["kills"] for row in rows) < options.kills or turn < len(subjects):
         name, command = subjects[turn % len(subjects)]
         row = soak(name, command, chance, seed=options.seed + turn)
         rows.append(row)
         print(f"{name}: {row['kills']} kills, {row['outcome']} ({row['seconds']:.0f} s)", flush=True)
         turn += 1
-        write(rows, started, options.seed)
+        write(rows, started, options.seed, options.out)
     return 0 if all(row["outcome"] == "same bits" for row in rows) else 1
 
 
@@ -83,7 +85,7 @@ def soak(name, command, chance, seed):
     return {"subject": name, "kills": kills, "faults": places, "outcome": outcome, "seconds": time.time() - begun}
 
 
-def write(rows, started, seed):
+def write(rows, started, seed, path):
     """The report so far."""
     import torch
 
@@ -99,7 +101,7 @@ def write(rows, started, seed):
         "torch": torch.__version__,
         "rows": rows,
     }
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
