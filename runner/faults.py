@@ -27,6 +27,11 @@ POINTS = (
     "checkpoint.synced",  # all is durable, but does not bear its name yet
     "checkpoint.renamed",  # all is durable and bears its name, older ones are not pruned yet
     "checkpoint.pruned",
+    "study.claimed",  # a worker holds a trial that has not begun
+    "study.begun",  # Optuna has the trial as running, nothing is suggested
+    "study.suggested",  # all settings are suggested, nothing is trained
+    "study.trained",  # it is trained, and not told
+    "study.told",  # it is told, the lease is still held
 )
 ACTIONS = ("kill", "raise", "enospc", "torn")
 _SPEC = re.compile(rf"({'|'.join(map(re.escape, POINTS))})=({'|'.join(ACTIONS)})(?:@(\d+)(\+?))?")

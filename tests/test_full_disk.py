@@ -82,7 +82,8 @@ STARTING = ["start.folder", "start.tracked"]
 
 
 def test_no_point_is_forgotten():
-    assert {*SAVING, *SENDING, *STARTING, "start.locked", "resume.loaded"} == set(POINTS)
+    of_runs = {point for point in POINTS if not point.startswith("study.")}
+    assert {*SAVING, *SENDING, *STARTING, "start.locked", "resume.loaded"} == of_runs
 
 
 @pytest.mark.parametrize("action", ACTIONS)

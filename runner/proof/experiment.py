@@ -13,10 +13,9 @@ from pydantic import Field, model_validator
 
 from runner.config import Config
 from runner.proof.variants import GROUPS, Group, names
-from runner.recipe import Catalog, Place, Problem, Recipe, RecipeError, load
-from runner.recipe.check import display, fill
+from runner.recipe import Catalog, Problem, Recipe, RecipeError, load
 from runner.recipe.errors import suggestion
-from runner.recipe.hidden import hide
+from runner.recipe.experiments import at, beside, fill_experiment, items, moved
 from runner.recipe.layers import find
 from runner.recipe.source import Node, read
 
@@ -124,24 +123,12 @@ def load_experiment(reference: str | Path, sets: Sequence[str], catalog: Catalog
         recipe = load(path, sets, catalog)
         config = AblationConfig(kind=KIND, name=recipe.name, recipe=str(path))
         return _checked(Experiment(path, config, (Case("", recipe, tuple(sets), {}),)), root)
-    if kind.value != KIND:
-        raise RecipeError(
-            [Problem(kind.place, "kind", f"{display(kind.value)} is nothing that can be ablated: should be '{KIND}'")]
-        )
-    hide(root)
-    filled = fill(AblationConfig, root, "", problems)
-    if filled is None or problems:
-        raise RecipeError(problems)
-    recipe_path = _beside(path, filled.recipe)
+    filled = fill_experiment(AblationConfig, KIND, "ablated", root, problems)
+    recipe_path = beside(path, filled.recipe)
     cases = [_case(name, recipe_path, filled, root, sets, catalog, problems) for name in filled.cases]
     if problems:
         raise RecipeError(problems)
     return _checked(Experiment(path, filled, tuple(case for case in cases if case)), root)
-
-
-def _beside(path: Path, reference: str) -> str | Path:
-    beside = path.parent / reference
-    return beside if beside.is_file() else reference
 
 
 def _case(
@@ -155,46 +142,18 @@ def _case(
 ) -> Case | None:
     config = experiment.cases[name]
     assignments = (*experiment.set, *config.set, *sets)
-    written = [*_items(_at(root, "set")), *_items(_at(root, "cases", name, "set"))]
+    written = [*items(at(root, "set")), *items(at(root, "cases", name, "set"))]
     try:
         loaded = load(recipe, assignments, catalog)
     except RecipeError as error:
-        problems += [_moved(problem, written, _at(root, "recipe") or root) for problem in error.problems]
+        problems += [moved(problem, written, at(root, "recipe") or root) for problem in error.problems]
         return None
     known = names(loaded)
     for variant in config.published.keys() - known:
-        node = _at(root, "cases", name, "published", variant) or root
+        node = at(root, "cases", name, "published", variant) or root
         message = f"no variant of that name{suggestion(variant, known)}"
         problems.append(Problem(node.anchor, f"cases.{name}.published.{variant}", message))
     return Case(name, loaded, assignments, dict(config.published))
-
-
-def _at(root: Node, *keys: str) -> Node | None:
-    node: Node | None = root
-    for key in keys:
-        node = node.get(key) if node is not None else None
-    return node
-
-
-def _items(node: Node | None) -> list[Node]:
-    return node.value if node is not None and isinstance(node.value, list) else []
-
-
-def _moved(problem: Problem, written: Sequence[Node], recipe: Node) -> Problem:
-    """A problem of an assignment, at the place in the experiment where the assignment stands."""
-    place = problem.place
-    source = place.source
-    if isinstance(source, str) and source.startswith("--set #"):
-        number = int(source.removeprefix("--set #"))
-        if number > len(written):  # on the command line, where it is counted without those of the file
-            return replace(problem, place=replace(place, source=f"--set #{number - len(written)}"))
-        node = written[number - 1]
-        quote = node.spelled[:1] in "'\""
-        column = node.place.column + max(0, place.column - 1) + quote
-        return replace(problem, place=replace(node.place, column=column))
-    if place == Place(source) and isinstance(source, str):  # no such recipe
-        return replace(problem, place=recipe.place, path="recipe", message=f"'{source}': {problem.message}")
-    return problem
 
 
 def _checked(experiment: Experiment, root: Node) -> Experiment:

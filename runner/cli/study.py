@@ -1,0 +1,202 @@
+"""The verbs that search: ``study plan``, ``run``, ``worker``, ``show`` and ``best``."""
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from runner.cli.common import JsonOption, PluginOption, SetOption, open_registry, print_json, say
+from runner.errors import ExitCode, RunnerError
+
+if TYPE_CHECKING:
+    from runner.engine.signals import Stop
+    from runner.tracking import Workspace
+
+FileArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A file of kind study.")]
+StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Forget what the study has tried, and begin anew.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+ForecastOption = Annotated[
+    bool, typer.Option("--forecast/--no-forecast", help="Train the recipe for half a minute, to say how long it takes.")
+]
+TrialOption = Annotated[
+    int | None, typer.Option("--trial", min=0, metavar="NUMBER", help="This trial, instead of the best one.")
+]
+AttachedOption = Annotated[bool, typer.Option("--attached", hidden=True, help="End with the process that started it.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    study = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=_HELP)
+    for verb in (plan, run, worker, show, best):
+        study.command()(verb)
+    app.add_typer(study, name="study")
+
+
+_HELP = """Search stages and hyperparameters of a recipe together, with Optuna.
+
+[bold]runner study plan experiments/marl_search.yaml[/]   what will be tried, and what it will cost
+
+[bold]runner study run experiments/marl_search.yaml[/]    try it; the same command goes on after any interruption
+"""
+
+
+def plan(
+    study: FileArgument,
+    sets: SetOption = None,
+    plugin: PluginOption = None,
+    forecast: ForecastOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a study will try, what it will cost, and what stands in its way."""
+    from runner.study.definition import load_study
+
+    registry = open_registry(plugin)
+    definition = load_study(study, sets or (), registry)
+
+    from rich.console import Console
+
+    from runner.report.study import show_plan
+    from runner.study.plan import plan as look_ahead
+
+    planned = look_ahead(definition, registry.files, forecast)
+    if as_json:
+        print_json(planned.data())
+    else:
+        show_plan(planned, Console())
+
+
+def run(
+    study: FileArgument,
+    sets: SetOption = None,
+    plugin: PluginOption = None,
+    fresh: FreshOption = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Search; given again after an interruption, the same command goes on.
+
+    Every trial runs in a process of its own; one that runs out of memory, diverges, hangs or crashes is recorded as
+    that, and the study goes on. Report and best recipes are in [bold].runner/studies[/], trials in
+    [bold].runner/optuna.db[/], or where OPTUNA_STORAGE says.
+
+    [bold]runner study run experiments/marl_search.yaml[/]
+    """
+    from runner.study.definition import load_study
+
+    registry = open_registry(plugin)
+    definition = load_study(study, sets or (), registry)
+
+    from runner.study.search import fresh as forget
+    from runner.study.search import work, work_together
+    from runner.tracking import workspace
+
+    here = workspace()
+    if fresh:
+        forget(definition, here)
+    told = _silent if quiet else say
+
+    def search(stop: "Stop") -> str:
+        if definition.config.budget.parallel == 1:
+            return work(definition, here, registry.files, stop, told)
+        options = [f"--set={each}" for each in sets or ()] + [f"--plugin={path}" for path in registry.files]
+        command = [sys.executable, "-m", "runner", "study", "worker", study, "--attached", *options]
+        return work_together([*command, *(["--quiet"] if quiet else [])], definition.config.budget.parallel, stop, told)
+
+    _search(search, definition.config.name, here, as_json)
+
+
+def worker(
+    study: StudyArgument,
+    sets: SetOption = None,
+    plugin: PluginOption = None,
+    attached: AttachedOption = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Join a study as one more worker, on this machine or on another with the same OPTUNA_STORAGE.
+
+    Any launcher can start it; CUDA_VISIBLE_DEVICES gives each worker its device.
+
+    [bold]CUDA_VISIBLE_DEVICES=1 runner study worker experiments/marl_search.yaml[/]
+    """
+    from runner.study.definition import load_study
+    from runner.study.search import file_of, work
+    from runner.study.training import end_with
+    from runner.tracking import workspace
+
+    if attached:
+        end_with(sys.stdin.fileno(), 0, signal.SIGTERM)
+    here, registry = workspace(), open_registry(plugin)
+    file, begun_with = file_of(study, here)
+    definition = load_study(file, sets or begun_with, registry)
+    told = _silent if quiet else say
+
+    def search(stop: "Stop") -> str:
+        return work(definition, here, registry.files, stop, told)
+
+    _search(search, None if attached else definition.config.name, here, as_json)
+
+
+def show(study: StudyArgument, as_json: JsonOption = False) -> None:
+    """Show the best trials, what decided, what every stage was worth, failures by cause, and the budget."""
+    from runner.study.search import find, write_report
+    from runner.tracking import workspace
+
+    here = workspace()
+    found, summary = find(study, here)
+    write_report(found, summary, here.root / "studies" / found.study_name)
+    _show(study, here, as_json)
+
+
+def best(study: StudyArgument, trial: TrialOption = None) -> None:
+    """Print the recipe of the best trial, as YAML that runner run accepts.
+
+    With several objectives it is the one of the Pareto front that is best in the first.
+
+    [bold]runner study best marl_search > best.yaml[/]
+    """
+    from runner.study.search import find, recipe_text
+    from runner.tracking import workspace
+
+    found, summary = find(study, workspace())
+    if trial is None and not summary.best:
+        raise RunnerError(f"study '{found.study_name}' has no trial that counts yet; --trial names any")
+    number = summary.best[0].number if trial is None else trial
+    typer.echo(recipe_text(found, summary, number), nl=False)
+
+
+def _search(search: "Callable[[Stop], str]", name: str | None, here: "Workspace", as_json: bool) -> None:
+    """Searches, shows what came of it if there is a name to show it by, and exits."""
+    from runner.engine.signals import stop_on_signals
+
+    with stop_on_signals() as stop:
+        ended = search(stop)
+    if name is not None:
+        if ended:
+            say(f"not all trials are finished: {ended}; the same command goes on")
+        _show(name, here, as_json)
+    raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)
+
+
+def _show(name: str, here: "Workspace", as_json: bool) -> None:
+    from rich.console import Console
+
+    from runner.report.study import show as show_summary
+    from runner.study.search import REPORT, find
+
+    study, summary = find(name, here)
+    if as_json:
+        print_json(summary.data())
+        return
+    folder = here.root / "studies" / study.study_name
+    where = [f"report: {folder / REPORT}"]
+    if summary.best:
+        where.append(f"the recipe to use: runner study best {study.study_name} > best.yaml")
+    show_summary(summary, Console(), where)
+
+
+def _silent(_text: str) -> None:
+    """Shows nothing."""

@@ -1,0 +1,81 @@
+"""What files of experiments have in common: they name a recipe, and change it by assignments."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from runner.recipe.check import display, fill
+from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.hidden import hide
+from runner.recipe.source import Node
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def fill_experiment(model: type[Model], kind: str, what: str, root: Node, problems: list[Problem]) -> Model:
+    """An experiment's settings.
+
+    Args:
+        model: what the file should hold.
+        kind: its ``kind``.
+        what: what cannot be done with a file of another kind, for a message: ``ablated``.
+        root: the file.
+        problems: what has been found wrong with it so far.
+
+    Raises:
+        RecipeError: everything that is wrong with it, each at its line.
+    """
+    given = root.get("kind")
+    if given is not None and given.value != kind:
+        message = f"{display(given.value)} is nothing that can be {what}: should be '{kind}'"
+        raise RecipeError([Problem(given.place, "kind", message)])
+    hide(root)
+    filled = fill(model, root, "", problems)
+    if filled is None or problems:
+        raise RecipeError(problems)
+    return filled
+
+
+def beside(path: Path, reference: str) -> str | Path:
+    """A recipe as an experiment's file names it: seen from the file's folder, or else the name of one that ships."""
+    found = path.parent / reference
+    return found if found.is_file() else reference
+
+
+def at(root: Node, *keys: str) -> Node | None:
+    """The value below a path of keys; None if there is none."""
+    node: Node | None = root
+    for key in keys:
+        node = node.get(key) if node is not None else None
+    return node
+
+
+def items(node: Node | None) -> list[Node]:
+    """The items of a list; none if it is not there."""
+    return node.value if node is not None and isinstance(node.value, list) else []
+
+
+def moved(problem: Problem, written: Sequence[Node], recipe: Node) -> Problem:
+    """A problem of an assignment, at the place in the experiment's file where the assignment stands.
+
+    Args:
+        problem: found by ``load``.
+        written: the nodes of the first assignments that ``load`` was given; later ones came from the command line.
+        recipe: where the file names its recipe.
+    """
+    place = problem.place
+    source = place.source
+    if isinstance(source, str) and source.startswith("--set #"):
+        number = int(source.removeprefix("--set #"))
+        if number > len(written):  # on the command line, where it is counted without those of the file
+            return replace(problem, place=replace(place, source=f"--set #{number - len(written)}"))
+        node = written[number - 1]
+        quote = node.spelled[:1] in "'\""
+        column = node.place.column + max(0, place.column - 1) + quote
+        return replace(problem, place=replace(node.place, column=column))
+    if place == Place(source) and isinstance(source, str):  # no such recipe
+        return replace(problem, place=recipe.place, path="recipe", message=f"'{source}': {problem.message}")
+    return problem

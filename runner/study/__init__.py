@@ -1,0 +1,1 @@
+"""Search: a recipe handed to Optuna, trial by trial in child processes that may fail."""

@@ -1,0 +1,200 @@
+"""What a study's file can say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from runner.config import Config
+
+KIND: Final = "study"
+VERIFY: Final = "verify"
+Real: TypeAlias = float
+Whole: TypeAlias = int
+Positive = Annotated[Real, Field(gt=0)]
+Count = Annotated[Whole, Field(ge=1)]
+Direction = Literal["maximize", "minimize"]
+
+
+class ParameterConfig(Config):
+    """The values that one setting of the recipe may take: a range of numbers, or a choice."""
+
+    float: Annotated[list[Real], Field(min_length=2, max_length=2)] | None = None
+    """The least and the greatest value of a number."""
+    int: Annotated[list[Whole], Field(min_length=2, max_length=2)] | None = None
+    """The least and the greatest value of a whole number."""
+    choice: Annotated[list[Any], Field(min_length=2)] | None = None
+    """Values to choose from: for a stage ``off``, ``on`` or its settings."""
+    log: bool = False
+    """Whether a range is searched by its logarithm."""
+    step: Positive | None = None
+    """The distance between two values of a range."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ParameterConfig:
+        given = [name for name in ("float", "int", "choice") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"should have one of float, int and choice, got {' and '.join(given) or 'none'}")
+        if self.choice is not None:
+            if self.log or self.step is not None:
+                raise ValueError("log and step belong to a range, and this is a choice")
+            for one, other in itertools.combinations(self.choice, 2):
+                if one == other:  # as are 1, 1.0 and true to Optuna
+                    raise ValueError(f"{json.dumps(one)} and {json.dumps(other)} are the same choice: leave one out")
+            return self
+        low, high = self.float or self.int or (0, 0)
+        if not low < high:
+            raise ValueError(f"the range begins at {low:g} and ends at {high:g}: it should begin below its end")
+        if self.log and low <= 0:
+            raise ValueError(f"a logarithmic range has to begin above 0, not at {low:g}")
+        if self.log and self.step is not None:
+            raise ValueError("a range has either log or step")
+        if self.int is not None and self.step is not None and self.step != round(self.step):
+            raise ValueError(f"the step of a whole number should be one, not {self.step:g}")
+        rest = (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(self.step or 1)) if self.step else 0
+        if rest:
+            raise ValueError(f"steps of {self.step:g} from {low:g} never come to {high:g}: end the range at a step")
+        return self
+
+
+class ObjectiveConfig(Config):
+    """What a metric is wanted to be."""
+
+    direction: Direction
+    """Whether more is better."""
+    value: Literal["last", "best", "mean", "median"] = "last"
+    """Which of the values that a training logs counts."""
+    reach: Real | None = None
+    """If given, the objective is the seconds of training until the metric is as good as this, and fewer are better."""
+
+
+class BoundConfig(Config):
+    """What a metric's last value has to be for a configuration to count."""
+
+    min: Real | None = None
+    """The least that it may be."""
+    max: Real | None = None
+    """The most that it may be."""
+
+    @model_validator(mode="after")
+    def _some(self) -> BoundConfig:
+        if self.min is None and self.max is None:
+            raise ValueError("should have min, max or both")
+        return self
+
+
+class SamplerConfig(Config):
+    """How the next configuration is chosen."""
+
+    kind: Literal["tpe", "random", "nsga2"] = "tpe"
+    """Tree-structured Parzen estimator, uniformly at random, or the genetic algorithm NSGA-II."""
+    startup: Count = 10
+    """Trials at random before ``tpe`` begins to learn from them."""
+
+
+class PrunerConfig(Config):
+    """When a trial is ended that will not be among the best; with one objective only."""
+
+    kind: Literal["auto", "off", "median", "hyperband", "wilcoxon"] = "auto"
+    """Compares evaluations (``median``, ``hyperband``) or seeds (``wilcoxon``); ``auto`` is ``wilcoxon`` with several
+    seeds, else ``median``."""
+    startup: Annotated[Whole, Field(ge=0)] = 5
+    """Trials, or for ``wilcoxon`` seeds, that are not pruned in the beginning."""
+
+
+class BudgetConfig(Config):
+    """What the whole study may use, in all its sessions and workers together."""
+
+    trials: Count = 20
+    """Number of trials, whatever becomes of them."""
+    seconds: Positive | None = None
+    """Time during which trials were running; no trial is begun after it."""
+    device_seconds: Positive | None = None
+    """The sum of the times of all trials; no trial is begun after it."""
+    parallel: Count = 1
+    """Trials at a time that ``runner study run`` trains."""
+
+
+class LimitsConfig(Config):
+    """What one training may use before it is ended."""
+
+    seconds: Positive | None = None
+    """Its length."""
+    memory_gib: Positive | None = None
+    """Memory of its processes on the host; half of what is free when it begins unless told."""
+    silence: Positive = 600.0
+    """Seconds without a sign of progress after which it counts as hung; longer than any compilation."""
+
+
+def _spelled_out(value: object) -> object:
+    return {"direction": value} if isinstance(value, str) else value
+
+
+class StudyConfig(Config):
+    """A study: a search over stages and hyperparameters of a recipe."""
+
+    kind: Literal["study"]
+    """Says that this file is a study."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    """Names the study in its storage, its folder and its run in MLflow."""
+    recipe: Annotated[str, Field(min_length=1)]
+    """A recipe, as seen from this file's folder, or the bare name of one that ships."""
+    set: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Assignments ``a.b.c=VALUE`` for all trials."""
+    space: dict[str, ParameterConfig] = Field(min_length=1)
+    """What is searched, by dotted path of the recipe; the settings of a stage exist where it is on."""
+    objectives: dict[str, Annotated[ObjectiveConfig, BeforeValidator(_spelled_out)]] = Field(min_length=1)
+    """Metrics to maximize or minimize, by name."""
+    constraints: dict[str, BoundConfig | Literal["pass", "no_fail"]] = Field(default_factory=dict)
+    """Bounds on metrics; and ``verify``: whether the gate has to pass the stages, or must not fail them."""
+    seeds: Count = 1
+    """Trainings of a trial, with the recipe's seed and those after it; what counts is their mean."""
+    seed: Annotated[Whole, Field(ge=0, lt=2**32)] = 0
+    """What is suggested follows from it and from what came out before."""
+    sampler: SamplerConfig = SamplerConfig()
+    """How the next configuration is chosen."""
+    pruner: PrunerConfig = PrunerConfig()
+    """When a trial is ended early."""
+    retries: Annotated[Whole, Field(ge=0)] = 1
+    """How often a training goes on from its checkpoint after a crash that need not come again."""
+    budget: BudgetConfig = BudgetConfig()
+    """What the study may use."""
+    limits: LimitsConfig = LimitsConfig()
+    """What one training may use."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StudyConfig:
+        for name, constraint in self.constraints.items():
+            if (name == VERIFY) != isinstance(constraint, str):
+                wanted = "'pass' or 'no_fail'" if name == VERIFY else "a mapping with min or max"
+                raise ValueError(f"constraints.{name} should be {wanted}")
+        if len(self.objectives) > 1 and self.pruner.kind not in ("auto", "off"):
+            raise ValueError(f"pruner.kind: {self.pruner.kind} compares by one objective, and there are several")
+        if self.pruner.kind == "wilcoxon" and self.seeds == 1:
+            raise ValueError("pruner.kind: wilcoxon compares seeds, and seeds is 1")
+        if self.budget.parallel > 1 and self.timed:
+            raise ValueError(
+                f"budget.parallel is {self.budget.parallel}, but '{self.timed[0]}' is a matter of time: trials beside "
+                "each other would measure each other; use parallel: 1"
+            )
+        return self
+
+    @property
+    def timed(self) -> list[str]:
+        """The metrics that depend on how fast the machine is at the moment."""
+        reached = [name for name, objective in self.objectives.items() if objective.reach is not None]
+        return [*reached, *(n for n in (*self.objectives, *self.constraints) if n.startswith("perf/"))]
+
+    @property
+    def pruner_kind(self) -> str:
+        """What ``auto`` means here."""
+        if self.pruner.kind != "auto":
+            return self.pruner.kind
+        objective = next(iter(self.objectives.values()))
+        if len(self.objectives) > 1 or objective.reach is not None:
+            return "off"
+        return "wilcoxon" if self.seeds > 1 else "median"

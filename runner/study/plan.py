@@ -1,0 +1,158 @@
+"""What a study will try, what it will cost, and what stands in its way, before its first trial."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from runner.api import Statistical
+from runner.errors import RunnerError
+from runner.hardware import usable_cores
+from runner.study.config import VERIFY
+from runner.study.definition import Definition
+from runner.study.process import Cause, Training
+from runner.study.space import STAGES
+
+FORECAST_SECONDS = 30.0
+_LOUD = 0.25
+"""Load for each core from which on a measurement of speed is not worth beginning."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one short training of the recipe as it is says about the study."""
+
+    start_seconds: float
+    """Until the training begins."""
+    seconds_a_step: float
+    trial_seconds: float
+    study_seconds: float
+    """All trials, if none ends early and all are as fast as the recipe as it is."""
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What ``runner study plan`` says."""
+
+    name: str
+    recipe: str
+    space: tuple[tuple[str, str, str], ...]
+    """Path, values, and the stages that the setting needs."""
+    configurations: float
+    trials: int
+    trainings: int
+    sampler: str
+    pruner: str
+    limits: tuple[str, ...]
+    remarks: tuple[str, ...]
+    forecast: Forecast | None
+
+    def data(self) -> dict[str, Any]:
+        """As one JSON object."""
+        whole = asdict(self)
+        whole["configurations"] = None if self.configurations == float("inf") else self.configurations
+        return whole
+
+
+def plan(definition: Definition, plugin_files: Sequence[Path], forecast: bool) -> StudyPlan:
+    """Looks ahead.
+
+    Args:
+        definition: the study's.
+        plugin_files: local plugin files that the recipe needs.
+        forecast: whether to train the recipe for half a minute, to say how long the study takes.
+
+    Raises:
+        RunnerError: the recipe cannot be trained here.
+    """
+    config, space = definition.config, definition.space
+    budget = config.budget
+    return StudyPlan(
+        name=config.name,
+        recipe=str(definition.recipe.path),
+        space=tuple((each.path, str(each), ", ".join(each.needs)) for each in space.parameters),
+        configurations=space.configurations,
+        trials=budget.trials,
+        trainings=budget.trials * config.seeds,
+        sampler=config.sampler.kind,
+        pruner=config.pruner_kind,
+        limits=tuple(f"{name} {value:g}" for name, value in config.limits.model_dump().items() if value is not None),
+        remarks=tuple(_remarks(definition)),
+        forecast=_forecast(definition, plugin_files) if forecast else None,
+    )
+
+
+def _remarks(definition: Definition) -> Iterator[str]:
+    config, recipe, space = definition.config, definition.recipe, definition.space
+    if config.timed:
+        yield f"{config.timed[0]} is a matter of time: trials run one at a time on a machine"
+        load = psutil.getloadavg()[0] / usable_cores()
+        if load > _LOUD:
+            yield f"other work keeps {load:.0%} of this machine's cores busy: what is measured now says little"
+    if config.constraints.get(VERIFY) == "pass":
+        for parameter in space.parameters:
+            stage = parameter.stage
+            if stage and isinstance(definition.catalog.get(STAGES, stage).contract, Statistical):
+                yield (
+                    f"{stage} promises what only whole trainings can show (Statistical): with verify: pass no "
+                    "configuration with it counts; verify: no_fail lets it through"
+                )
+    evaluates = recipe.train.evaluate_every
+    if config.pruner_kind in ("median", "hyperband") and evaluates is None:
+        yield "nothing is pruned: train.evaluate_every is null, so that a training is judged at its end only"
+    if recipe.train.checkpoint_every is None:
+        yield "train.checkpoint_every is null: a trial that is interrupted begins anew"
+    if space.configurations <= config.budget.trials:
+        yield f"{config.budget.trials} trials are more than there are configurations"
+    conditional = [each.path for each in space.parameters if each.needs]
+    if conditional:
+        yield f"exists only where its stage is on, or what it requires: {', '.join(conditional)}"
+    fixed_on = [kind for kind in recipe.stages if not any(each.stage == kind for each in space.parameters)]
+    if fixed_on:
+        yield f"on in every trial: {', '.join(fixed_on)}"
+
+
+def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:
+    """Trains the recipe as it is for a while, and takes its pace in the second half of that for the study's."""
+    recipe, config = definition.recipe, definition.config
+    goal, _ = recipe.goal
+    begun = time.monotonic()
+    seen: list[tuple[float, int]] = []
+
+    def enough() -> bool:
+        if training.step != (seen[-1][1] if seen else 0):
+            seen.append((time.monotonic(), training.step))
+        return time.monotonic() - begun > FORECAST_SECONDS
+
+    folder = Path(tempfile.mkdtemp(prefix="runner-forecast-"))
+    try:
+        training = Training(recipe, folder, "", "", plugin_files, config.limits, lambda *_: True, enough)
+        ended = training.run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if ended.cause not in (Cause.STOPPED, Cause.DONE):
+        raise RunnerError(f"the recipe as it is cannot be trained: {ended.cause}, {ended.reason}")
+    if ended.cause == Cause.DONE:
+        trial = ended.seconds * config.seeds
+        start = ended.seconds - (ended.training_seconds or 0.0)
+        return Forecast(start, (ended.training_seconds or 0.0) / goal, trial, _study(trial, definition))
+    if len(seen) < 4:
+        raise RunnerError(f"in {FORECAST_SECONDS:.0f} s the recipe as it is made too few steps for a forecast")
+    middle, last = seen[len(seen) // 2], seen[-1]
+    pace = (last[0] - middle[0]) / max(1, last[1] - middle[1])
+    start = max(0.0, seen[0][0] - begun)
+    trial = (last[0] - begun + pace * max(0, goal - last[1])) * config.seeds
+    return Forecast(start, pace, trial, _study(trial, definition))
+
+
+def _study(trial_seconds: float, definition: Definition) -> float:
+    budget = definition.config.budget
+    whole = trial_seconds * budget.trials / budget.parallel
+    return whole if budget.seconds is None else min(whole, budget.seconds + trial_seconds)

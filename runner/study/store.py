@@ -1,0 +1,205 @@
+"""The studies of a workspace, or of many machines: Optuna's storage, with what a study needs beside trials."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+import sqlalchemy.exc
+from filelock import FileLock
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
+from optuna.storages import RDBStorage
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from runner.errors import StorageError, UsageError
+from runner.recipe.errors import suggestion
+from runner.recipe.recipe import flatten
+from runner.secrets import redact, redact_values, register_url
+from runner.study.definition import UNESSENTIAL, Definition
+from runner.study.leases import Leases
+from runner.study.sampler import PerTrialSampler, pruner
+from runner.tracking import Workspace
+
+VARIABLE = "OPTUNA_STORAGE"
+DEFINITION, RUN, VERDICT = "runner.definition", "runner.mlflow_run", "runner.verdict."
+"""Attributes of a study."""
+TOP_UP = -1
+"""The lease of whoever adds trials to the queue."""
+_TRIES = 5
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would say of every conditional setting that it is drawn alone
+
+
+@dataclass(frozen=True)
+class StudyStore:
+    """An Optuna storage that has answered."""
+
+    url: str
+    storage: RDBStorage
+
+    @classmethod
+    def open(cls, workspace: Workspace) -> StudyStore:
+        """Opens ``OPTUNA_STORAGE`` if that is set, else a SQLite file in the workspace.
+
+        Raises:
+            StorageError: it cannot be reached or written.
+        """
+        url = os.environ.get(VARIABLE) or f"sqlite:///{workspace.root / 'optuna.db'}"
+        register_url(url)
+        url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
+        try:
+            workspace.root.mkdir(parents=True, exist_ok=True)
+            with FileLock(workspace.root / "optuna.lock"):  # a database that is made by several at once stays broken
+                return cls(url, _connect(url))
+        except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, RuntimeError) as error:  # the last: other tables
+            reason = redact(str(error)).partition("\n")[0]
+            raise StorageError(
+                f"study storage {redact(url)} cannot be used: {reason}; start its server, or name another in "
+                f"{VARIABLE} (PostgreSQL needs: pip install 'proven-runner[postgres]')"
+            ) from error
+
+    def create(self, definition: Definition) -> Study:
+        """The study of that definition, which is made if there is none of that name.
+
+        Raises:
+            UsageError: there is one of that name, with another definition.
+        """
+        config, recipe = definition.config, definition.recipe
+        goal, _ = recipe.goal
+        directions = ["minimize" if each.reach is not None else each.direction for each in config.objectives.values()]
+        try:
+            study = optuna.create_study(
+                storage=self.storage, study_name=config.name, directions=directions, sampler=PerTrialSampler(config),
+                pruner=pruner(config, goal, recipe.train.evaluate_every or goal), load_if_exists=True,
+            )  # fmt: skip
+        except DuplicatedStudyError:  # another worker made it just now
+            return self.create(definition)
+        new = json.loads(json.dumps(redact_values(_described(definition))))
+        kept = study.user_attrs.get(DEFINITION)
+        if kept is None:
+            study.set_user_attr(DEFINITION, new)
+            with warnings.catch_warnings():  # Optuna calls it experimental; optuna-dashboard shows the names
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                study.set_metric_names(list(config.objectives))
+        elif kept["digest"] != new["digest"]:
+            old, now = _essentials(kept), _essentials(new)
+            differing = sorted(name for name in old.keys() | now.keys() if old.get(name) != now.get(name))
+            shown = ", ".join(differing[:6]) or "what the recipe runs"
+            raise UsageError(
+                f"study '{config.name}' was begun with another definition ({shown}); give this one another name, or "
+                "replace that one: --fresh"
+            )
+        else:
+            study.set_user_attr(DEFINITION, new)  # budget and limits may change
+        return study
+
+    def find(self, name: str) -> Study:
+        """A study by its name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        known = optuna.get_all_study_names(self.storage)
+        if name not in known:
+            raise UsageError(f"no study '{name}' in {redact(self.url)}{suggestion(name, known)}")
+        return optuna.load_study(study_name=name, storage=self.storage)
+
+    def delete(self, name: str, leases: Leases) -> None:
+        """Forgets a study.
+
+        Raises:
+            UsageError: a worker is at it.
+        """
+        if name not in optuna.get_all_study_names(self.storage):
+            return
+        busy = [lease for lease in leases.all() if not leases.is_dead(lease)]
+        if busy:
+            raise UsageError(f"study '{name}' is being worked on: process {busy[0].pid} on {busy[0].place.split()[0]}")
+        optuna.delete_study(study_name=name, storage=self.storage)
+        leases.clear()
+
+    def top_up(self, study: Study, definition: Definition, leases: Leases) -> None:
+        """Puts as many trials into the queue as the budget has, the recipe as it is first, if the space has it."""
+        trials = definition.config.budget.trials
+        while len(study.get_trials(deepcopy=False)) < trials:
+            if not leases.claim(TOP_UP):
+                time.sleep(0.2)
+                continue
+            try:
+                for number in range(len(study.get_trials(deepcopy=False)), trials):
+                    study.enqueue_trial((definition.as_given() or {}) if number == 0 else {})
+            finally:
+                leases.release(TOP_UP)
+
+    def trial(self, study: Study, number: int) -> Trial:
+        """A trial that is not finished, by its number, to go on with: it runs from now on."""
+        study_id = self.storage.get_study_id_from_name(study.study_name)
+        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        self.storage.set_trial_state_values(trial_id, TrialState.RUNNING)
+        return Trial(study, trial_id)
+
+
+def frozen(study: Study, number: int) -> FrozenTrial:
+    """A trial as it stands in the storage."""
+    return study.get_trials(deepcopy=False)[number]
+
+
+def verdict_key(optimization: Mapping[str, Any]) -> str:
+    """The attribute of a study that has the gate's verdict on stages with these settings."""
+    on = {kind: value for kind, value in optimization.items() if value != "off"}
+    return VERDICT + hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def storage_errors(url: str) -> Iterator[None]:
+    """Says where study and trials stand when the storage goes away.
+
+    Raises:
+        StorageError: it did.
+    """
+    try:
+        yield
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = redact(str(error)).partition("\n")[0]
+        raise StorageError(
+            f"study storage {redact(url)} does not answer any more: {reason}; the same command goes on from there"
+        ) from error
+
+
+def _connect(url: str) -> RDBStorage:
+    is_file = url.startswith("sqlite")
+    engine = {"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True}
+    for attempt in range(_TRIES):
+        try:
+            return RDBStorage(url, engine_kwargs=engine)
+        except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError):
+            if attempt == _TRIES - 1:
+                raise
+            time.sleep(0.3)  # a worker on another machine makes the tables just now
+    raise AssertionError
+
+
+def _essentials(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What the digest is made of, by dotted path."""
+    config = {name: value for name, value in described["config"].items() if name not in UNESSENTIAL}
+    return dict(flatten({**config, "recipe": described["recipe"]}))
+
+
+def _described(definition: Definition) -> dict[str, Any]:
+    return {
+        "digest": definition.digest,
+        "file": str(definition.path.resolve()),
+        "sets": list(definition.sets[len(definition.config.set) :]),
+        "config": definition.config.model_dump(mode="json"),
+        "recipe": definition.recipe.values(),
+    }

@@ -1,0 +1,203 @@
+"""A worker takes trials from the study's queue, one after the other, until the budget is spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from filelock import FileLock, Timeout
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from runner.engine.signals import Stop
+from runner.faults import reach
+from runner.study.config import BudgetConfig
+from runner.study.definition import Definition
+from runner.study.leases import BEAT_SECONDS, DEAD_SECONDS, Lease, Leases
+from runner.study.publish import Publisher
+from runner.study.store import StudyStore, storage_errors
+from runner.study.trial import ATTEMPTS, LostError, StoppedError, TrialRun
+from runner.study.values import Interval, union
+from runner.tracking import Workspace
+from runner.tracking.periodic import Periodic
+from runner.tracking.store import Store
+
+Say = Callable[[str], None]
+_WAIT_SECONDS = 1.0
+"""Between two looks whether a trial of another worker has become free."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """What of a budget is spent."""
+
+    trials: int
+    seconds: float
+    device_seconds: float
+
+    def exhausted(self, budget: BudgetConfig) -> str:
+        """Which part of the budget keeps further trials from being begun; empty if none does."""
+        if budget.seconds is not None and self.seconds >= budget.seconds:
+            return f"{budget.seconds:g} s of trials"
+        if budget.device_seconds is not None and self.device_seconds >= budget.device_seconds:
+            return f"{budget.device_seconds:g} s on devices"
+        return ""
+
+
+def used(trials: Sequence[FrozenTrial], leases: Sequence[Lease] = ()) -> Used:
+    """What the study has used in all its sessions and workers.
+
+    Args:
+        trials: of the study.
+        leases: say how long an attempt that has not ended was alive.
+    """
+    seen = {lease.trial: lease.seen for lease in leases}
+    intervals: list[Interval] = []
+    for trial in trials:
+        for each in trial.user_attrs.get(ATTEMPTS, ()):
+            end = each.get("end") or max(each["begin"], seen.get(trial.number, each["begin"]))
+            intervals.append((each["begin"], end))
+    finished = sum(trial.state.is_finished() for trial in trials)
+    return Used(finished, union(intervals), sum(end - begin for begin, end in intervals))
+
+
+class Worker:
+    """Works on one study.
+
+    Args:
+        definition: the study's.
+        workspace: where the trials' folders are, and MLflow's database.
+        plugin_files: local plugin files that the recipe needs.
+        stop: becomes true when the worker is told to end.
+        say: shows progress.
+        dead_seconds: how long a worker elsewhere may be silent.
+
+    Raises:
+        StorageError: the study's storage or MLflow cannot be reached.
+        UsageError: the storage has a study of that name with another definition.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        workspace: Workspace,
+        plugin_files: Sequence[Path],
+        stop: Stop,
+        say: Say,
+        dead_seconds: float = DEAD_SECONDS,
+    ) -> None:
+        config = definition.config
+        self._definition, self._files, self._stop, self._say = definition, plugin_files, stop, say
+        self._store = StudyStore.open(workspace)
+        self._budget = config.budget
+        self.folder = workspace.root / "studies" / config.name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with storage_errors(self._store.url):
+            self.study: Study = self._store.create(definition)
+            self._leases = Leases(self._store.url, config.name, dead_seconds)
+            self._store.top_up(self.study, definition, self._leases)
+        self.publisher = Publisher(Store.open(workspace), definition.recipe.tracking.experiment, self.study)
+        with FileLock(self.folder / ".publish.lock"):
+            self.publisher.begin({"study": config.model_dump(mode="json"), "recipe": definition.recipe.name})
+        # Trials that are timed wait for each other on one machine, whoever works there.
+        self._alone = FileLock(workspace.root / ".timing.lock") if config.timed else None
+
+    def run(self) -> str:
+        """Works until there is nothing left to do.
+
+        Returns:
+            Why it ended: empty if all trials are finished.
+
+        Raises:
+            StorageError: the storage went away.
+            UsageError: the study asks for what no training logs.
+        """
+        with storage_errors(self._store.url):
+            while not self._stop:
+                trials = self.study.get_trials(deepcopy=False)
+                unfinished = [trial for trial in trials[: self._budget.trials] if not trial.state.is_finished()]
+                if not unfinished:
+                    return ""
+                spent = used(trials, self._leases.all()).exhausted(self._budget)
+                if spent:  # what has begun is brought to its end
+                    unfinished = [trial for trial in unfinished if trial.state == TrialState.RUNNING]
+                if not any(self._take(trial) for trial in unfinished):
+                    if spent:
+                        return f"the budget of {spent} is spent"
+                    time.sleep(_WAIT_SECONDS)
+        return "it was told to end"
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._leases.close()
+
+    def _take(self, waiting: FrozenTrial) -> bool:
+        """Brings a trial to its end if it is free; whether it was."""
+        number = waiting.number
+        before = self._leases.holder(number)
+        if not self._leases.claim(number):
+            return False
+        reach("study.claimed")
+        lost = Event()
+
+        def beat() -> None:
+            if not self._leases.beat(number):
+                lost.set()
+
+        beating = Periodic("lease", BEAT_SECONDS, beat)
+        try:
+            if not self.study.get_trials(deepcopy=False)[number].state.is_finished():
+                self._bring_to_end(number, before, lost)
+        except (LostError, StoppedError) as error:
+            self._say(str(error))
+        finally:
+            beating.stop()
+            self._leases.release(number)
+        return True
+
+    def _bring_to_end(self, number: int, before: Lease | None, lost: Event) -> None:
+        trial = self._store.trial(self.study, number)
+        reach("study.begun")
+        if before is not None:
+            self._say(f"trial {number} goes on: its worker, process {before.pid}, is gone")
+        attempts = list(trial.user_attrs.get(ATTEMPTS, []))
+        if attempts and "end" not in attempts[-1]:
+            begin = attempts[-1]["begin"]
+            attempts[-1] = {**attempts[-1], "end": max(before.seen if before else begin, begin)}
+            trial.set_user_attr(ATTEMPTS, attempts)
+        with _Turn(self._alone, self._stop, self._say) as mine:
+            if mine:
+                TrialRun(
+                    self._definition, trial, self.folder / "trials" / f"{number:04d}", self.publisher, self._files,
+                    lambda: bool(self._stop), lost.is_set, self._say,
+                ).run()  # fmt: skip
+
+
+class _Turn:
+    """Waits until no other worker of this machine times a trial."""
+
+    def __init__(self, lock: FileLock | None, stop: Stop, say: Say) -> None:
+        self._lock, self._stop, self._say = lock or nullcontext(), stop, say
+
+    def __enter__(self) -> bool:
+        if not isinstance(self._lock, FileLock):
+            return True
+        said = False
+        while not self._stop:
+            try:
+                self._lock.acquire(timeout=_WAIT_SECONDS)
+            except Timeout:
+                if not said:
+                    self._say("another worker of this machine measures; trials that are timed take turns")
+                said = True
+            else:
+                return True
+        return False
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._lock, FileLock):
+            self._lock.release()

@@ -1,0 +1,121 @@
+"""Studies small enough for a test: every trial trains in a second."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import optuna
+from children import start
+from running import TINY
+
+from runner.study.store import StudyStore
+from runner.study.trial import ATTEMPTS, CAUSE, REASON
+from runner.tracking import workspace
+
+PLANT = '''
+import os, signal, time
+from typing import ClassVar
+from runner.api import Config, Exact, Stage
+
+class PlantConfig(Config):
+    """Settings."""
+    how: str = "none"
+    """What goes wrong."""
+    marker: str = ""
+    """A file that says that it has gone wrong once."""
+
+class Plant(Stage):
+    """Goes wrong on purpose.
+
+    When it helps: never.
+    When it hurts: always.
+    """
+    kind: ClassVar[str] = "plant"
+    phase: ClassVar[int] = 3
+    contract: ClassVar = Exact()
+    wraps: ClassVar = frozenset({"update"})
+    Config = PlantConfig
+
+    def attach(self, pipeline):
+        self.count = 0
+        self.hoard = []
+        how, marker = self.config.how, self.config.marker
+
+        def around(inner):
+            def update(batch, noise):
+                output = inner(batch, noise)
+                self.count += 1
+                if self.count != 3 or (marker and os.path.exists(marker)):
+                    return output
+                if marker:
+                    open(marker, "w").close()
+                if how == "memory":
+                    while True:
+                        self.hoard.append(bytearray(os.urandom(1)) * 2**26)
+                        time.sleep(0.02)
+                if how == "hang":
+                    time.sleep(3600)
+                if how == "nan":
+                    return {name: value * float("nan") for name, value in output.items()}
+                if how == "segfault":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                if how == "exit":
+                    os._exit(0)
+                if how == "error":
+                    raise ValueError("planted")
+                return output
+
+            return update
+
+        pipeline.slots.wrap("update", around)
+'''
+
+
+def write_study(folder, name="tiny", **settings):
+    """A study's file; ``settings`` replace those of a small one."""
+    whole = {
+        "kind": "study",
+        "name": name,
+        "recipe": "marl_phase1",
+        "set": [*TINY, "data.episode_limit=30", "train.env_steps=120", "train.evaluate_every=40"],
+        "space": {
+            "model.actor_lr": {"float": [1e-4, 1e-2], "log": True},
+            "optimization.forward_cache": {"choice": ["off", "on"]},
+            "optimization.merged_critic_loss": {"choice": ["off", "on"]},
+        },
+        "objectives": {"eval/return": "maximize"},
+        "sampler": {"startup": 2},
+        "budget": {"trials": 3},
+        **settings,
+    }
+    path = Path(folder) / f"{name}.yaml"
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def write_plugin(folder):
+    path = Path(folder) / "plant.py"
+    path.write_text(textwrap.dedent(PLANT))
+    return path
+
+
+def search(folder, path, *arguments, **variables):
+    """Starts ``runner study run``."""
+    return start(Path(folder), "study", "run", str(path), *arguments, **variables)
+
+
+def trials_of(name="tiny", root=None):
+    """The trials of a study, from the storage of a workspace."""
+    store = StudyStore.open(workspace(root))
+    return optuna.load_study(study_name=name, storage=store.storage).trials
+
+
+def came_to(trials):
+    """What must not depend on interruptions."""
+    return [
+        (each.number, each.state.name, each.params, each.values, each.intermediate_values, each.user_attrs.get(CAUSE))
+        for each in trials
+    ]
+
+
+__all__ = ["ATTEMPTS", "CAUSE", "REASON", "came_to", "search", "trials_of", "write_plugin", "write_study"]

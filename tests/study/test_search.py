@@ -1,0 +1,250 @@
+import itertools
+import json
+import math
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from children import running, start
+from running import TINY, runner
+from searching import ATTEMPTS, came_to, search, trials_of, write_plugin, write_study
+
+from runner.registry import Registry
+from runner.study.definition import load_study
+from runner.study.store import StudyStore
+from runner.tracking import workspace
+
+
+def queue(path, *wanted, plugins=()):
+    """Puts these settings into the queue of a study that has not begun."""
+    definition = load_study(path, (), Registry(plugins))
+    study = StudyStore.open(workspace()).create(definition)
+    for settings in wanted:
+        study.enqueue_trial(settings)
+
+
+def trainings(root, patience=10.0):
+    """Processes that have a file of a trial open, when there has been time for them to end."""
+    deadline = time.monotonic() + patience
+    while left := [each for each in psutil.process_iter() if _has_open(each, str(root / "studies"))]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return left
+
+
+def _has_open(process, folder):
+    try:
+        return any(file.path.startswith(folder) for file in process.open_files())
+    except psutil.Error:
+        return False
+
+
+PLANTED = {
+    "memory": ("PRUNED", "out of memory", "GiB of host memory"),
+    "hang": ("FAIL", "hung", "no sign of progress for 4 s, after step"),
+    "nan": ("PRUNED", "diverged", "'critic_loss' that is not finite"),
+    "segfault": ("FAIL", "crashed", "SIGSEGV"),
+    "exit": ("FAIL", "crashed", "exit code 0 and without a word"),
+    "error": ("FAIL", "failed", "ValueError: planted"),
+}
+
+
+def test_what_goes_wrong_in_a_trial_is_recorded_as_what_it_is_and_the_study_goes_on(tmp_path, migrated_workspace):
+    choices = ["off", *({"how": how} for how in PLANTED)]
+    path = write_study(
+        tmp_path, space={"optimization.plant": {"choice": choices}}, budget={"trials": 7}, retries=0,
+        limits={"silence": 4.0, "memory_gib": 1.5},
+    )  # fmt: skip
+    plugin = write_plugin(tmp_path)
+    named = [f"{{how: {how}}}" for how in PLANTED]
+    queue(path, *({"optimization.plant": each} for each in [*named, "off"]), plugins=[plugin])
+    child = search(tmp_path, path, "--json", "--plugin", str(plugin))
+    summary = child.data()
+    for row, (how, (state, cause, reason)) in zip(summary["rows"], PLANTED.items(), strict=False):
+        assert (how, row["state"], row["cause"]) == (how, state, cause)
+        assert reason in row["reason"]
+    assert (summary["rows"][6]["state"], summary["best"]) == ("COMPLETE", [6])
+    assert summary["causes"] == {"out of memory": 1, "hung": 1, "diverged": 1, "crashed": 2, "failed": 1, "done": 1}
+    assert not trainings(migrated_workspace)
+
+
+def test_a_crash_that_need_not_come_again_is_gone_on_with_from_the_checkpoint(tmp_path, migrated_workspace):
+    marker = tmp_path / "crashed"
+    plugin = write_plugin(tmp_path)
+    settings = {"budget": {"trials": 1}, "set": [*TINY, "data.episode_limit=30", "train.checkpoint_every=20",
+                f"optimization.plant={{how: segfault, marker: {marker}}}"]}  # fmt: skip
+    crashing = write_study(tmp_path, "crashing", **settings)
+    marker.touch()
+    smooth = write_study(tmp_path, "smooth", **settings)
+    assert search(tmp_path, smooth, "--plugin", str(plugin)).wait() == 0
+    marker.unlink()
+    assert search(tmp_path, crashing, "--plugin", str(plugin)).wait() == 0
+    (one,), (other,) = trials_of("smooth"), trials_of("crashing")
+    assert [each["cause"] for each in other.user_attrs[ATTEMPTS]] == ["crashed", "done"]
+    assert came_to([one]) == came_to([other])
+
+
+POINTS = ("study.claimed", "study.begun", "study.suggested", "study.trained", "study.told", "checkpoint.renamed")
+
+
+def test_a_study_that_is_killed_again_and_again_comes_to_the_same(tmp_path, migrated_workspace, monkeypatch):
+    settings = {
+        "budget": {"trials": 4}, "pruner": {"kind": "median", "startup": 1},
+        "set": [*TINY, "data.episode_limit=30", "train.evaluate_every=40", "train.checkpoint_every=40"],
+    }  # fmt: skip
+    path = write_study(tmp_path, **settings)
+    assert search(tmp_path, path).wait() == 0
+    expected = came_to(trials_of())
+    assert {state for _, state, *_ in expected} <= {"COMPLETE", "PRUNED"}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mlflow.db").write_bytes((migrated_workspace / "mlflow.db").read_bytes())
+    monkeypatch.setenv("RUNNER_WORKSPACE", str(elsewhere))
+    for point in POINTS:
+        child = search(tmp_path, path, RUNNER_FAULTS=f"{point}=kill")
+        code = child.wait()
+        assert code in (-signal.SIGKILL, 0), child.stderr
+    with running(search(tmp_path, path)) as child:
+        time.sleep(1.5)
+        child.kill()
+    assert search(tmp_path, path).wait() == 0
+    assert came_to(trials_of(root=elsewhere)) == expected
+    assert not trainings(elsewhere)
+
+
+def test_the_best_recipe_is_one_that_run_accepts_and_that_comes_to_the_same(tmp_path, migrated_workspace):
+    path = write_study(tmp_path)
+    summary = search(tmp_path, path, "--json").data()
+    (best,) = summary["best"]
+    written = start(tmp_path, "study", "best", "tiny")
+    assert written.wait() == 0
+    recipe = tmp_path / "best.yaml"
+    recipe.write_text(written.stdout)
+    result = start(tmp_path, "run", str(recipe), "--json", "--quiet").data()
+    assert result["metrics"]["eval/return"] == summary["rows"][best]["values"]["eval/return"]
+    assert summary["rows"][0]["is_recipe"]
+    shown = start(tmp_path, "study", "show", str(path), "--json").data()
+    assert shown["rows"] == summary["rows"]
+    assert 0 < summary["overhead_s"] < math.inf
+    (report,) = (migrated_workspace / "studies").glob("*/report.html")
+    assert "tiny" in report.read_text()
+
+
+def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migrated_workspace):
+    import mlflow
+
+    assert search(tmp_path, write_study(tmp_path, seeds=2, budget={"trials": 2})).wait() == 0
+    client = mlflow.MlflowClient(f"sqlite:///{migrated_workspace / 'mlflow.db'}")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    children = [run for run in runs if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert sorted(run.data.tags["trial"] for run in children) == ["0", "1"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    values = {str(trial.number): trial.value for trial in trials_of()}
+    for run in children:
+        assert run.data.metrics["objective/eval/return"] == pytest.approx(values[run.data.tags["trial"]])
+        seeds = [run.data.metrics[f"seed_{seed}/eval/return"] for seed in (42, 43)]
+        assert sum(seeds) / 2 == pytest.approx(values[run.data.tags["trial"]])
+        assert "model.actor_lr" in run.data.params
+    assert parent.data.tags["trials"] == "2"
+    artifacts = {each.path for each in client.list_artifacts(parent.info.run_id)}
+    assert {"report.html", "progress.png"} <= artifacts
+
+
+def test_a_signal_ends_the_study_with_a_checkpoint_and_the_same_command_goes_on(tmp_path, migrated_workspace):
+    long = [*TINY, "data.episode_limit=30", "train.env_steps=100_000"]
+    path = write_study(tmp_path, set=long, budget={"trials": 2})
+    with running(search(tmp_path, path)) as child:
+        trial = migrated_workspace / "studies" / "tiny" / "trials" / "0000" / "seed-42"
+        while not (trial / "spool.jsonl").exists() or (trial / "spool.jsonl").stat().st_size < 2000:
+            assert child.running, child.stderr
+            time.sleep(0.05)
+        child.send(signal.SIGTERM)
+        assert child.wait() == 128 + signal.SIGTERM
+    assert "the same command goes on" in child.stderr
+    assert list((trial / "checkpoints").glob("step-*"))
+    first, second = trials_of()
+    assert (first.state.name, second.state.name) == ("RUNNING", "WAITING")
+    assert not trainings(migrated_workspace)
+
+
+def test_no_trial_is_begun_after_the_budget_is_spent(tmp_path, migrated_workspace):
+    path = write_study(tmp_path, budget={"trials": 5, "device_seconds": 0.1})
+    child = search(tmp_path, path, "--json")
+    assert child.data()["used"]["trials"] == 1
+    assert "the budget of 0.1 s on devices is spent" in child.stderr
+    again = search(tmp_path, write_study(tmp_path, budget={"trials": 2}), "--json")
+    assert again.data()["used"]["trials"] == 2
+
+
+def test_trials_that_are_timed_take_turns_on_one_machine(tmp_path, migrated_workspace):
+    path = write_study(
+        tmp_path, objectives={"perf/env_steps_per_second": {"direction": "maximize", "value": "median"}},
+        budget={"trials": 3},
+    )  # fmt: skip
+    workers = [start(tmp_path, "study", "worker", str(path)) for _ in range(2)]
+    assert [worker.wait() for worker in workers] == [0, 0]
+    attempts = sorted((a["begin"], a["end"]) for trial in trials_of() for a in trial.user_attrs[ATTEMPTS])
+    assert len(attempts) == 3
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(attempts))
+
+
+def test_a_configuration_that_fails_its_gate_is_infeasible_instead_of_best(tmp_path, migrated_workspace):
+    path = write_study(
+        tmp_path, space={"optimization.plant": {"choice": ["off", {"how": "nan"}]}}, budget={"trials": 2},
+        constraints={"verify": "pass"},
+    )  # fmt: skip
+    plugin = write_plugin(tmp_path)
+    queue(path, {"optimization.plant": "{how: nan}"}, {"optimization.plant": "off"}, plugins=[plugin])
+    summary = search(tmp_path, path, "--json", "--plugin", str(plugin)).data()
+    bad, good = summary["rows"]
+    assert (bad["state"], bad["cause"], bad["verdict"]) == ("PRUNED", "gate", "FAIL")
+    assert (good["state"], good["verdict"], summary["best"]) == ("COMPLETE", "PASS", [1])
+
+
+def test_a_metric_that_nothing_logs_ends_the_study_with_the_name_that_was_meant(tmp_path, migrated_workspace):
+    child = search(tmp_path, write_study(tmp_path, objectives={"eval/retrun": "maximize"}))
+    assert child.wait() == 2
+    assert "no metric 'eval/retrun' was logged - did you mean 'eval/return'?" in child.stderr
+    assert "Traceback" not in child.stderr
+
+
+def test_parallel_workers_share_a_budget(tmp_path, migrated_workspace):
+    path = write_study(tmp_path, budget={"trials": 4, "parallel": 2})
+    done = runner("study", "run", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["state"] for row in rows] == ["COMPLETE"] * 4
+    assert all(len(trial.user_attrs[ATTEMPTS]) == 1 for trial in trials_of())
+
+
+def test_plan_says_what_is_tried_and_what_it_costs(tmp_path, migrated_workspace):
+    planned = start(tmp_path, "study", "plan", str(write_study(tmp_path)), "--json").data()
+    assert [row[0] for row in planned["space"]] == [
+        "optimization.forward_cache", "optimization.merged_critic_loss", "model.actor_lr"
+    ]  # fmt: skip
+    assert planned["trials"] == 3
+    assert 0 < planned["forecast"]["trial_seconds"] < planned["forecast"]["study_seconds"]
+    assert not (migrated_workspace / "optuna.db").exists()
+
+
+def test_fresh_forgets_what_was_tried(tmp_path, migrated_workspace):
+    path = write_study(tmp_path, budget={"trials": 1})
+    assert search(tmp_path, path).wait() == 0
+    changed = write_study(tmp_path, budget={"trials": 1}, seed=7)
+    refused = search(tmp_path, changed)
+    assert refused.wait() == 2
+    assert "was begun with another definition (seed)" in refused.stderr
+    assert search(tmp_path, changed, "--fresh", "--json").data()["used"]["trials"] == 1
+
+
+@pytest.mark.parametrize("verb", ["show", "best", "worker"])
+def test_a_study_that_does_not_exist_is_named(tmp_path, migrated_workspace, verb):
+    child = start(tmp_path, "study", verb, "nosuch")
+    assert child.wait() == 2
+    assert "no study 'nosuch'" in child.stderr
+    assert os.environ["RUNNER_WORKSPACE"] in child.stderr
