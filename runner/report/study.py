@@ -77,15 +77,16 @@ def remarks(summary: Summary) -> Iterator[str]:
 def show_plan(plan: StudyPlan, console: Console) -> None:
     """Prints what a study will try and cost."""
     table = Table(title=Text(f"{plan.name}: {plan.recipe}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("setting", "values", "needs"):
+    table.add_column("setting", no_wrap=True)
+    for column in ("values", "needs"):
         table.add_column(column, overflow="fold")
-    for row in plan.space:
-        table.add_row(*map(Text, row))
+    for path, values, needs in plan.space:
+        table.add_row(*map(Text, (_short(path), values, needs)))
     console.print(table)
-    many = "any number of" if plan.configurations == float("inf") else f"{plan.configurations:,.0f}"
+    many = "endlessly many" if plan.configurations == float("inf") else f"{plan.configurations:,.0f}"
     lines = [
-        f"{plan.trials} trials ({plan.trainings} trainings) of {many} configurations; sampler {plan.sampler}, pruner "
-        f"{plan.pruner}; limits of a training: {', '.join(plan.limits)}"
+        f"budget: {plan.budget}, {plan.trainings} trainings in all, of {many} configurations",
+        f"sampler {plan.sampler}, pruner {plan.pruner}; limits of a training: {', '.join(plan.limits)}",
     ]
     if plan.forecast is not None:
         trial, start, study = plan.forecast.trial_seconds, plan.forecast.start_seconds, plan.forecast.study_seconds

@@ -63,6 +63,7 @@ def _progress(summary: Summary, figure: Any) -> None:
         axes.plot(without, [low] * len(without), "x", color=_BAD, markersize=7)
         axes.set_ylabel(name, fontsize=8)
         axes.tick_params(labelsize=8)
+    panels[-1].xaxis.get_major_locator().set_params(integer=True)
     panels[-1].set_xlabel("trial (green: best; red: recipe as it is; line: best so far; cross: no value)", fontsize=8)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -19,6 +20,7 @@ from runner.hardware import boot_id, host_name
 BEAT_SECONDS = 5.0
 DEAD_SECONDS = 60.0
 """A holder on another machine that has not been heard of for so long is taken for dead."""
+_WAIT_SECONDS = 0.2
 
 _METADATA = MetaData()
 _TABLE = Table(
@@ -87,6 +89,16 @@ class Leases:
             return False
         unchanged = (_TABLE.c.worker == holder.worker) & (_TABLE.c.beats == holder.beats)
         return self._update(trial, unchanged, **mine)
+
+    @contextmanager
+    def waiting(self, trial: int) -> Iterator[None]:
+        """Holds a lease for a moment, when whoever holds it has given it up."""
+        while not self.claim(trial):
+            time.sleep(_WAIT_SECONDS)
+        try:
+            yield
+        finally:
+            self.release(trial)
 
     def beat(self, trial: int) -> bool:
         """Says that this worker lives; false if the trial is no longer its own."""

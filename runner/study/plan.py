@@ -15,6 +15,7 @@ import psutil
 from runner.api import Statistical
 from runner.errors import RunnerError
 from runner.hardware import usable_cores
+from runner.recipe.errors import shown_path
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
 from runner.study.process import Cause, Training
@@ -48,6 +49,7 @@ class StudyPlan:
     configurations: float
     trials: int
     trainings: int
+    budget: str
     sampler: str
     pruner: str
     limits: tuple[str, ...]
@@ -76,11 +78,12 @@ def plan(definition: Definition, plugin_files: Sequence[Path], forecast: bool) -
     budget = config.budget
     return StudyPlan(
         name=config.name,
-        recipe=str(definition.recipe.path),
+        recipe=shown_path(definition.recipe.path.resolve()),
         space=tuple((each.path, str(each), ", ".join(each.needs)) for each in space.parameters),
         configurations=space.configurations,
         trials=budget.trials,
         trainings=budget.trials * config.seeds,
+        budget=", ".join(f"{name} {value:g}" for name, value in budget.model_dump().items() if value is not None),
         sampler=config.sampler.kind,
         pruner=config.pruner_kind,
         limits=tuple(f"{name} {value:g}" for name, value in config.limits.model_dump().items() if value is not None),
@@ -95,7 +98,7 @@ def _remarks(definition: Definition) -> Iterator[str]:
         yield f"{config.timed[0]} is a matter of time: trials run one at a time on a machine"
         load = psutil.getloadavg()[0] / usable_cores()
         if load > _LOUD:
-            yield f"other work keeps {load:.0%} of this machine's cores busy: what is measured now says little"
+            yield f"the load is {load:.1f} for each core of this machine: what is measured now says little"
     if config.constraints.get(VERIFY) == "pass":
         for parameter in space.parameters:
             stage = parameter.stage

@@ -131,15 +131,9 @@ class StudyStore:
     def top_up(self, study: Study, definition: Definition, leases: Leases) -> None:
         """Puts as many trials into the queue as the budget has, the recipe as it is first, if the space has it."""
         trials = definition.config.budget.trials
-        while len(study.get_trials(deepcopy=False)) < trials:
-            if not leases.claim(TOP_UP):
-                time.sleep(0.2)
-                continue
-            try:
-                for number in range(len(study.get_trials(deepcopy=False)), trials):
-                    study.enqueue_trial((definition.as_given() or {}) if number == 0 else {})
-            finally:
-                leases.release(TOP_UP)
+        with leases.waiting(TOP_UP):
+            for number in range(len(study.get_trials(deepcopy=False)), trials):
+                study.enqueue_trial((definition.as_given() or {}) if number == 0 else {})
 
     def trial(self, study: Study, number: int) -> Trial:
         """A trial that is not finished, by its number, to go on with: it runs from now on."""

@@ -26,7 +26,7 @@ from runner.study.config import VERIFY, Direction
 from runner.study.definition import Definition
 from runner.study.gate import judge
 from runner.study.process import Cause, Ended, Training
-from runner.study.publish import Publisher
+from runner.study.publish import Publisher, Told
 from runner.study.space import label
 from runner.study.store import verdict_key
 from runner.study.training import SPOOL
@@ -93,7 +93,8 @@ class TrialRun:
     ) -> None:
         self._definition, self._config, self._trial, self._folder = definition, definition.config, trial, folder
         self._publisher, self._files, self._stop, self._lost, self._say = publisher, plugin_files, stop, lost, say
-        self._run_id = ""
+        self._run_id = self._name = ""
+        self._params: dict[str, Any] = {}
         self._trained = 0.0
         self._whole = True
         self._began = time.time()
@@ -109,17 +110,21 @@ class TrialRun:
         settled = self._definition.space.settle(lambda parameter: parameter.suggested(self._trial))
         self._trial.set_user_attr(VALUES, redact_values({path: label(value) for path, value in settled.items()}))
         reach("study.suggested")
-        shown = ", ".join(f"{path.rpartition('.')[2]} {label(value)}" for path, value in settled.items())
-        self._say(f"trial {self._trial.number}: {shown}")
-        name = f"{self._trial.study.study_name}-{self._trial.number:04d}"
-        self._run_id = self._publisher.trial(name, self._trial, {path: label(value) for path, value in settled.items()})
+        self._params = {path: label(value) for path, value in settled.items()}
+        self._say(f"trial {self._trial.number}: {self._shown()}")
+        self._name = f"{self._trial.study.study_name}-{self._trial.number:04d}"
+        self._run_id = self._publisher.trial(self._name, self._trial.number, self._params)
         try:
             recipe = self._definition.recipe_of(settled)
         except RecipeError as error:
             self._tell(_Result(cause=Cause.INVALID, reason=str(error)))
             return
-        self._trial.set_user_attr(RECIPE, {**recipe.values(), "name": folder_name(name)})
-        result = self._judged(recipe) or self._train(settled)
+        self._trial.set_user_attr(RECIPE, {**recipe.values(), "name": folder_name(self._name)})
+        try:
+            result = self._judged(recipe) or self._train(settled)
+        except (StoppedError, UsageError):
+            self._publisher.interrupt(self._run_id)
+            raise
         if self._lost():
             raise LostError(f"trial {self._trial.number} is another worker's now")
         reach("study.trained")
@@ -135,7 +140,10 @@ class TrialRun:
         study = self._trial.study
         verdict = study.user_attrs.get(key)
         if verdict is None:
-            verdict = judge(recipe, self._files)
+            try:
+                verdict = judge(recipe, self._files)
+            except RunnerError as error:
+                return _Result(cause=Cause.FAILED, reason=f"the gate could not judge it: {error}")
             study.set_user_attr(key, verdict)
         self._trial.set_user_attr(VERDICT, verdict)
         refused = [Outcome.FAIL, Outcome.INCONCLUSIVE] if wanted == "pass" else [Outcome.FAIL]
@@ -220,6 +228,9 @@ class TrialRun:
             if others > DISTURBED:
                 self._say(f"trial {self._trial.number}: others took {others:.0%} of the processor, so it may be slow")
 
+    def _shown(self) -> str:
+        return ", ".join(f"{path.rpartition('.')[2]} {_figure(value)}" for path, value in self._params.items())
+
     def _kept(self) -> list[dict[str, Any]]:
         return list(self._trial.user_attrs.get(ATTEMPTS, []))
 
@@ -251,7 +262,9 @@ class TrialRun:
             state = TrialState.PRUNED
         tags = {"state": state.name, "cause": result.cause, "reason": reason, **result.excess}
         values = [result.values[objective] for objective in self._config.objectives] if done else None
-        self._publisher.end_trial(self._run_id, state.name, result.values, tags)
+        now = time.time_ns() // 1_000_000
+        Told(self._name, trial.number, state.name, self._params, result.values, tags, now).keep(self._folder)
+        self._publisher.catch_up(self._folder.parent)
         if self._whole and done:
             trial.set_user_attr(OVERHEAD, round(time.time() - self._began - self._trained, 3))
         with suppress(ValueError):  # another worker has told it: what it says is the same
@@ -260,6 +273,10 @@ class TrialRun:
             shutil.rmtree(path, ignore_errors=True)
         came = ", ".join(f"{each} {value:.4g}" for each, value in result.values.items())
         self._say(f"trial {name}: {came or f'{result.cause}, {reason}'}")
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -271,5 +288,3 @@ def _busy() -> float:
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
-
-__all__ = ["LostError", "StoppedError", "TrialRun", "UsageError"]

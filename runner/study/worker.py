@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -27,6 +29,8 @@ from runner.tracking.periodic import Periodic
 from runner.tracking.store import Store
 
 Say = Callable[[str], None]
+PARENT_RUN = -2
+"""The lease of whoever makes the study's run in MLflow."""
 _WAIT_SECONDS = 1.0
 """Between two looks whether a trial of another worker has become free."""
 
@@ -101,10 +105,12 @@ class Worker:
             self._leases = Leases(self._store.url, config.name, dead_seconds)
             self._store.top_up(self.study, definition, self._leases)
         self.publisher = Publisher(Store.open(workspace), definition.recipe.tracking.experiment, self.study)
-        with FileLock(self.folder / ".publish.lock"):
+        with self._leases.waiting(PARENT_RUN):
             self.publisher.begin({"study": config.model_dump(mode="json"), "recipe": definition.recipe.name})
-        # Trials that are timed wait for each other on one machine, whoever works there.
-        self._alone = FileLock(workspace.root / ".timing.lock") if config.timed else None
+        self.publisher.catch_up(self.folder / "trials")
+        # Trials that are timed wait for each other on one machine, whatever study they belong to.
+        lock = Path(tempfile.gettempdir()) / f"runner-timing-{os.getuid()}.lock"
+        self._alone = FileLock(lock) if config.timed else None
 
     def run(self) -> str:
         """Works until there is nothing left to do.

@@ -136,7 +136,8 @@ def test_the_best_recipe_is_one_that_run_accepts_and_that_comes_to_the_same(tmp_
 def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migrated_workspace):
     import mlflow
 
-    assert search(tmp_path, write_study(tmp_path, seeds=2, budget={"trials": 2})).wait() == 0
+    path = write_study(tmp_path, seeds=2, budget={"trials": 2})
+    assert search(tmp_path, path).wait() == 0
     client = mlflow.MlflowClient(f"sqlite:///{migrated_workspace / 'mlflow.db'}")
     runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
@@ -153,6 +154,17 @@ def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migra
     assert parent.data.tags["trials"] == "2"
     artifacts = {each.path for each in client.list_artifacts(parent.info.run_id)}
     assert {"report.html", "progress.png"} <= artifacts
+    lacking = children[0]
+    client.delete_run(lacking.info.run_id)  # as if MLflow had been away when the trial ended
+    kept = migrated_workspace / "studies" / "tiny" / "trials" / f"{int(lacking.data.tags['trial']):04d}" / "sent.json"
+    kept.rename(kept.with_name("told.json"))
+    for folder in kept.parent.glob("seed-*"):
+        (folder / "spool.offset").unlink()
+    assert search(tmp_path, path).wait() == 0
+    query = f"tags.trial = '{lacking.data.tags['trial']}'"
+    (sent,) = client.search_runs([lacking.info.experiment_id], query)
+    assert (sent.info.status, sent.data.metrics) == ("FINISHED", lacking.data.metrics)
+    assert sent.data.params == lacking.data.params
 
 
 def test_a_signal_ends_the_study_with_a_checkpoint_and_the_same_command_goes_on(tmp_path, migrated_workspace):
