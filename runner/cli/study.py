@@ -131,7 +131,7 @@ def worker(
         end_with(sys.stdin.fileno(), 0, signal.SIGTERM)
     here, registry = workspace(), open_registry(plugin)
     file, begun_with = file_of(study, here)
-    definition = load_study(file, sets or begun_with, registry)
+    definition = load_study(file, [*begun_with, *(sets or ())], registry)
     told = _silent if quiet else say
 
     def search(stop: "Stop") -> str:
@@ -175,13 +175,18 @@ def _search(search: "Callable[[Stop], str]", name: str | None, here: "Workspace"
     with stop_on_signals() as stop:
         ended = search(stop)
     if name is not None:
-        if ended:
-            say(f"not all trials are finished: {ended}; the same command goes on")
-        _show(name, here, as_json)
+        if stop:
+            say("not all trials are finished; the same command goes on")
+        elif ended:
+            say(f"not all trials are finished: {ended}; a larger budget goes on")
+        counts = _show(name, here, as_json)
+        if not counts and not stop:
+            raise RunnerError("no trial counts: what became of them is above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)
 
 
-def _show(name: str, here: "Workspace", as_json: bool) -> None:
+def _show(name: str, here: "Workspace", as_json: bool) -> bool:
+    """Shows a study; whether any trial of it counts."""
     from rich.console import Console
 
     from runner.report.study import show as show_summary
@@ -190,12 +195,13 @@ def _show(name: str, here: "Workspace", as_json: bool) -> None:
     study, summary = find(name, here)
     if as_json:
         print_json(summary.data())
-        return
+        return bool(summary.best)
     folder = here.root / "studies" / study.study_name
     where = [f"report: {folder / REPORT}"]
     if summary.best:
         where.append(f"the recipe to use: runner study best {study.study_name} > best.yaml")
     show_summary(summary, Console(), where)
+    return bool(summary.best)
 
 
 def _silent(_text: str) -> None:

@@ -20,7 +20,7 @@ ACTIVITIES = ("collect", "update", "evaluate", "checkpoint")
 BURST = 16
 """Updates of a dataset that are done in a row."""
 CHECKPOINTS = "checkpoints"
-COUNTERS = ("step", "updates", "credit", "totals", "names", "since_log", "reported", "metrics", "complete", "best")
+COUNTERS = ("step", "updates", "credit", "totals", "names", "since_log", "metrics", "complete", "best")
 """What a checkpoint holds of the loop itself."""
 
 
@@ -66,7 +66,8 @@ class Loop:
         self.batch: Batch = {}
         self.names: list[str] = []
         self.since_log = 0
-        self.reported = 0
+        self.timed_from = (0, 0)
+        """Step and updates when the clock was last read; it knows nothing of what came before this process."""
         self.clock = Clock(pipeline.device)
         self.complete = False
         self.best = -math.inf
@@ -202,13 +203,14 @@ class Loop:
         metrics |= {f"train/{name}": value for name, value in self.pipeline.source.statistics().items()}
         metrics["train/updates"] = float(self.updates)
         if elapsed > 0:
-            metrics["perf/updates_per_second"] = self.since_log / elapsed
+            steps, updates = self.step - self.timed_from[0], self.updates - self.timed_from[1]
+            metrics["perf/updates_per_second"] = updates / elapsed
             if self.simulates:
-                metrics["perf/env_steps_per_second"] = (self.step - self.reported) / elapsed
-            if self.since_log:
-                metrics["perf/update_ms"] = 1e3 * seconds.get("update", 0.0) / self.since_log
+                metrics["perf/env_steps_per_second"] = steps / elapsed
+            if updates:
+                metrics["perf/update_ms"] = 1e3 * seconds.get("update", 0.0) / updates
             metrics |= {f"perf/{name}_share": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES}
-        self.totals, self.since_log, self.reported = None, 0, self.step
+        self.totals, self.since_log, self.timed_from = None, 0, (self.step, self.updates)
         self._publish(metrics)
 
     def evaluate(self) -> None:
@@ -250,6 +252,7 @@ class Loop:
         self.gradients.load_state_dict(state["gradients"])
         for name in COUNTERS:
             setattr(self, name, state[name])
+        self.timed_from = (self.step, self.updates)
         if self.totals is not None:
             self.totals = self.totals.to(self.pipeline.device)
         generators.load_state_dict(state["generators"])  # last, because restoring may draw from them

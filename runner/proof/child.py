@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ START_SECONDS = 1800.0
 ANSWER_SECONDS = 300.0
 END_SECONDS = 10.0
 _LAST_LINES = 6
+_LOOK_SECONDS = 0.5
 
 
 class ChildError(RunnerError):
@@ -68,15 +69,18 @@ class Child:
     ) -> None:
         self.close()
 
-    def ask(self, command: str, timeout: float = ANSWER_SECONDS) -> dict[str, Any]:
+    def ask(
+        self, command: str, timeout: float = ANSWER_SECONDS, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
         """Gives a command and waits for the answer.
 
         Args:
             command: the name of what the child can do.
             timeout: seconds after which it counts as hung, and is killed.
+            stop: becomes true when nobody waits for the answer any more.
 
         Raises:
-            ChildError: it has ended, or hangs.
+            ChildError: it has ended, hangs, or was stopped.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -86,9 +90,12 @@ class Child:
             raise self._failure() from None
         line, deadline = b"", time.monotonic() + timeout
         while not line.endswith(b"\n"):
-            if not select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            left = deadline - time.monotonic()
+            if not select.select([self._process.stdout], [], [], min(_LOOK_SECONDS, max(0.0, left)))[0]:
+                if left > 0 and not stop():
+                    continue
                 self._process.kill()
-                raise ChildError(f"no answer to '{command}' for {timeout:.0f} s")
+                raise ChildError("it was stopped" if left > 0 else f"no answer to '{command}' for {timeout:.0f} s")
             part = os.read(self._process.stdout.fileno(), 65536)
             if not part:
                 raise self._failure()

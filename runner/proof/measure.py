@@ -60,7 +60,7 @@ class Measured:
 
     def prepare(self) -> dict[str, Any]:
         """Counts, compiles and warms up; the first update, the warm-up and the steady state are three figures."""
-        pairs = itertools.cycle(self._pool())
+        pairs = itertools.cycle(self.pool())
         warmth = warm_up(lambda: self.slots.update(*next(pairs)), self.stopwatch)
         self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
         self.train()  # the first time is slower here too
@@ -77,7 +77,7 @@ class Measured:
 
     def work(self) -> dict[str, Any]:
         """FLOP of one update as torch counts them, and what else the limit needs to know."""
-        batch, noise = self._pool()[0]
+        batch, noise = self.pool()[0]
         with FlopCounterMode(display=False) as counter:
             self.slots.update(batch, noise)
         return {
@@ -88,7 +88,7 @@ class Measured:
 
     def update(self) -> dict[str, Any]:
         """Seconds of one update in the mean over a block; drawing its batches and noise is not timed."""
-        pairs = list(itertools.islice(itertools.cycle(self._pool()), self.count))
+        pairs = list(itertools.islice(itertools.cycle(self.pool()), self.count))
 
         def block() -> None:
             for batch, noise in pairs:
@@ -163,7 +163,7 @@ class Measured:
 
         return sample
 
-    def _pool(self) -> list[tuple[Batch, Batch]]:
+    def pool(self) -> list[tuple[Batch, Batch]]:
         """Fresh batches and noise; copies, because a stage may write the next batch in the place of the last."""
         size, pool = self.pipeline.batch_size, []
         for _ in range(min(POOL, self.count) if self.count > 1 else POOL):

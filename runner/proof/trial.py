@@ -14,7 +14,7 @@ from runner.recipe import load
 from runner.registry import Registry
 
 
-class _Nowhere:
+class Nowhere:
     """Keeps nothing of what is logged, and shows nothing."""
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -50,7 +50,7 @@ def _train(path: Path, files: list[Path]) -> dict[str, dict[str, float]]:
     pipeline = assemble(recipe, files)
     before = pipeline.source.evaluate(pipeline.learner)
     with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(pipeline, Path(folder), _Nowhere(), _Nowhere(), Stop())
+        loop = Loop(pipeline, Path(folder), Nowhere(), Nowhere(), Stop())
         loop.run()
     after = {name.removeprefix("eval/"): value for name, value in loop.metrics.items() if name.startswith("eval/")}
     return {"before": before, "after": after}

@@ -42,7 +42,7 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
         console.print(Text(f"{summary.name}: no trial counts yet", style="bold"))
     for name, shares in summary.importance.items():
         told = ", ".join(f"{path} {share:.0%}" for path, share in shares.items() if share >= 0.005)
-        console.print(Text(f"what decides about {name}: {told}"))
+        console.print(Text(f"what decides about {name}, by {len(_counting(summary))} trials: {told}"))
     if summary.worth:
         _print(_worth(summary), console)
         console.print(Text(_CONFOUNDED, style="dim"))
@@ -151,6 +151,11 @@ def _worth(summary: Summary) -> Table:
         on, off = f"{_figure(each.on)} ({each.trials_on})", f"{_figure(each.off)} ({each.trials_off})"
         table.add_row(*map(Text, (each.stage, each.objective, on, off, difference)))
     return table
+
+
+def _counting(summary: Summary) -> list[Row]:
+    """The trials that importance and the worth of stages look at."""
+    return [row for row in summary.rows if row.cause == "done"]
 
 
 def _varying(rows: Sequence[Row]) -> list[str]:

@@ -66,10 +66,16 @@ class ObjectiveConfig(Config):
 
     direction: Direction
     """Whether more is better."""
-    value: Literal["last", "best", "mean", "median"] = "last"
-    """Which of the values that a training logs counts."""
+    value: Literal["last", "best", "mean", "median"] | None = None
+    """Which of the values that a training logs counts; the last unless told."""
     reach: Real | None = None
     """If given, the objective is the seconds of training until the metric is as good as this, and fewer are better."""
+
+    @model_validator(mode="after")
+    def _all_count(self) -> ObjectiveConfig:
+        if self.reach is not None and self.value is not None:
+            raise ValueError("with reach the time counts, so value means nothing: leave it out")
+        return self
 
 
 class BoundConfig(Config):
@@ -92,8 +98,14 @@ class SamplerConfig(Config):
 
     kind: Literal["tpe", "random", "nsga2"] = "tpe"
     """Tree-structured Parzen estimator, uniformly at random, or the genetic algorithm NSGA-II."""
-    startup: Count = 10
-    """Trials at random before ``tpe`` begins to learn from them."""
+    startup: Count | None = None
+    """Trials at random before ``tpe`` learns from them, or the size of a generation of ``nsga2``; 10 unless told."""
+
+    @model_validator(mode="after")
+    def _all_count(self) -> SamplerConfig:
+        if self.kind == "random" and self.startup is not None:
+            raise ValueError("startup means nothing to random: leave it out")
+        return self
 
 
 class PrunerConfig(Config):
@@ -102,8 +114,14 @@ class PrunerConfig(Config):
     kind: Literal["auto", "off", "median", "hyperband", "wilcoxon"] = "auto"
     """Compares evaluations (``median``, ``hyperband``) or seeds (``wilcoxon``); ``auto`` is ``wilcoxon`` with several
     seeds, else ``median``."""
-    startup: Annotated[Whole, Field(ge=0)] = 5
-    """Trials, or for ``wilcoxon`` seeds, that are not pruned in the beginning."""
+    startup: Annotated[Whole, Field(ge=0)] | None = None
+    """How many are not pruned in the beginning: of ``median`` trials, 5 unless told; of ``wilcoxon`` seeds, 2."""
+
+    @model_validator(mode="after")
+    def _all_count(self) -> PrunerConfig:
+        if self.startup is not None and self.kind in ("off", "hyperband"):
+            raise ValueError(f"startup means nothing to {self.kind}: leave it out")
+        return self
 
 
 class BudgetConfig(Config):
@@ -176,6 +194,11 @@ class StudyConfig(Config):
             raise ValueError(f"pruner.kind: {self.pruner.kind} compares by one objective, and there are several")
         if self.pruner.kind == "wilcoxon" and self.seeds == 1:
             raise ValueError("pruner.kind: wilcoxon compares seeds, and seeds is 1")
+        if self.pruner.kind in ("median", "hyperband"):
+            if self.seeds > 1:
+                raise ValueError(f"pruner.kind: {self.pruner.kind} compares single trainings; with seeds use wilcoxon")
+            if next(iter(self.objectives.values())).reach is not None:
+                raise ValueError(f"pruner.kind: {self.pruner.kind} compares values of a metric, not the time to one")
         if self.budget.parallel > 1 and self.timed:
             raise ValueError(
                 f"budget.parallel is {self.budget.parallel}, but '{self.timed[0]}' is a matter of time: trials beside "

@@ -18,7 +18,7 @@ from runner.recipe.experiments import at, beside, fill_experiment, items, moved
 from runner.recipe.layers import find
 from runner.recipe.scalars import dump_inline
 from runner.recipe.source import Node, read
-from runner.secrets import looks_secret
+from runner.secrets import looks_secret, redact_values
 from runner.study.config import KIND, VERIFY, StudyConfig
 from runner.study.space import OFF, STAGES, Parameter, Space, Value, assignments, is_on, label, ordered
 
@@ -257,6 +257,10 @@ class _Check:
             self._add(anchor, path, "should be the dotted path of a setting, like model.actor_lr")
         elif looks_secret(path):
             self._add(anchor, path, "cannot be searched: it is a secret, and what is tried is kept")
+        for number, choice in enumerate(() if looks_secret(path) else self.config.space[path].choice or ()):
+            if redact_values({path: choice}) != {path: choice}:
+                message = "holds a secret, which cannot be searched: what is tried is kept"
+                self._add(self._value(path, number), path, message)
         for other in self.config.space:
             is_switch = keys[0] == STAGES and len(other.split(".")) == 2
             if path.startswith(f"{other}.") and not is_switch:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,25 @@ from runner.proof.recipe_gate import quick
 from runner.proof.verdict import Outcome
 from runner.recipe import Recipe, load
 from runner.registry import Registry
+from runner.study.config import LimitsConfig
 
 JUDGE_SECONDS = 1800.0
 
 
-def judge(recipe: Recipe, plugin_files: Sequence[Path]) -> dict[str, Any]:
+def judge(
+    recipe: Recipe, plugin_files: Sequence[Path], limits: LimitsConfig, stop: Callable[[], bool]
+) -> dict[str, Any]:
     """The verdict on all stages of a recipe together, without any training: its outcome and summary.
 
-    Raises:
-        RunnerError: it cannot be judged.
+    What cannot be judged within the limits of a training is inconclusive.
     """
     if not recipe.stages:
         return {"outcome": str(Outcome.PASS), "summary": "no stage is on"}
-    with Child("runner.study.gate", recipe, tuple(recipe.stages), plugin_files) as child:
-        return child.ask("judge", JUDGE_SECONDS)
+    try:
+        with Child("runner.study.gate", recipe, tuple(recipe.stages), plugin_files) as child:
+            return child.ask("judge", limits.seconds or JUDGE_SECONDS, stop)
+    except RunnerError as error:
+        return {"outcome": str(Outcome.INCONCLUSIVE), "summary": f"it could not be judged: {error}"}
 
 
 def main() -> int:
@@ -40,7 +47,9 @@ def main() -> int:
     try:
         recipe = load(path, (), registry)
         Path(path).unlink()  # it may hold secrets, and nobody tidies up after a kill
-        for _ in sys.stdin:
+        commands: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=_listen, args=(commands,), daemon=True).start()
+        while commands.get():
             verdict = quick(recipe, registry, tuple(recipe.stages))
             answers.write(json.dumps({"outcome": str(verdict.outcome), "summary": verdict.summary}) + "\n")
             answers.flush()
@@ -48,6 +57,13 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 0
+
+
+def _listen(commands: queue.Queue[str]) -> None:
+    """Ends this process with its parent, whatever it is at."""
+    for line in sys.stdin:
+        commands.put(line)
+    os._exit(0)
 
 
 if __name__ == "__main__":

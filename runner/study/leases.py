@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 from sqlalchemy import BigInteger, Column, Engine, Float, Integer, MetaData, String, Table, create_engine, exc, select
@@ -53,6 +54,15 @@ class Lease:
     """When it was last heard of, in seconds since 1970 by its own clock."""
 
 
+@dataclass
+class _Watched:
+    first: int
+    """Beats when it was first seen."""
+    beats: int
+    since: float
+    """When they last changed, by the own clock."""
+
+
 class Leases:
     """The leases of one study, for one worker.
 
@@ -70,7 +80,7 @@ class Leases:
         self._engine = _open(url)
         self._study = study
         self._dead_seconds = dead_seconds
-        self._first_seen: dict[tuple[str, int], tuple[int, float]] = {}
+        self._watched: dict[tuple[str, int], _Watched] = {}
 
     def claim(self, trial: int) -> bool:
         """Takes a trial that nobody holds, or whose holder is dead; false if it belongs to another."""
@@ -121,6 +131,15 @@ class Leases:
             rows = connection.execute(select(*columns).where(_TABLE.c.study == self._study)).all()
         return [Lease(*row) for row in rows]
 
+    def living(self) -> list[Lease]:
+        """The leases whose holders live; one elsewhere is watched until it beats, or has been silent for too long."""
+        while True:
+            alive = [lease for lease in self.all() if not self.is_dead(lease)]
+            known = [lease for lease in alive if self.is_alive(lease)]
+            if known or not alive:
+                return known
+            time.sleep(_WAIT_SECONDS)
+
     def clear(self) -> None:
         """Forgets all leases of the study."""
         with self._engine.begin() as connection:
@@ -128,14 +147,27 @@ class Leases:
 
     def is_dead(self, lease: Lease) -> bool:
         """Whether the process that holds a lease cannot come back to it."""
+        host, boot, *_ = lease.place.split(" ")
         if lease.place == _place():
-            return abs(_born(lease.pid) - lease.born) > 1.0
+            return _born(lease.pid) != lease.born
+        if host == host_name() and boot != boot_id():  # this machine has been started anew since
+            return True
+        return time.monotonic() - self._watch(lease).since > self._dead_seconds
+
+    def is_alive(self, lease: Lease) -> bool:
+        """Whether its holder is known to live; one elsewhere may be neither dead nor alive for all that is known."""
+        if lease.place == _place():
+            return not self.is_dead(lease)
+        watched = self._watch(lease)
+        return watched.beats != watched.first and not self.is_dead(lease)
+
+    def _watch(self, lease: Lease) -> _Watched:
+        """What is seen to change, because the clocks of two machines need not agree."""
         key, now = (lease.worker, lease.trial), time.monotonic()
-        beats, since = self._first_seen.get(key, (-1, now))
-        if beats != lease.beats:  # by what is seen to change, because the clocks of two machines need not agree
-            self._first_seen[key] = (lease.beats, now)
-            return False
-        return now - since > self._dead_seconds
+        watched = self._watched.setdefault(key, _Watched(lease.beats, lease.beats, now))
+        if watched.beats != lease.beats:
+            watched.beats, watched.since = lease.beats, now
+        return watched
 
     def close(self) -> None:
         """Closes the connections."""
@@ -147,8 +179,15 @@ class Leases:
             return int(connection.execute(sql_update(_TABLE).where(this).values(**values)).rowcount) == 1
 
 
+def connect_args(url: str) -> dict[str, int]:
+    """How long to wait for a database, in seconds: for the lock of a file, or for a server's answer."""
+    if url.startswith("sqlite"):
+        return {"timeout": 60}
+    return {"connect_timeout": 20} if url.startswith(("postgresql", "mysql")) else {}
+
+
 def _open(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": 60} if url.startswith("sqlite") else {})
+    engine = create_engine(url, connect_args=connect_args(url))
     with suppress(exc.OperationalError, exc.ProgrammingError, exc.IntegrityError):  # another worker made it just now
         _METADATA.create_all(engine)
     return engine
@@ -163,9 +202,15 @@ def _place() -> str:
 
 
 def _born(pid: int) -> float:
-    """When a process began; 0 if there is none, or only a dead one that its parent has not asked after."""
+    """When a process began; 0 if there is none, or only a dead one that its parent has not asked after.
+
+    In clock ticks since the machine began, which nobody sets anew; elsewhere than on Linux, seconds since 1970.
+    """
     try:
         process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
-    except psutil.Error:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return 0.0
+        stat = Path(f"/proc/{pid}/stat")
+        return float(stat.read_text().rpartition(")")[2].split()[19]) if stat.exists() else process.create_time()
+    except (psutil.Error, OSError):
         return 0.0

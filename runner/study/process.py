@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -20,13 +22,16 @@ from typing import Any
 
 import psutil
 
+from runner.engine.checkpoint import checkpoints
+from runner.engine.loop import CHECKPOINTS
 from runner.errors import ExitCode
 from runner.hardware import available_memory
 from runner.pipeline import OUT_OF_MEMORY
 from runner.recipe import Recipe
 from runner.secrets import redact
 from runner.study.config import LimitsConfig
-from runner.study.training import GO_ON, PRUNED, STOP, Order, main
+from runner.study.training import ANEW, GO_ON, PRUNED, SPOOL, STOP, Order, main
+from runner.tracking.spool import place_of
 
 GRACE_SECONDS = 30.0
 """For a checkpoint, after SIGTERM."""
@@ -69,13 +74,11 @@ class Ended:
 
     cause: Cause
     reason: str
-    seconds: float
-    training_seconds: float | None
+    seconds: float = 0.0
+    training_seconds: float | None = None
     """Without starting and ending the process; None if it did not come to its end."""
-    cpu_seconds: float
+    cpu_seconds: float = 0.0
     """Of the process and its children, as far as seen."""
-    peak_memory: int
-    """Bytes of its processes, as far as seen."""
 
 
 class Training:
@@ -105,17 +108,18 @@ class Training:
     ) -> None:
         self._recipe, self._limits, self._go_on, self._stop = recipe, limits, go_on, stop
         self._folder, self._metric, self._prefix, self._files = folder, metric, prefix, tuple(plugin_files)
-        self._memory = int(limits.memory_gib * 2**30) if limits.memory_gib is not None else available_memory() // 2
+        self._memory = memory_limit(limits)
         self._family: list[psutil.Process] = []
         self._counted = -math.inf
-        self._peak = 0
         self._cpu = 0.0
         self._training_seconds: float | None = None
         self.step = 0
 
     def run(self) -> Ended:
         """Trains to the end, whatever end that is; no process is left when this returns."""
-        started = time.monotonic()
+        started, out_of_memory = time.monotonic(), _kernel_kills()
+        if not checkpoints(self._folder / CHECKPOINTS):
+            forget(self._folder)
         with tempfile.TemporaryDirectory(prefix="runner-trial-") as below:
             path, errors = Path(below) / "recipe.yaml", Path(below) / "stderr"
             path.touch(mode=0o600)  # the child needs the secrets too
@@ -132,8 +136,14 @@ class Training:
                 here.close()
             if not reason:
                 cause, reason = _told(child.exitcode or 0, self._training_seconds is not None, _tail(errors))
-        seconds = time.monotonic() - started
-        return Ended(cause, reason, seconds, self._training_seconds, self._cpu, self._peak)
+        if child.exitcode == ANEW and cause == Cause.FAILED:
+            forget(self._folder)
+            return self.run()
+        if child.exitcode == -signal.SIGKILL and cause == Cause.CRASHED and _kernel_kills() > out_of_memory:
+            cause, reason = Cause.OUT_OF_MEMORY, "the kernel killed it for want of host memory"
+        if self._stop() and cause not in (Cause.DONE, Cause.PRUNED):  # who stops the worker may signal the child, too
+            cause, reason = Cause.STOPPED, "the worker was told to end"
+        return Ended(cause, reason, time.monotonic() - started, self._training_seconds, self._cpu)
 
     def _watch(self, child: ForkServerProcess, parent: Connection) -> tuple[Cause, str]:
         """Waits for the end, or brings it about.
@@ -167,8 +177,18 @@ class Training:
                 return Cause.HUNG, f"no sign of progress for {limits.silence:g} s, after step {self.step:,}"
             if self._stop():
                 child.terminate()
-                child.join(GRACE_SECONDS)
+                self._wait_for(child, parent)
                 return Cause.STOPPED, "the worker was told to end"
+
+    def _wait_for(self, child: ForkServerProcess, parent: Connection) -> None:
+        """Waits for a training that writes its checkpoint, and answers what it may ask before."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while child.is_alive() and time.monotonic() < deadline:
+            try:
+                if parent in wait([parent, child.sentinel], _LOOK_SECONDS):
+                    self._answer(json.loads(parent.recv_bytes()), parent)
+            except (EOFError, OSError):
+                child.join(max(0.0, deadline - time.monotonic()))
 
     def _answer(self, told: dict[str, Any], parent: Connection) -> None:
         self.step = told["step"]
@@ -185,11 +205,37 @@ class Training:
             try:
                 memory += each.memory_info().rss
                 times = each.cpu_times()
-                cpu += times.user + times.system
+                cpu += times.user + times.system + times.children_user + times.children_system
             except psutil.Error:
                 continue
-        self._peak, self._cpu = max(self._peak, memory), max(self._cpu, cpu)
+        self._cpu = max(self._cpu, cpu)
         return memory
+
+
+def memory_limit(limits: LimitsConfig) -> int:
+    """Bytes of host memory that one training may take: half of what was free when this process first asked."""
+    return int(limits.memory_gib * 2**30) if limits.memory_gib is not None else _free_at_first() // 2
+
+
+@cache
+def _free_at_first() -> int:
+    return available_memory()
+
+
+def forget(folder: Path) -> None:
+    """Clears the folder of a training that begins anew."""
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    for path in (folder / SPOOL, place_of(folder / SPOOL)):
+        path.unlink(missing_ok=True)
+
+
+def _kernel_kills() -> int:
+    """How often this kernel has killed a process for want of memory."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _process(pid: int | None) -> psutil.Process | None:
@@ -230,6 +276,7 @@ def _told(code: int, done: bool, said: str) -> tuple[Cause, str]:
         return Cause.CRASHED, f"its process was ended by {name}" + (f": {said}" if said else "")
     known = {
         PRUNED: Cause.PRUNED,
+        ANEW: Cause.FAILED,
         OUT_OF_MEMORY: Cause.OUT_OF_MEMORY,
         ExitCode.DIVERGED: Cause.DIVERGED,
         ExitCode.USAGE: Cause.INVALID,

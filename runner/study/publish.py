@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import StorageError
 from runner.files import write_durably
 from runner.secrets import redact, redact_values
+from runner.study.definition import UNESSENTIAL, Definition
+from runner.study.store import IDENTITY
 from runner.study.training import SPOOL
 from runner.tracking.periodic import Periodic
 from runner.tracking.shipper import Shipper
@@ -64,17 +66,26 @@ class Publisher:
         self._store, self._study = store, study
         self._experiment_id = store.experiment(experiment)
 
-    def begin(self, description: Mapping[str, Any]) -> None:
+    def name_of(self, number: int | None = None) -> str:
+        """The name of the study's run, or of a trial's; no other study has the same, whatever it is called."""
+        name = f"{self._study.study_name}-{self._study.user_attrs[IDENTITY]}"
+        return name if number is None else f"{name}-{number:04d}"
+
+    def begin(self, definition: Definition) -> None:
         """The parent run, which is made if there is none; one worker at a time may ask.
 
         Raises:
             StorageError: MLflow cannot be reached.
         """
         if PARENT not in self._study.user_attrs:
-            self._study.set_user_attr(PARENT, self._run(self._study.study_name))
+            self._study.set_user_attr(PARENT, self._run(self.name_of()))
         run_id = self._study.user_attrs[PARENT]
         self._try(lambda: self._store.set_status(run_id, "RUNNING", _now()))
-        self._try(lambda: self._store.send(run_id, [], params_of(description), {"study": "parent"}))
+        config = definition.config
+        settings = config.model_dump(mode="json", exclude=set(UNESSENTIAL))
+        params = params_of({"study": settings, "recipe": definition.recipe.name})
+        may_change = params_of({name: getattr(config, name).model_dump(mode="json") for name in ("budget", "limits")})
+        self._try(lambda: self._store.send(run_id, [], params, {"study": "parent", **may_change}))
 
     def trial(self, name: str, number: int, params: Mapping[str, Any]) -> str:
         """The run of a trial that begins, or goes on; empty if MLflow cannot be reached now."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, TrialState
 
 
+_STARTUP = 10
+
+
 class PerTrialSampler(BaseSampler):
     """A fresh sampler for every trial, and for every parameter that is not drawn together with others.
 
@@ -68,14 +71,15 @@ class PerTrialSampler(BaseSampler):
         text = f"{self._config.seed} {number} {name}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         sampler = self._config.sampler
+        startup = sampler.startup or _STARTUP
         if sampler.kind == "random":
             return RandomSampler(seed=seed)
         if sampler.kind == "nsga2":
-            return NSGAIISampler(seed=seed)
+            return NSGAIISampler(seed=seed, population_size=max(2, startup))
         with warnings.catch_warnings():  # conditional spaces want groups, which Optuna calls experimental
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(
-                n_startup_trials=sampler.startup, seed=seed, multivariate=True, group=True, constant_liar=True
+                n_startup_trials=startup, seed=seed, multivariate=True, group=True, constant_liar=True
             )  # fmt: skip
 
 
@@ -90,11 +94,11 @@ def pruner(config: StudyConfig, goal: int, every: int) -> BasePruner:
     kind = config.pruner_kind
     startup = config.pruner.startup
     if kind == "median":
-        return MedianPruner(n_startup_trials=startup)
+        return MedianPruner(n_startup_trials=5 if startup is None else startup)
     if kind == "hyperband":
         return HyperbandPruner(min_resource=max(1, every), max_resource=goal)
     if kind == "wilcoxon":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            return WilcoxonPruner(n_startup_steps=startup)
+            return WilcoxonPruner(n_startup_steps=2 if startup is None else startup)
     return NopPruner()

@@ -11,7 +11,7 @@ from pathlib import Path
 from optuna.study import Study
 
 from runner.engine.signals import Stop
-from runner.errors import UsageError
+from runner.errors import ExitCode, RunnerError, UsageError
 from runner.files import write_durably
 from runner.hardware import usable_cores
 from runner.recipe.layers import shipped
@@ -21,9 +21,10 @@ from runner.report.study import html
 from runner.report.study_plots import draw
 from runner.study.definition import Definition
 from runner.study.leases import Leases
-from runner.study.store import DEFINITION, StudyStore, storage_errors
+from runner.study.store import DEFINITION, StudyStore, database, storage_errors
 from runner.study.summary import Summary, summarise
 from runner.study.trial import RECIPE
+from runner.study.worker import REPORT as REPORTING
 from runner.study.worker import Say, Worker
 from runner.tracking import Workspace
 
@@ -44,12 +45,18 @@ def work(definition: Definition, workspace: Workspace, files: Sequence[Path], st
         StorageError: the study's storage or MLflow cannot be reached.
         UsageError: the storage has a study of that name with another definition.
     """
-    worker = Worker(definition, workspace, files, stop, say)
-    try:
-        return worker.run()
-    finally:
-        _conclude(worker)
-        worker.close()
+    with storage_errors(database(workspace)):
+        worker = Worker(definition, workspace, files, stop, say)
+        try:
+            ended = worker.run()
+        except RunnerError:
+            _conclude(worker, stop)
+            raise
+        else:
+            _conclude(worker, stop)
+            return ended
+        finally:
+            worker.close()
 
 
 def work_together(command: Sequence[str], parallel: int, stop: Stop, say: Say) -> str:
@@ -62,7 +69,7 @@ def work_together(command: Sequence[str], parallel: int, stop: Stop, say: Say) -
         say: shows progress.
 
     Raises:
-        UsageError: a worker failed.
+        RunnerError: a worker failed.
     """
     threads = str(max(1, usable_cores() // parallel))
     environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **os.environ}
@@ -76,11 +83,23 @@ def work_together(command: Sequence[str], parallel: int, stop: Stop, say: Say) -
         time.sleep(0.2)
     for worker in workers:
         worker.terminate()
-    codes = [worker.wait(END_SECONDS) for worker in workers]
-    failed = [code for code in codes if code not in (0, 128 + int(stop.asked or 0))]
-    if failed and len(failed) == len(codes):
-        raise UsageError(f"all workers failed, with exit code {failed[0]}; what they said is above")
-    return "it was told to end" if stop else ""
+    codes = [_code(worker) for worker in workers]
+    if stop:
+        return "it was told to end"
+    failed = [code for code in codes if code not in (ExitCode.DONE, ExitCode.FAILED)]
+    if failed:
+        error = RunnerError(f"{len(failed)} of {parallel} workers failed; what they said is above")
+        error.exit_code = ExitCode(failed[0]) if failed[0] in set(ExitCode) else ExitCode.FAILED
+        raise error
+    return ""
+
+
+def _code(worker: subprocess.Popen[bytes]) -> int:
+    try:
+        return worker.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        return worker.wait()
 
 
 def fresh(definition: Definition, workspace: Workspace) -> None:
@@ -142,7 +161,7 @@ def write_report(study: Study, summary: Summary, folder: Path) -> list[Path]:
     best = folder / "best"
     best.mkdir(exist_ok=True)
     for old in best.glob("*.yaml"):
-        old.unlink()
+        old.unlink(missing_ok=True)
     recipes = []
     for row in summary.best:
         recipes.append(best / f"trial-{row.number:04d}.yaml")
@@ -167,14 +186,14 @@ def recipe_text(study: Study, summary: Summary, number: int) -> str:
     return "\n".join([*head, *render(kept)]) + "\n"
 
 
-def _conclude(worker: Worker) -> None:
+def _conclude(worker: Worker, stop: Stop) -> None:
     """Writes the report as it stands, and tells MLflow."""
-    summary = summarise(worker.study)
-    files = write_report(worker.study, summary, worker.folder)
-    over = all(row.state in ("COMPLETE", "PRUNED", "FAIL") for row in summary.rows)
-    tags = {"best.trials": [row.number for row in summary.best], "trials": summary.used.trials, **{
-        f"best.{name}": summary.best[0].values[name] for name in summary.objectives if summary.best}}  # fmt: skip
-    worker.publisher.end("FINISHED" if over else "KILLED", tags, files)
+    with worker.leases.waiting(REPORTING):
+        summary = summarise(worker.study)
+        files = write_report(worker.study, summary, worker.folder)
+        tags = {"best.trials": [row.number for row in summary.best], "trials": summary.used.trials, **{
+            f"best.{name}": summary.best[0].values[name] for name in summary.objectives if summary.best}}  # fmt: skip
+        worker.publisher.end("KILLED" if stop else "FINISHED", tags, files)
 
 
 def _name(reference: str) -> str:

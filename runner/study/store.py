@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,22 +17,23 @@ from typing import Any
 import optuna
 import sqlalchemy.exc
 from filelock import FileLock
-from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import Trial, TrialState
 
 from runner.errors import StorageError, UsageError
+from runner.recipe import Recipe
 from runner.recipe.errors import suggestion
 from runner.recipe.recipe import flatten
 from runner.secrets import redact, redact_values, register_url
 from runner.study.definition import UNESSENTIAL, Definition
-from runner.study.leases import Leases
+from runner.study.leases import Leases, connect_args
 from runner.study.sampler import PerTrialSampler, pruner
 from runner.tracking import Workspace
 
 VARIABLE = "OPTUNA_STORAGE"
-DEFINITION, RUN, VERDICT = "runner.definition", "runner.mlflow_run", "runner.verdict."
+DEFINITION, IDENTITY, VERDICT = "runner.definition", "runner.id", "runner.verdict."
 """Attributes of a study."""
 TOP_UP = -1
 """The lease of whoever adds trials to the queue."""
@@ -54,19 +56,22 @@ class StudyStore:
         Raises:
             StorageError: it cannot be reached or written.
         """
-        url = os.environ.get(VARIABLE) or f"sqlite:///{workspace.root / 'optuna.db'}"
-        register_url(url)
-        url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
+        url = database(workspace)
         try:
             workspace.root.mkdir(parents=True, exist_ok=True)
             with FileLock(workspace.root / "optuna.lock"):  # a database that is made by several at once stays broken
                 return cls(url, _connect(url))
-        except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, RuntimeError) as error:  # the last: other tables
+        except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, RuntimeError, ValueError) as error:
             reason = redact(str(error)).partition("\n")[0]
             raise StorageError(
                 f"study storage {redact(url)} cannot be used: {reason}; start its server, or name another in "
                 f"{VARIABLE} (PostgreSQL needs: pip install 'proven-runner[postgres]')"
             ) from error
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self.storage.remove_session()
+        self.storage.engine.dispose()
 
     def create(self, definition: Definition) -> Study:
         """The study of that definition, which is made if there is none of that name.
@@ -77,16 +82,16 @@ class StudyStore:
         config, recipe = definition.config, definition.recipe
         goal, _ = recipe.goal
         directions = ["minimize" if each.reach is not None else each.direction for each in config.objectives.values()]
-        try:
-            study = optuna.create_study(
-                storage=self.storage, study_name=config.name, directions=directions, sampler=PerTrialSampler(config),
-                pruner=pruner(config, goal, recipe.train.evaluate_every or goal), load_if_exists=True,
-            )  # fmt: skip
-        except DuplicatedStudyError:  # another worker made it just now
-            return self.create(definition)
+        study = optuna.create_study(
+            storage=self.storage, study_name=config.name, directions=directions, sampler=PerTrialSampler(config),
+            pruner=pruner(config, goal, recipe.train.evaluate_every or goal), load_if_exists=True,
+        )  # fmt: skip
         new = json.loads(json.dumps(redact_values(_described(definition))))
         kept = study.user_attrs.get(DEFINITION)
+        if kept is None and study.trials:
+            raise UsageError(f"study '{config.name}' was not begun by the runner; give this one another name")
         if kept is None:
+            study.set_user_attr(IDENTITY, uuid.uuid4().hex[:8])
             study.set_user_attr(DEFINITION, new)
             with warnings.catch_warnings():  # Optuna calls it experimental; optuna-dashboard shows the names
                 warnings.simplefilter("ignore", ExperimentalWarning)
@@ -112,7 +117,10 @@ class StudyStore:
         known = optuna.get_all_study_names(self.storage)
         if name not in known:
             raise UsageError(f"no study '{name}' in {redact(self.url)}{suggestion(name, known)}")
-        return optuna.load_study(study_name=name, storage=self.storage)
+        study = optuna.load_study(study_name=name, storage=self.storage)
+        if DEFINITION not in study.user_attrs:
+            raise UsageError(f"study '{name}' was not begun by the runner")
+        return study
 
     def delete(self, name: str, leases: Leases) -> None:
         """Forgets a study.
@@ -122,7 +130,7 @@ class StudyStore:
         """
         if name not in optuna.get_all_study_names(self.storage):
             return
-        busy = [lease for lease in leases.all() if not leases.is_dead(lease)]
+        busy = leases.living()
         if busy:
             raise UsageError(f"study '{name}' is being worked on: process {busy[0].pid} on {busy[0].place.split()[0]}")
         optuna.delete_study(study_name=name, storage=self.storage)
@@ -143,15 +151,22 @@ class StudyStore:
         return Trial(study, trial_id)
 
 
-def frozen(study: Study, number: int) -> FrozenTrial:
-    """A trial as it stands in the storage."""
-    return study.get_trials(deepcopy=False)[number]
+def database(workspace: Workspace) -> str:
+    """The address of the storage: ``OPTUNA_STORAGE``, or else a SQLite file in the workspace."""
+    url = os.environ.get(VARIABLE) or f"sqlite:///{workspace.root / 'optuna.db'}"
+    register_url(url)
+    return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
 
 
-def verdict_key(optimization: Mapping[str, Any]) -> str:
-    """The attribute of a study that has the gate's verdict on stages with these settings."""
-    on = {kind: value for kind, value in optimization.items() if value != "off"}
-    return VERDICT + hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()[:16]
+def verdict_key(recipe: Recipe, searched: Mapping[str, Any]) -> str:
+    """The attribute of a study that has the gate's verdict on these stages.
+
+    Numbers that are searched make no difference to it; whatever else is searched does.
+    """
+    on = {kind: value for kind, value in recipe.values()["optimization"].items() if value != "off"}
+    others = {path: value for path, value in searched.items() if isinstance(value, str | bool | None)}
+    text = json.dumps([recipe.model.kind, recipe.data.kind, on, others], sort_keys=True)
+    return VERDICT + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextmanager
@@ -171,8 +186,7 @@ def storage_errors(url: str) -> Iterator[None]:
 
 
 def _connect(url: str) -> RDBStorage:
-    is_file = url.startswith("sqlite")
-    engine = {"connect_args": {"timeout": 60}} if is_file else {"pool_pre_ping": True}
+    engine = {"pool_pre_ping": True, "connect_args": connect_args(url)}
     for attempt in range(_TRIES):
         try:
             return RDBStorage(url, engine_kwargs=engine)

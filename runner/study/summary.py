@@ -15,15 +15,20 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from runner.study.attempts import ATTEMPTS
 from runner.study.config import StudyConfig
 from runner.study.leases import Lease
 from runner.study.space import STAGES, is_on
 from runner.study.store import DEFINITION
-from runner.study.trial import ATTEMPTS, CAUSE, DISTURBED, NEIGHBOURS, OVERHEAD, REASON, VALUES, VERDICT
+from runner.study.trial import CAUSE, DISTURBED, NEIGHBOURS, OVERHEAD, REASON, VALUES, VERDICT
 from runner.study.worker import Used, used
 
-FEWEST = 4
-"""Trials that importance and the worth of a stage need."""
+FEWEST = 5
+"""Trials with a stage, and without, that its worth needs."""
+FEWEST_DECIDE = 16
+"""Trials that importance needs; with fewer it mostly shows chance."""
+_TOP = 5
+"""Trials that are the best, to importance, if a tenth of all are fewer."""
 RESAMPLES = 2000
 
 
@@ -123,7 +128,7 @@ def summarise(study: Study, leases: Sequence[Lease] = ()) -> Summary:
         },
         budget=config.budget.model_dump(mode="json"),
         used=spent,
-        seconds_left=None if pace is None else pace * (len(trials) - len(done)),
+        seconds_left=None if pace is None else _left(pace * (len(trials) - len(done)), spent, config),
         rows=rows,
         importance=_importance(study, config, trials),
         worth=_worths(rows, config),
@@ -131,6 +136,11 @@ def summarise(study: Study, leases: Sequence[Lease] = ()) -> Summary:
         overhead_s=statistics.median(overheads) if overheads else None,
         disturbed=sum(trial.user_attrs.get(NEIGHBOURS, 0.0) > DISTURBED for trial in trials),
     )
+
+
+def _left(seconds: float, spent: Used, config: StudyConfig) -> float:
+    limit = config.budget.seconds
+    return seconds if limit is None else max(0.0, min(seconds, limit - spent.seconds))
 
 
 def _counts(trial: FrozenTrial) -> bool:
@@ -152,7 +162,7 @@ def _row(trial: FrozenTrial, config: StudyConfig, front: set[int]) -> Row:
         settings=kept.get(VALUES, {}),
         verdict=str(kept.get(VERDICT, {}).get("outcome", "")),
         best=trial.number in front,
-        is_recipe=bool(trial.system_attrs.get("fixed_params")),
+        is_recipe=trial.number == 0 and bool(trial.system_attrs.get("fixed_params")),
         seconds=used([trial]).device_seconds if ATTEMPTS in kept else 0.0,
     )
 
@@ -160,8 +170,9 @@ def _row(trial: FrozenTrial, config: StudyConfig, front: set[int]) -> Row:
 def _importance(study: Study, config: StudyConfig, trials: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
     """How much each setting decides; PED-ANOVA looks at what sets the best trials apart."""
     counting = [trial for trial in trials if _counts(trial)]
-    if len(counting) < FEWEST:
+    if len(counting) < FEWEST_DECIDE:
         return {}
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=max(0.1, _TOP / len(counting)))
     plain = optuna.create_study(directions=study.directions)  # without what failed, and without this one's attributes
     for trial in counting:
         kept = {"params": trial.params, "distributions": trial.distributions, "values": trial.values}
@@ -173,10 +184,12 @@ def _importance(study: Study, config: StudyConfig, trials: Sequence[FrozenTrial]
         def target(trial: FrozenTrial, number: int = number, sign: float = sign) -> float:
             return sign * float(trial.values[number])
 
+        if len({trial.values[number] for trial in counting}) == 1:
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that low is good, which the sign sees to
             try:
-                found[name] = dict(get_param_importances(plain, evaluator=PedAnovaImportanceEvaluator(), target=target))
+                found[name] = dict(get_param_importances(plain, evaluator=evaluator, target=target))
             except (ValueError, RuntimeError):  # nothing varies
                 continue
     return found

@@ -9,7 +9,6 @@ import errno
 import json
 import math
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -33,11 +32,13 @@ from runner.recipe import Recipe, drift, load, write_lock
 from runner.recipe.lock import LOCK_NAME
 from runner.registry import Registry
 from runner.tracking.history import History
-from runner.tracking.spool import Spool, place_of
+from runner.tracking.spool import Spool
 from runner.tracking.values import key
 
 PRUNED = 78
 """Exit code of a training that was told not to go on."""
+ANEW = 79
+"""Exit code of one whose checkpoints cannot be gone on from."""
 SPOOL = "spool.jsonl"
 GO_ON, STOP = b"on", b"stop"
 SIGN_SECONDS = 0.5
@@ -130,6 +131,8 @@ def main(order: Order, parent: Connection) -> None:
         code = _train(order, parent)
     except (torch.OutOfMemoryError, MemoryError) as error:
         code = _failed(error, OUT_OF_MEMORY)
+    except CheckpointError as error:
+        code = _failed(error, ANEW)
     except RunnerError as error:
         code = _failed(error, error.exit_code)
     except RuntimeError as error:
@@ -184,20 +187,12 @@ def end_with(sentinel: int, group: int, how: signal.Signals) -> None:
 
 
 def _state(folder: Path, recipe: Recipe, registry: Registry) -> dict[str, Any] | None:
-    """What an earlier attempt at the same training has left; None if nothing can be gone on from."""
-    try:
-        found = checkpoint.load_newest(folder / CHECKPOINTS)
-        if found and not any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
-            return found[1]
-    except CheckpointError as error:
-        sys.stderr.write(f"{error}; this training begins anew\n")
-    _clear(folder)
-    return None
+    """What an earlier attempt at the same training has left; None if there is nothing.
 
-
-def _clear(folder: Path) -> None:
-    """Forgets an attempt that cannot be continued."""
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    for path in (folder / SPOOL, place_of(folder / SPOOL)):
-        path.unlink(missing_ok=True)
-
+    Raises:
+        CheckpointError: it cannot be gone on from.
+    """
+    found = checkpoint.load_newest(folder / CHECKPOINTS)
+    if found and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
+        raise CheckpointError("what the training runs has changed since its checkpoint")
+    return found[1] if found else None

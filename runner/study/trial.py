@@ -7,22 +7,20 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from optuna.trial import Trial, TrialState
 
 from runner.engine.loop import CHECKPOINTS
 from runner.errors import RunnerError, UsageError
 from runner.faults import reach
-from runner.hardware import usable_cores
 from runner.proof.verdict import Outcome
 from runner.recipe import Recipe, RecipeError
 from runner.secrets import redact, redact_values
-from runner.study.config import VERIFY, Direction
+from runner.study.attempts import GATE, KILLED, Attempts, Neighbours
+from runner.study.config import VERIFY
 from runner.study.definition import Definition
 from runner.study.gate import judge
 from runner.study.process import Cause, Ended, Training
@@ -30,23 +28,22 @@ from runner.study.publish import Publisher, Told
 from runner.study.space import label
 from runner.study.store import verdict_key
 from runner.study.training import SPOOL
-from runner.study.values import Interval, bounds, history, objectives
+from runner.study.values import bounds, history, objectives
 from runner.tracking.values import folder_name
 
-ATTEMPTS, RECIPE, VALUES, CAUSE, REASON, OVERHEAD = (
-    f"runner.{name}" for name in ("attempts", "recipe", "values", "cause", "reason", "overhead_s")
+RECIPE, VALUES, CAUSE, REASON, OVERHEAD, NEIGHBOURS, VERDICT = (
+    f"runner.{name}" for name in ("recipe", "values", "cause", "reason", "overhead_s", "neighbours", "verdict")
 )
 """Attributes of a trial."""
-MEASURED, NEIGHBOURS, MEMORY, VERDICT = (
-    f"runner.{name}" for name in ("measured", "neighbours", "peak_memory_gib", "verdict")
-)
 FEASIBLE = "trained"
 """The constraint that tells Optuna of a configuration that cannot be trained to a result."""
 DISTURBED = 0.1
 """The share of the processor that others may take before a measurement of speed counts as disturbed."""
-GATE, NOT_REACHED = "gate", "not reached"
-_INFEASIBLE = {Cause.OUT_OF_MEMORY, Cause.DIVERGED, Cause.TIMEOUT, GATE, NOT_REACHED}
+NOT_REACHED = "not reached"
+_INFEASIBLE = {Cause.OUT_OF_MEMORY, Cause.DIVERGED, Cause.TIMEOUT, Cause.INVALID, GATE, NOT_REACHED}
 """They belong to the configuration: it would end like that again."""
+_MOST_KILLED = 8
+"""Attempts beyond the retries that may end with their worker before the training is taken to be why."""
 Say = Callable[[str], None]
 
 
@@ -93,6 +90,7 @@ class TrialRun:
     ) -> None:
         self._definition, self._config, self._trial, self._folder = definition, definition.config, trial, folder
         self._publisher, self._files, self._stop, self._lost, self._say = publisher, plugin_files, stop, lost, say
+        self._attempts = Attempts(trial)
         self._run_id = self._name = ""
         self._params: dict[str, Any] = {}
         self._trained = 0.0
@@ -112,7 +110,7 @@ class TrialRun:
         reach("study.suggested")
         self._params = {path: label(value) for path, value in settled.items()}
         self._say(f"trial {self._trial.number}: {self._shown()}")
-        self._name = f"{self._trial.study.study_name}-{self._trial.number:04d}"
+        self._name = self._publisher.name_of(self._trial.number)
         self._run_id = self._publisher.trial(self._name, self._trial.number, self._params)
         try:
             recipe = self._definition.recipe_of(settled)
@@ -126,7 +124,7 @@ class TrialRun:
             self._publisher.interrupt(self._run_id)
             raise
         if self._lost():
-            raise LostError(f"trial {self._trial.number} is another worker's now")
+            raise self._why_ended()
         reach("study.trained")
         self._tell(result)
         reach("study.told")
@@ -136,14 +134,15 @@ class TrialRun:
         wanted = self._config.constraints.get(VERIFY)
         if wanted is None:
             return None
-        key = verdict_key(recipe.values()["optimization"])
+        key = verdict_key(recipe, self._params)
         study = self._trial.study
         verdict = study.user_attrs.get(key)
         if verdict is None:
-            try:
-                verdict = judge(recipe, self._files)
-            except RunnerError as error:
-                return _Result(cause=Cause.FAILED, reason=f"the gate could not judge it: {error}")
+            self._attempts.begin(GATE)
+            verdict = judge(recipe, self._files, self._config.limits, self._ended)
+            self._attempts.end(GATE)
+            if self._ended():
+                raise self._why_ended()
             study.set_user_attr(key, verdict)
         self._trial.set_user_attr(VERDICT, verdict)
         refused = [Outcome.FAIL, Outcome.INCONCLUSIVE] if wanted == "pass" else [Outcome.FAIL]
@@ -155,15 +154,15 @@ class TrialRun:
         """Trains with every seed; what counts is the mean."""
         found: list[dict[str, float]] = []
         excess: list[dict[str, float]] = []
-        for number, seed in enumerate(self._definition.seeds):
-            prefix = f"seed_{seed}/" if len(self._definition.seeds) > 1 else ""
+        seeds = self._definition.seeds
+        for number, seed in enumerate(seeds, start=1):
+            prefix = f"seed_{seed}/" if len(seeds) > 1 else ""
             folder = self._folder / f"seed-{seed}"
-            recipe = self._definition.recipe_of(settled, seed)
-            ended = self._attempts(recipe, folder, prefix, number)
+            ended = self._train_one(self._definition.recipe_of(settled, seed), folder, prefix)
             if ended.cause != Cause.DONE:
                 return _Result(cause=ended.cause, reason=ended.reason)
             logged = history(folder / SPOOL, prefix)
-            values = objectives(self._config, logged, self._intervals(seed))
+            values = objectives(self._config, logged, self._attempts.intervals(seed))
             missing = [name for name, value in values.items() if value is None]
             if missing:
                 goal = self._config.objectives[missing[0]].reach
@@ -173,78 +172,69 @@ class TrialRun:
                 return _Result(cause=Cause.DIVERGED, reason=f"{endless[0]} is {values[endless[0]]}")
             found.append({name: value for name, value in values.items() if value is not None})
             excess.append(bounds(self._config, logged))
-            if self._config.pruner_kind == "wilcoxon" and not self._goes_on(next(iter(found[-1].values())), number):
-                return _Result(cause=Cause.PRUNED, reason=f"after {number + 1} of {len(self._definition.seeds)} seeds")
+            if self._config.pruner_kind == "wilcoxon":
+                goes_on = self._goes_on(next(iter(found[-1].values())), number)
+                if not goes_on and number < len(seeds):  # the last one is trained already
+                    return _Result(cause=Cause.PRUNED, reason=f"after {number} of {len(seeds)} seeds")
         return _Result(_means(found), _means(excess))
 
-    def _attempts(self, recipe: Recipe, folder: Path, prefix: str, number: int) -> Ended:
+    def _train_one(self, recipe: Recipe, folder: Path, prefix: str) -> Ended:
         """One training, gone on with where it was interrupted by what need not come again."""
         goal, _ = recipe.goal
-        evaluated = self._config.pruner_kind in ("median", "hyperband")
-        name, objective = next(iter(self._config.objectives.items()))
-        failures = sum(1 for each in self._kept() if each["seed"] == recipe.seed and each.get("failed"))
-        if failures or any(each["seed"] == recipe.seed for each in self._kept()):
-            self._whole = False  # the time of the earlier attempt is not known to the second
+        metric = next(iter(self._config.objectives)) if self._config.pruner_kind in ("median", "hyperband") else ""
+        self._whole = self._whole and not self._attempts.of(recipe.seed)
         while True:
+            if len(self._attempts.of(recipe.seed, KILLED)) > self._config.retries + _MOST_KILLED:
+                return Ended(Cause.CRASHED, "its workers were killed with it, again and again")
             training = Training(
-                recipe, folder, name if evaluated else "", prefix, self._files, self._config.limits,
-                lambda value, step: self._goes_on(value, number * (goal + 1) + step, objective.direction),
-                lambda: self._stop() or self._lost(),
+                recipe, folder, metric, prefix, self._files, self._config.limits,
+                lambda value, step: self._goes_on(value, step) or step >= goal, self._ended,
             )  # fmt: skip
-            self._note(begin=time.time(), seed=recipe.seed)
-            busy, began = _busy(), time.time()
-            with self._publisher.shipping(self._run_id, folder):
-                ended = training.run()
-            self._note(end=time.time(), seed=recipe.seed, failed=ended.cause.transient, cause=ended.cause)
-            self._measure(ended, _busy() - busy, time.time() - began)
-            if self._lost():
-                raise LostError(f"trial {self._trial.number} is another worker's now")
+            self._attempts.begin(recipe.seed)
+            neighbours = Neighbours()
+            ended = Ended(Cause.STOPPED, "the worker ended by an error")
+            try:
+                with self._publisher.shipping(self._run_id, folder):
+                    ended = training.run()
+            finally:
+                if not self._lost():
+                    self._attempts.end(ended.cause)
             if ended.cause == Cause.STOPPED:
-                raise StoppedError(f"trial {self._trial.number} goes on from its checkpoint another time")
-            failures += ended.cause.transient
-            if not ended.cause.transient or failures > self._config.retries:
+                raise self._why_ended()
+            self._measure(ended, neighbours)
+            failures = self._attempts.of(recipe.seed, Cause.CRASHED, Cause.HUNG)
+            if not ended.cause.transient or len(failures) > self._config.retries:
                 return ended
-            self._whole = False
             self._say(f"trial {self._trial.number}: {ended.cause}, {ended.reason}; it is tried again")
 
-    def _goes_on(self, value: float, step: int, direction: Direction | None = None) -> bool:
+    def _ended(self) -> bool:
+        return self._stop() or self._lost()
+
+    def _why_ended(self) -> RunnerError:
+        if self._lost():
+            return LostError(f"trial {self._trial.number} is another worker's now")
+        return StoppedError(f"trial {self._trial.number} goes on from its checkpoint another time")
+
+    def _goes_on(self, value: float, step: int) -> bool:
         """Reports a value to Optuna, once, and asks whether the trial is worth going on with."""
         known = self._trial.study.get_trials(deepcopy=False)[self._trial.number].intermediate_values
         if step not in known:
             self._trial.report(value, step)
         return not self._trial.should_prune()
 
-    def _measure(self, ended: Ended, busy: float, seconds: float) -> None:
+    def _measure(self, ended: Ended, neighbours: Neighbours) -> None:
         """Keeps what the training took, and what others took of the processor meanwhile."""
-        if ended.training_seconds is None:
-            self._whole = False
-        else:
-            self._trained += ended.training_seconds
-        kept = self._trial.user_attrs
-        self._trial.set_user_attr(MEMORY, max(round(ended.peak_memory / 2**30, 3), kept.get(MEMORY, 0.0)))
+        self._whole = self._whole and ended.training_seconds is not None
+        self._trained += ended.training_seconds or 0.0
         if self._config.timed:
-            others = max(0.0, busy - ended.cpu_seconds) / max(1e-9, seconds * usable_cores())
-            self._trial.set_user_attr(NEIGHBOURS, round(max(others, kept.get(NEIGHBOURS, 0.0)), 3))
+            others = neighbours.share(ended.cpu_seconds)
+            kept = self._trial.user_attrs.get(NEIGHBOURS, 0.0)
+            self._trial.set_user_attr(NEIGHBOURS, round(max(others, kept), 3))
             if others > DISTURBED:
                 self._say(f"trial {self._trial.number}: others took {others:.0%} of the processor, so it may be slow")
 
     def _shown(self) -> str:
         return ", ".join(f"{path.rpartition('.')[2]} {_figure(value)}" for path, value in self._params.items())
-
-    def _kept(self) -> list[dict[str, Any]]:
-        return list(self._trial.user_attrs.get(ATTEMPTS, []))
-
-    def _intervals(self, seed: int) -> list[Interval]:
-        return [(each["begin"], each["end"]) for each in self._kept() if each["seed"] == seed and "end" in each]
-
-    def _note(self, **what: Any) -> None:
-        """Begins an attempt, or adds to the last one."""
-        attempts = self._kept()
-        if "begin" in what:
-            attempts.append(what)
-        else:
-            attempts[-1] = {**attempts[-1], **what}
-        self._trial.set_user_attr(ATTEMPTS, attempts)
 
     def _tell(self, result: _Result) -> None:
         """Tells Optuna and MLflow what the trial has come to."""
@@ -267,8 +257,7 @@ class TrialRun:
         self._publisher.catch_up(self._folder.parent)
         if self._whole and done:
             trial.set_user_attr(OVERHEAD, round(time.time() - self._began - self._trained, 3))
-        with suppress(ValueError):  # another worker has told it: what it says is the same
-            trial.study.tell(trial, values, state=state)
+        trial.study.tell(trial, values, state=state)
         for path in self._folder.glob(f"seed-*/{CHECKPOINTS}"):
             shutil.rmtree(path, ignore_errors=True)
         came = ", ".join(f"{each} {value:.4g}" for each, value in result.values.items())
@@ -281,10 +270,3 @@ def _figure(value: Any) -> str:
 
 def _means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(one[name] for one in each) for name in each[0]}
-
-
-def _busy() -> float:
-    """Seconds that this machine's processors have worked."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
-

@@ -86,7 +86,7 @@ def _value(name: str, objective: ObjectiveConfig, logged: History, active: Seque
         first = next((point.at for point in points if sign * point.value >= sign * objective.reach), None)
         return None if first is None else union([(begin, min(end, first)) for begin, end in active if begin < first])
     values = [point.value for point in points]
-    if objective.value == "last":
+    if objective.value in (None, "last"):
         return values[-1]
     if any(map(math.isnan, values)):  # which has no order
         return math.nan

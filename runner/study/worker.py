@@ -12,25 +12,28 @@ from pathlib import Path
 from threading import Event
 
 from filelock import FileLock, Timeout
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from runner.engine.signals import Stop
 from runner.faults import reach
+from runner.study.attempts import ATTEMPTS, Attempts
 from runner.study.config import BudgetConfig
 from runner.study.definition import Definition
 from runner.study.leases import BEAT_SECONDS, DEAD_SECONDS, Lease, Leases
 from runner.study.publish import Publisher
-from runner.study.store import StudyStore, storage_errors
-from runner.study.trial import ATTEMPTS, LostError, StoppedError, TrialRun
+from runner.study.store import StudyStore
+from runner.study.trial import LostError, StoppedError, TrialRun
 from runner.study.values import Interval, union
 from runner.tracking import Workspace
 from runner.tracking.periodic import Periodic
 from runner.tracking.store import Store
 
 Say = Callable[[str], None]
-PARENT_RUN = -2
-"""The lease of whoever makes the study's run in MLflow."""
+BEGINNING, REPORT = -2, -3
+"""The leases of whoever makes the study, and of whoever writes its report."""
+_SHARED = Path("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())  # noqa: S108 (a lock, not data)
 _WAIT_SECONDS = 1.0
 """Between two looks whether a trial of another worker has become free."""
 
@@ -97,20 +100,19 @@ class Worker:
         config = definition.config
         self._definition, self._files, self._stop, self._say = definition, plugin_files, stop, say
         self._store = StudyStore.open(workspace)
-        self._budget = config.budget
+        self._budget, self._dead_seconds = config.budget, dead_seconds
         self.folder = workspace.root / "studies" / config.name
         self.folder.mkdir(parents=True, exist_ok=True)
-        with storage_errors(self._store.url):
+        tracking = Store.open(workspace)
+        self.leases = Leases(self._store.url, config.name, dead_seconds)
+        with self.leases.waiting(BEGINNING):
             self.study: Study = self._store.create(definition)
-            self._leases = Leases(self._store.url, config.name, dead_seconds)
-            self._store.top_up(self.study, definition, self._leases)
-        self.publisher = Publisher(Store.open(workspace), definition.recipe.tracking.experiment, self.study)
-        with self._leases.waiting(PARENT_RUN):
-            self.publisher.begin({"study": config.model_dump(mode="json"), "recipe": definition.recipe.name})
+            self.publisher = Publisher(tracking, definition.recipe.tracking.experiment, self.study)
+            self.publisher.begin(definition)
+        self._store.top_up(self.study, definition, self.leases)
         self.publisher.catch_up(self.folder / "trials")
         # Trials that are timed wait for each other on one machine, whatever study they belong to.
-        lock = Path(tempfile.gettempdir()) / f"runner-timing-{os.getuid()}.lock"
-        self._alone = FileLock(lock) if config.timed else None
+        self._alone = FileLock(_SHARED / f"runner-timing-{os.getuid()}.lock") if config.timed else None
 
     def run(self) -> str:
         """Works until there is nothing left to do.
@@ -122,37 +124,54 @@ class Worker:
             StorageError: the storage went away.
             UsageError: the study asks for what no training logs.
         """
-        with storage_errors(self._store.url):
-            while not self._stop:
-                trials = self.study.get_trials(deepcopy=False)
-                unfinished = [trial for trial in trials[: self._budget.trials] if not trial.state.is_finished()]
-                if not unfinished:
-                    return ""
-                spent = used(trials, self._leases.all()).exhausted(self._budget)
-                if spent:  # what has begun is brought to its end
-                    unfinished = [trial for trial in unfinished if trial.state == TrialState.RUNNING]
-                if not any(self._take(trial) for trial in unfinished):
-                    if spent:
-                        return f"the budget of {spent} is spent"
-                    time.sleep(_WAIT_SECONDS)
+        while not self._stop:
+            with _Turn(self._alone, self._stop, self._say) as mine:
+                ended, took = self._look_for_one() if mine else (None, False)
+            if ended is not None:
+                return ended
+            if not took:
+                time.sleep(_WAIT_SECONDS)
         return "it was told to end"
 
     def close(self) -> None:
         """Closes the connections."""
-        self._leases.close()
+        self.leases.close()
+        self._store.close()
+
+    def _look_for_one(self) -> tuple[str | None, bool]:
+        """Takes one trial to its end, if one is free.
+
+        Returns:
+            Why there is nothing more to do, None if there is; and whether there was a trial.
+        """
+        trials, leases = self.study.get_trials(deepcopy=False), self.leases.all()
+        unfinished = [trial for trial in trials[: self._budget.trials] if not trial.state.is_finished()]
+        if not unfinished:
+            return "", False
+        spent = used(trials, leases).exhausted(self._budget)
+        begun = [trial for trial in unfinished if trial.state == TrialState.RUNNING]
+        # What has begun comes first: to be ended when the budget is spent, and for the next suggestion to know of it.
+        others = [lease for lease in leases if lease.trial >= 0 and not self.leases.is_dead(lease)]
+        doubtful = not all(self.leases.is_alive(lease) for lease in others)
+        took = any(self._take(trial) for trial in (begun if spent or doubtful else unfinished))
+        return (f"the budget of {spent} is spent" if spent and not took else None), took
 
     def _take(self, waiting: FrozenTrial) -> bool:
         """Brings a trial to its end if it is free; whether it was."""
         number = waiting.number
-        before = self._leases.holder(number)
-        if not self._leases.claim(number):
+        before = self.leases.holder(number)
+        if not self.leases.claim(number):
             return False
         reach("study.claimed")
-        lost = Event()
+        lost, heard = Event(), time.monotonic()
 
         def beat() -> None:
-            if not self._leases.beat(number):
+            nonlocal heard
+            if time.monotonic() - heard > self._dead_seconds / 2:  # others may take this one for dead soon
                 lost.set()
+            if not self.leases.beat(number):
+                lost.set()
+            heard = time.monotonic()
 
         beating = Periodic("lease", BEAT_SECONDS, beat)
         try:
@@ -160,9 +179,11 @@ class Worker:
                 self._bring_to_end(number, before, lost)
         except (LostError, StoppedError) as error:
             self._say(str(error))
+        except UpdateFinishedTrialError:
+            self._say(f"trial {number} was ended by another worker")
         finally:
             beating.stop()
-            self._leases.release(number)
+            self.leases.release(number)
         return True
 
     def _bring_to_end(self, number: int, before: Lease | None, lost: Event) -> None:
@@ -170,17 +191,11 @@ class Worker:
         reach("study.begun")
         if before is not None:
             self._say(f"trial {number} goes on: its worker, process {before.pid}, is gone")
-        attempts = list(trial.user_attrs.get(ATTEMPTS, []))
-        if attempts and "end" not in attempts[-1]:
-            begin = attempts[-1]["begin"]
-            attempts[-1] = {**attempts[-1], "end": max(before.seen if before else begin, begin)}
-            trial.set_user_attr(ATTEMPTS, attempts)
-        with _Turn(self._alone, self._stop, self._say) as mine:
-            if mine:
-                TrialRun(
-                    self._definition, trial, self.folder / "trials" / f"{number:04d}", self.publisher, self._files,
-                    lambda: bool(self._stop), lost.is_set, self._say,
-                ).run()  # fmt: skip
+        Attempts(trial).close(before.seen if before is not None else 0.0)
+        TrialRun(
+            self._definition, trial, self.folder / "trials" / f"{number:04d}", self.publisher, self._files,
+            lambda: bool(self._stop), lost.is_set, self._say,
+        ).run()  # fmt: skip
 
 
 class _Turn:

@@ -6,8 +6,11 @@ from interrupted import flat
 from running import RECIPES, tiny, train_here
 
 from runner.engine import checkpoint
+from runner.engine.loop import Loop
+from runner.engine.signals import Stop
 from runner.errors import DivergedError, UsageError
 from runner.pipeline import assemble
+from runner.proof.trial import Nowhere
 from runner.recipe import RecipeError
 from runner.registry import Registry
 
@@ -144,3 +147,15 @@ def test_batch_autotune_tries_real_steps_in_child_processes():
     assert 16 <= pipeline.batch_size <= 32  # which one is fastest depends on the machine, and on what else it does
     assert pipeline.batch_size * pipeline.updates_per_step == pytest.approx(16 * 0.5)
     assert str(pipeline.batch_size) in note
+
+
+def test_the_speed_of_a_resumed_training_counts_what_it_has_done_itself():
+    result = train_here("marl_phase1", "train.log_every=1000")
+    state = checkpoint.load(checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")[0])
+    recipe = tiny("marl_phase1", "train.log_every=1000")
+    loop = Loop(assemble(recipe), Path(result.run_dir), Nowhere(), Nowhere(), Stop())
+    loop.load_state_dict(state)
+    loop.report()
+    assert (loop.step, loop.updates) == (state["step"], state["updates"])
+    assert (loop.metrics["perf/env_steps_per_second"], loop.metrics["perf/updates_per_second"]) == (0.0, 0.0)
+    assert loop.metrics["train/critic_loss"] == pytest.approx(float(state["totals"][0]) / state["since_log"])

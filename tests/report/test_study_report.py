@@ -121,7 +121,7 @@ def test_the_recipe_is_not_shown_twice_and_not_without_values():
 
 def test_what_decided_and_what_a_stage_was_worth_is_said():
     text = flat(printed(summary(), 200))
-    assert "what decides about eval/return: model.actor_lr 71%, optimization.amp 29% stages" in text
+    assert "trials: model.actor_lr 71%, optimization.amp 29% stages" in text
     assert "merged_critic_loss eval/return -1.235e+04 (13) -9877 (11) -2469 [-7654, -1234]" in text
     assert "runner ablate measures a stage by itself" in text
 
@@ -155,7 +155,7 @@ def test_a_study_without_a_best_trial_says_so():
 def test_what_looks_like_markup_is_shown_as_it_is():
     rows = [replace(ROWS[1], settings={"model.[bold]x": "[red]no[/red]"})]
     text = printed(summary(name="[bold]mine", rows=rows, importance={"eval/[b]": {"[i]": 1.0}}), 200)
-    for part in ("[bold]mine", "model.[bold]x [red]no[/red]", "eval/[b]: [i] 100%"):
+    for part in ("[bold]mine", "model.[bold]x [red]no[/red]", "eval/[b], by", "trials: [i] 100%"):
         assert part in text
 
 
@@ -292,8 +292,8 @@ PLAN = StudyPlan(
         ("optimization.stacked_agents", "one of off, on", "forward_cache, merged_critic_loss"),
         ("model.actor_lr", "0.0001 to 0.003, logarithmic", ""),
     ),
-    configurations=float("inf"), trials=24, trainings=48, sampler="tpe", pruner="off",
-    limits=("seconds 180", "silence 600"), remarks=("perf/x is a matter of time",),
+    configurations=float("inf"), trials=24, trainings=48, budget="trials 24, parallel 1",
+    sampler="tpe", pruner="off", limits=("seconds 180", "silence 600"), remarks=("perf/x is a matter of time",),
     forecast=Forecast(start_seconds=4.56, seconds_a_step=0.01, trial_seconds=90.4, study_seconds=9000.0),
 )  # fmt: skip
 
@@ -305,11 +305,11 @@ def test_a_plan_says_what_will_be_tried_and_what_it_costs(width):
     text = screen.getvalue()
     assert max(map(len, text.splitlines())) <= width
     words = flat(text)
-    assert "24 trials (48 trainings) of any number of configurations; sampler tpe, pruner off" in words
-    assert "limits of a training: seconds 180, silence 600" in words
+    assert "budget: trials 24, parallel 1, 48 trainings in all, of endlessly many configurations" in words
+    assert "sampler tpe, pruner off; limits of a training: seconds 180, silence 600" in words
     assert "forecast: 90 s a trial, with 4.6 s to start; 2.5 h the study" in words
     assert "* perf/x is a matter of time" in words
-    for part in ("0.0001", "0.003,", "logarithmic"):
+    for part in ("merged_critic_loss", "model.actor_lr", "0.0001", "0.003,", "logarithmic"):
         assert part in text.split()
 
 

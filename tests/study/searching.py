@@ -8,8 +8,9 @@ import optuna
 from children import start
 from running import TINY
 
+from runner.study.attempts import ATTEMPTS
 from runner.study.store import StudyStore
-from runner.study.trial import ATTEMPTS, CAUSE, REASON
+from runner.study.trial import CAUSE, REASON
 from runner.tracking import workspace
 
 PLANT = '''
@@ -107,7 +108,9 @@ def search(folder, path, *arguments, **variables):
 def trials_of(name="tiny", root=None):
     """The trials of a study, from the storage of a workspace."""
     store = StudyStore.open(workspace(root))
-    return optuna.load_study(study_name=name, storage=store.storage).trials
+    trials = optuna.load_study(study_name=name, storage=store.storage).trials
+    store.close()
+    return trials
 
 
 def came_to(trials):

@@ -187,6 +187,20 @@ def test_values_that_no_trial_can_have_together_exclude_nothing(tmp_path):
     assert paths(read(tmp_path, study_text(space))) == ["optimization.cache", "optimization.cache.size"]
 
 
+@pytest.mark.parametrize(
+    ("space", "place"),
+    [
+        ("  optimization.cache: {choice: [off, on]}\n  optimization.cache.size: {int: [0, 8]}\n", (6, 35)),
+        ("  optimization.stack: {choice: [off, {depth: 2}]}\n  optimization.merge: {choice: [off, on]}\n", (5, 38)),
+        ("  optimization.stack.depth: {int: [1, 2]}\n" + STACKS.removeprefix("space:\n"), (5, 3)),
+    ],
+)
+def test_values_are_tried_with_the_stages_on_that_they_need(tmp_path, space, place):
+    off = ("optimization.cache=off", "optimization.merge=off")
+    (found,) = problems(tmp_path, study_text(f"space:\n{space}"), *off)
+    assert found[:2] == place
+
+
 def test_a_stage_that_another_needs_may_be_off_where_that_one_is_switched_too(tmp_path):
     assert paths(read(tmp_path, study_text(STACKS))) == ["optimization.merge", "optimization.stack"]
 

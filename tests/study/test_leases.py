@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from runner.hardware import host_name
 from runner.study import leases as module
 from runner.study.leases import Leases
 
@@ -158,6 +159,27 @@ def test_a_holder_elsewhere_is_dead_after_a_silence_and_not_before(worker, monke
     clock.value += 0.5
     assert near.claim(0)
     assert near.holder(0).worker == near.worker
+
+
+def test_a_holder_from_before_this_machine_was_started_anew_is_dead_at_once(worker, monkeypatch, clock):
+    before, after = worker(), worker(dead_seconds=1e9)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_place", lambda: f"{host_name()} another-boot pid:[1]")
+        assert before.claim(0)
+    assert after.claim(0)
+
+
+def test_a_holder_elsewhere_is_known_to_live_when_it_has_been_seen_to_beat(worker, monkeypatch, clock):
+    far, near = worker(), worker(dead_seconds=60.0)
+    with elsewhere(monkeypatch):
+        assert far.claim(0)
+    assert not near.is_alive(near.holder(0))
+    assert far.beat(0)
+    assert near.is_alive(near.holder(0))
+    clock.value += 61.0
+    assert not near.is_alive(near.holder(0))
+    assert near.claim(1)
+    assert near.is_alive(near.holder(1))
 
 
 def test_every_beat_of_a_holder_elsewhere_begins_a_new_silence(worker, monkeypatch, clock):

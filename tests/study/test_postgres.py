@@ -9,7 +9,7 @@ from children import running, start
 from searching import ATTEMPTS, trials_of, write_study
 
 from runner.study.leases import Leases
-from runner.study.store import StudyStore
+from runner.study.store import database
 from runner.tracking import workspace
 
 
@@ -31,7 +31,7 @@ def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postg
     workers = [start(tmp_path, "study", "worker", str(path), "--quiet") for _ in range(4)]
     victim = workers[0]
     with running(victim):
-        leases = Leases(StudyStore.open(workspace()).url, "tiny")
+        leases = Leases(database(workspace()), "tiny")
         while not (held := {each.trial for each in leases.all() if each.pid == victim.process.pid and each.trial >= 0}):
             assert victim.running, victim.stderr
             time.sleep(0.05)

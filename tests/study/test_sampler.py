@@ -30,7 +30,8 @@ class KilledError(Exception):
 
 def config(kind="tpe", **settings):
     whole = {"kind": "study", "name": kind, "recipe": "r", "space": SPACE, "objectives": {"eval/return": "maximize"}}
-    return StudyConfig.model_validate(whole | {"sampler": {"kind": kind, "startup": 3}} | settings)
+    startup = {} if kind == "random" else {"startup": 3 if kind == "tpe" else 50}
+    return StudyConfig.model_validate(whole | {"sampler": {"kind": kind, **startup}} | settings)
 
 
 def space():
@@ -136,6 +137,16 @@ def test_trials_beside_each_other_do_not_change_each_other(again, kind):
     beside = again(kind)
     suggest(beside.trial(DONE), 2)
     assert suggest(beside.trial(DONE + 1)) == alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trial_is_suggested_the_same_whichever_was_begun_last(again, kind):
+    found = []
+    for order in ((DONE, DONE + 1), (DONE + 1, DONE)):
+        opened = again(kind)
+        trials = {number: opened.trial(number) for number in order}
+        found.append(suggest(trials[DONE]))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

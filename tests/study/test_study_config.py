@@ -33,6 +33,26 @@ def refused(make, **settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"sampler": {"kind": "random", "startup": 3}}, "startup means nothing to random"),
+        ({"pruner": {"kind": "hyperband", "startup": 3}}, "startup means nothing to hyperband"),
+        ({"pruner": {"kind": "median"}, "seeds": 2}, "median compares single trainings; with seeds use wilcoxon"),
+        (
+            {"pruner": {"kind": "median"}, "objectives": {"eval/return": {"direction": "maximize", "reach": 1.0}}},
+            "median compares values of a metric, not the time to one",
+        ),
+        (
+            {"objectives": {"eval/return": {"direction": "maximize", "reach": 1.0, "value": "best"}}},
+            "with reach the time counts, so value means nothing",
+        ),
+    ],
+)
+def test_a_setting_that_nothing_would_read_is_an_error(settings, message):
+    assert message in refused(config, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({}, "should have one of float, int and choice, got none"),
         ({"float": [0, 1], "choice": [1, 2]}, "got float and choice"),
         ({"float": [1, 1]}, "the range begins at 1 and ends at 1"),
@@ -80,7 +100,7 @@ def test_a_value_that_is_no_number_is_no_end_of_a_range():
 
 
 def test_an_objective_can_be_its_direction_alone():
-    short, long = config(), config(objectives={"eval/return": {"direction": "maximize", "value": "last"}})
+    short, long = config(), config(objectives={"eval/return": {"direction": "maximize"}})
     assert short.model_dump() == long.model_dump()
     assert short.objectives["eval/return"].reach is None
 

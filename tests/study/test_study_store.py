@@ -243,7 +243,7 @@ def test_several_processes_open_a_fresh_storage_at_once(tmp_path):
             child.stdin.write("go\n")
             child.stdin.flush()
         said = [child.communicate() for child in children]
-    assert said == [("5 1\n", "")] * 3
+    assert said == [("5 2\n", "")] * 3
 
 
 def test_a_trial_goes_on_as_often_as_it_has_to(store, tmp_path):
@@ -260,10 +260,14 @@ def test_a_trial_goes_on_as_often_as_it_has_to(store, tmp_path):
     assert study.best_trial.user_attrs == {"seen": True}
 
 
-def test_a_verdict_is_kept_for_stages_with_the_same_settings():
-    assert verdict_key({"a": "on", "b": {"size": 3}}) == verdict_key({"b": {"size": 3}, "a": "on", "c": "off"})
-    assert verdict_key({"a": "on"}) != verdict_key({"a": "on", "b": "on"})
-    assert verdict_key({"b": {"size": 3}}) != verdict_key({"b": {"size": 4}})
+def test_a_verdict_is_kept_for_stages_with_the_same_settings_whatever_numbers_are_searched(tmp_path):
+    cache = {"optimization.cache": "on"}
+    definition = read(tmp_path, study_text(SPACE + "  optimization.cache: {choice: [off, on]}\n"))
+    one, other = (definition.recipe_of(cache | {"model.lr": lr}) for lr in (1e-3, 2e-3))
+    assert verdict_key(one, cache | {"model.lr": 1e-3}) == verdict_key(other, cache | {"model.lr": 2e-3})
+    off = definition.recipe_of({"optimization.cache": "off"})
+    assert verdict_key(one, cache) != verdict_key(off, {"optimization.cache": "off"})
+    assert verdict_key(one, {"model.how": "one"}) != verdict_key(one, {"model.how": "another"})
 
 
 @pytest.mark.parametrize(

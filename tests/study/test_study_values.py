@@ -71,10 +71,16 @@ def test_a_metric_that_nobody_logged_is_an_error_that_names_the_nearest():
 
 @pytest.mark.parametrize(
     ("direction", "reach", "seconds"),
-    [("maximize", 2.0, 20.0), ("maximize", 2.5, 40.0), ("maximize", 9.0, None), ("minimize", 1.0, 0.0)],
+    [
+        ("maximize", 2.0, 20.0),
+        ("maximize", 2.5, 40.0),
+        ("maximize", 9.0, None),
+        ("minimize", 1.0, 20.0),
+        ("minimize", 0.5, None),
+    ],
 )
 def test_the_time_to_reach_something_ends_at_the_first_value_that_is_as_good(direction, reach, seconds):
-    found = logged(1.0, 1.5, 2.0, 1.0, 3.0)
+    found = logged(*((1.0, 1.5, 2.0, 1.0, 3.0) if direction == "maximize" else (3.0, 1.5, 1.0, 2.0, 0.9)))
     assert value({"direction": direction, "reach": reach}, found, [(100.0, 150.0)]) == seconds
 
 

@@ -9,11 +9,11 @@ from optuna.trial import TrialState
 from studies import AIMS, read, study_text
 
 from runner.recipe import load
+from runner.study.attempts import ATTEMPTS
 from runner.study.leases import Lease
 from runner.study.search import NO_PLOTS, NO_VALUES, recipe_text, write_report
-from runner.study.summary import FEWEST, summarise
+from runner.study.summary import FEWEST, FEWEST_DECIDE, summarise
 from runner.study.trial import (
-    ATTEMPTS,
     CAUSE,
     DISTURBED,
     FEASIBLE,
@@ -156,10 +156,12 @@ def test_what_is_left_is_unknown_before_the_first_trial_is_done(begun):
 
 
 @pytest.mark.parametrize("aims", [AIMS, AIMS.replace("maximize", "minimize")])
-def test_the_setting_that_decides_has_the_largest_share(begun, aims):
+def test_what_sets_the_best_apart_decides_and_not_what_sets_the_worst_apart(begun, aims):
     made, sign = begun(aims), 1 if "maximize" in aims else -1
-    for number in range(12):
-        made.add([sign * 1e3 * (lr := 1e-3 * (1 + number % 6))], lr=lr, size=1 + 7 * number % 60)
+    for number in range(20):
+        lr = 1e-2 if number > 16 else 1e-4 * 1.3 ** (7 * number % 17)
+        size = 1 if number < 3 else 1 + 11 * number % 64
+        made.add([sign * float(number)], lr=lr, size=size)
     (shares,) = summarise(made.study).importance.values()
     assert next(iter(shares)) == "model.lr"
     assert sum(shares.values()) == pytest.approx(1.0)
@@ -167,8 +169,8 @@ def test_the_setting_that_decides_has_the_largest_share(begun, aims):
 
 def test_every_objective_has_what_decides_about_it(begun):
     made = begun(TWO)
-    for number in range(12):
-        lr, size = 1e-3 * (1 + number % 6), 1 + 5 * (number // 2)
+    for number in range(20):
+        lr, size = 1e-3 * (1 + number % 6), 1 + 3 * (number // 2)
         made.add([1e3 * lr, -1.0 * size], lr=lr, size=size)
     found = summarise(made.study).importance
     assert [next(iter(shares)) for shares in found.values()] == ["model.lr", "optimization.cache.size"]
@@ -176,8 +178,8 @@ def test_every_objective_has_what_decides_about_it(begun):
 
 def test_importance_wants_trials_that_count(begun):
     made = begun(more="constraints: {perf/update_ms: {max: 5}}\n")
-    for number in range(FEWEST - 1):
-        made.add([float(number)], lr=1e-3 * (1 + number))
+    for number in range(FEWEST_DECIDE - 1):
+        made.add([float(number)], lr=1e-4 * (1 + number))
     made.add([99.0], excess={"perf/update_ms": 1.0})
     made.add(state=FAIL, cause="failed")
     assert summarise(made.study).importance == {}
@@ -187,7 +189,7 @@ def test_importance_wants_trials_that_count(begun):
 
 def test_the_worth_of_a_stage_is_the_difference_of_medians_with_its_interval(begun):
     made = begun()
-    on, off = [5.0, 6.0, 7.0, 8.0, 90.0], [1.0, 2.0, 3.0, 4.0]
+    on, off = [5.0, 6.0, 7.0, 8.0, 90.0], [1.0, 2.0, 2.5, 3.0, 4.0]
     for value in on:
         made.add([value], size=3)
     for value in off:
@@ -197,7 +199,7 @@ def test_the_worth_of_a_stage_is_the_difference_of_medians_with_its_interval(beg
     (worth,) = summarise(made.study).worth
     assert (worth.stage, worth.objective) == ("cache", "eval/return")
     assert (worth.on, worth.off) == (statistics.median(on), statistics.median(off)) == (7.0, 2.5)
-    assert (worth.trials_on, worth.trials_off) == (5, 4)
+    assert (worth.trials_on, worth.trials_off) == (5, 5)
     assert 1.0 <= worth.low <= worth.on - worth.off <= worth.high <= 89.0
     assert summarise(made.study).worth == [worth]
 
