@@ -35,7 +35,6 @@ EPISODES, CYCLES = 50, 25
 SETTINGS = (
     "optimization.fused_optimizer=on",
     "optimization.float32_matmul=on",
-    "optimization.heap_retention=on",
     "optimization.compile=on",
     "train.evaluate_every=null",
     "train.checkpoint_every=null",

@@ -128,7 +128,7 @@ def _trials(summary: Summary, rows: Sequence[Row], title: str) -> Table:
     table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("trial", justify="right")
     for name, direction in summary.objectives.items():
-        wanted = Text(f"{name} {'↑' if direction == 'maximize' else '↓'}")
+        wanted = Text(f"{_title(name)} {'↑' if direction == 'maximize' else '↓'}")
         table.add_column(wanted, justify="right", overflow="fold")
     table.add_column("settings", overflow="fold")
     for row in rows:
@@ -149,7 +149,7 @@ def _worth(summary: Summary) -> Table:
     for each in summary.worth:
         difference = f"{_figure(each.on - each.off)} [{_figure(each.low)}, {_figure(each.high)}]"
         on, off = f"{_figure(each.on)} ({each.trials_on})", f"{_figure(each.off)} ({each.trials_off})"
-        table.add_row(*map(Text, (each.stage, each.objective, on, off, difference)))
+        table.add_row(*map(Text, (each.stage, _title(each.objective), on, off, difference)))
     return table
 
 
@@ -161,6 +161,11 @@ def _counting(summary: Summary) -> list[Row]:
 def _varying(rows: Sequence[Row]) -> list[str]:
     """The paths of all settings that were searched, in order."""
     return list(dict.fromkeys(path for row in rows for path in row.settings))
+
+
+def _title(metric: str) -> str:
+    """A metric's name that a narrow column breaks between words."""
+    return metric.replace("/", ": ").replace("_", " ")
 
 
 def _short(path: str) -> str:

@@ -18,7 +18,7 @@ from runner.hardware import usable_cores
 from runner.recipe.errors import shown_path
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
-from runner.study.process import Cause, Training
+from runner.study.process import Cause, Training, limits_of
 from runner.study.space import STAGES
 
 FORECAST_SECONDS = 30.0
@@ -136,7 +136,7 @@ def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:
 
     folder = Path(tempfile.mkdtemp(prefix="runner-forecast-"))
     try:
-        training = Training(recipe, folder, "", "", plugin_files, config.limits, lambda *_: True, enough)
+        training = Training(recipe, folder, "", "", plugin_files, limits_of(config), lambda *_: True, enough)
         ended = training.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -29,7 +29,7 @@ from runner.hardware import available_memory
 from runner.pipeline import OUT_OF_MEMORY
 from runner.recipe import Recipe
 from runner.secrets import redact
-from runner.study.config import LimitsConfig
+from runner.study.config import LimitsConfig, StudyConfig
 from runner.study.training import ANEW, GO_ON, PRUNED, SPOOL, STOP, Order, main
 from runner.tracking.spool import place_of
 
@@ -79,6 +79,8 @@ class Ended:
     """Without starting and ending the process; None if it did not come to its end."""
     cpu_seconds: float = 0.0
     """Of the process and its children, as far as seen."""
+    anew: bool = False
+    """Whether it has to begin anew, because its checkpoints cannot be gone on from."""
 
 
 class Training:
@@ -108,7 +110,7 @@ class Training:
     ) -> None:
         self._recipe, self._limits, self._go_on, self._stop = recipe, limits, go_on, stop
         self._folder, self._metric, self._prefix, self._files = folder, metric, prefix, tuple(plugin_files)
-        self._memory = memory_limit(limits)
+        self._memory = math.inf if limits.memory_gib is None else limits.memory_gib * 2**30
         self._family: list[psutil.Process] = []
         self._counted = -math.inf
         self._cpu = 0.0
@@ -118,8 +120,6 @@ class Training:
     def run(self) -> Ended:
         """Trains to the end, whatever end that is; no process is left when this returns."""
         started, out_of_memory = time.monotonic(), _kernel_kills()
-        if not checkpoints(self._folder / CHECKPOINTS):
-            forget(self._folder)
         with tempfile.TemporaryDirectory(prefix="runner-trial-") as below:
             path, errors = Path(below) / "recipe.yaml", Path(below) / "stderr"
             path.touch(mode=0o600)  # the child needs the secrets too
@@ -136,14 +136,12 @@ class Training:
                 here.close()
             if not reason:
                 cause, reason = _told(child.exitcode or 0, self._training_seconds is not None, _tail(errors))
-        if child.exitcode == ANEW and cause == Cause.FAILED:
-            forget(self._folder)
-            return self.run()
         if child.exitcode == -signal.SIGKILL and cause == Cause.CRASHED and _kernel_kills() > out_of_memory:
             cause, reason = Cause.OUT_OF_MEMORY, "the kernel killed it for want of host memory"
         if self._stop() and cause not in (Cause.DONE, Cause.PRUNED):  # who stops the worker may signal the child, too
             cause, reason = Cause.STOPPED, "the worker was told to end"
-        return Ended(cause, reason, time.monotonic() - started, self._training_seconds, self._cpu)
+        seconds, anew = time.monotonic() - started, child.exitcode == ANEW
+        return Ended(cause, reason, seconds, self._training_seconds, self._cpu, anew)
 
     def _watch(self, child: ForkServerProcess, parent: Connection) -> tuple[Cause, str]:
         """Waits for the end, or brings it about.
@@ -212,14 +210,23 @@ class Training:
         return memory
 
 
-def memory_limit(limits: LimitsConfig) -> int:
-    """Bytes of host memory that one training may take: half of what was free when this process first asked."""
-    return int(limits.memory_gib * 2**30) if limits.memory_gib is not None else _free_at_first() // 2
+def limits_of(config: StudyConfig) -> LimitsConfig:
+    """The limits of one training; all that go on at a time may take half of the memory that was free at first."""
+    if config.limits.memory_gib is not None:
+        return config.limits
+    return config.limits.model_copy(update={"memory_gib": _free_at_first() / 2**31 / config.budget.parallel})
 
 
 @cache
 def _free_at_first() -> int:
     return available_memory()
+
+
+def begin(folder: Path) -> None:
+    """Makes the folder of a training ready, which goes on if it has a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not checkpoints(folder / CHECKPOINTS):
+        forget(folder)
 
 
 def forget(folder: Path) -> None:

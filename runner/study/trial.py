@@ -23,7 +23,7 @@ from runner.study.attempts import GATE, KILLED, Attempts, Neighbours
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
 from runner.study.gate import judge
-from runner.study.process import Cause, Ended, Training
+from runner.study.process import Cause, Ended, Training, begin, forget, limits_of
 from runner.study.publish import Publisher, Told
 from runner.study.space import label
 from runner.study.store import verdict_key
@@ -90,7 +90,7 @@ class TrialRun:
     ) -> None:
         self._definition, self._config, self._trial, self._folder = definition, definition.config, trial, folder
         self._publisher, self._files, self._stop, self._lost, self._say = publisher, plugin_files, stop, lost, say
-        self._attempts = Attempts(trial)
+        self._attempts, self._limits = Attempts(trial), limits_of(self._config)
         self._run_id = self._name = ""
         self._params: dict[str, Any] = {}
         self._trained = 0.0
@@ -139,7 +139,7 @@ class TrialRun:
         verdict = study.user_attrs.get(key)
         if verdict is None:
             self._attempts.begin(GATE)
-            verdict = judge(recipe, self._files, self._config.limits, self._ended)
+            verdict = judge(recipe, self._files, self._limits, self._ended)
             self._attempts.end(GATE)
             if self._ended():
                 raise self._why_ended()
@@ -187,9 +187,10 @@ class TrialRun:
             if len(self._attempts.of(recipe.seed, KILLED)) > self._config.retries + _MOST_KILLED:
                 return Ended(Cause.CRASHED, "its workers were killed with it, again and again")
             training = Training(
-                recipe, folder, metric, prefix, self._files, self._config.limits,
+                recipe, folder, metric, prefix, self._files, self._limits,
                 lambda value, step: self._goes_on(value, step) or step >= goal, self._ended,
             )  # fmt: skip
+            begin(folder)
             self._attempts.begin(recipe.seed)
             neighbours = Neighbours()
             ended = Ended(Cause.STOPPED, "the worker ended by an error")
@@ -201,6 +202,10 @@ class TrialRun:
                     self._attempts.end(ended.cause)
             if ended.cause == Cause.STOPPED:
                 raise self._why_ended()
+            if ended.anew:
+                self._say(f"trial {self._trial.number}: {ended.reason}; it begins anew")
+                forget(folder)
+                continue
             self._measure(ended, neighbours)
             failures = self._attempts.of(recipe.seed, Cause.CRASHED, Cause.HUNG)
             if not ended.cause.transient or len(failures) > self._config.retries:
