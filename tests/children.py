@@ -16,7 +16,15 @@ _NUMBERS = itertools.count()
 _CONTEXT = multiprocessing.get_context("forkserver")
 # What takes long to import, and nothing of the runner itself.
 _CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "mlflow.store.tracking.sqlalchemy_store", "safetensors.torch", "typer"]
+    [
+        "torch._dynamo",
+        "mlflow.store.tracking.sqlalchemy_store",
+        "safetensors.torch",
+        "typer",
+        "optuna",
+        "jinja2",
+        "matplotlib.backends.backend_agg",
+    ]
 )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,6 @@ _LOOK_SECONDS = 0.2
 _COUNT_SECONDS = 2.0
 """Between two looks for processes that the training has started, which costs more than to look at those known."""
 _LAST_LINES = 8
-# A process that has imported what takes seconds to import, and done nothing else, is copied for every training.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "runner.study.training"])
 
 
 class Cause(StrEnum):
@@ -124,9 +121,9 @@ class Training:
             path, errors = Path(below) / "recipe.yaml", Path(below) / "stderr"
             path.touch(mode=0o600)  # the child needs the secrets too
             path.write_text(json.dumps(self._recipe.values(masked=False), ensure_ascii=False), encoding="utf-8")
-            here, there = _CONTEXT.Pipe()
+            here, there = _context().Pipe()
             order = Order(path, self._folder, errors, self._metric, self._prefix, self._files)
-            child = _CONTEXT.Process(target=main, args=(order, there))
+            child = _context().Process(target=main, args=(order, there))
             child.start()
             there.close()
             try:
@@ -208,6 +205,14 @@ class Training:
                 continue
         self._cpu = max(self._cpu, cpu)
         return memory
+
+
+@cache
+def _context() -> ForkServerContext:
+    """A process that has imported what takes seconds to import, and done nothing else, is copied for every training."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "runner.study.training"])
+    return context
 
 
 def limits_of(config: StudyConfig) -> LimitsConfig:

@@ -92,7 +92,7 @@ POINTS = ("study.claimed", "study.begun", "study.suggested", "study.trained", "s
 
 def test_a_study_that_is_killed_again_and_again_comes_to_the_same(tmp_path, migrated_workspace, monkeypatch):
     settings = {
-        "budget": {"trials": 4}, "pruner": {"kind": "median", "startup": 1},
+        "budget": {"trials": 3}, "pruner": {"kind": "median", "startup": 1},
         "set": [*TINY, "data.episode_limit=30", "train.evaluate_every=40", "train.checkpoint_every=40"],
     }  # fmt: skip
     path = write_study(tmp_path, **settings)
