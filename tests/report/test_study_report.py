@@ -122,7 +122,7 @@ def test_the_recipe_is_not_shown_twice_and_not_without_values():
 def test_what_decided_and_what_a_stage_was_worth_is_said():
     text = flat(printed(summary(), 200))
     assert "trials: model.actor_lr 71%, optimization.amp 29% stages" in text
-    assert "merged_critic_loss eval/return -1.235e+04 (13) -9877 (11) -2469 [-7654, -1234]" in text
+    assert "merged_critic_loss eval: return -1.235e+04 (13) -9877 (11) -2469 [-7654, -1234]" in text
     assert "runner ablate measures a stage by itself" in text
 
 

@@ -87,7 +87,7 @@ def test_a_crash_that_need_not_come_again_is_gone_on_with_from_the_checkpoint(tm
     assert came_to([one]) == came_to([other])
 
 
-POINTS = ("study.claimed", "study.begun", "study.suggested", "study.trained", "study.told", "checkpoint.renamed")
+POINTS = ("study.claimed", "study.begun", "study.suggested", "study.trained", "study.told")
 
 
 def test_a_study_that_is_killed_again_and_again_comes_to_the_same(tmp_path, migrated_workspace, monkeypatch):
