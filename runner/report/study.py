@@ -106,7 +106,7 @@ def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("runner.report", "."), autoescape=True, trim_blocks=True)
-    environment.filters |= {"figure": _figure, "time": _time}
+    environment.filters |= {"figure": figure, "time": _time}
     pictures = [(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in plots]
     page = environment.get_template(_TEMPLATE).render(
         summary=summary, settings=_varying(summary.rows), remarks=list(remarks(summary)), plots=pictures, hint=hint
@@ -133,9 +133,9 @@ def _trials(summary: Summary, rows: Sequence[Row], title: str) -> Table:
     table.add_column("settings", overflow="fold")
     for row in rows:
         number = f"{row.number}{' (recipe)' if row.is_recipe else ''}"
-        values = [_figure(row.values[name]) for name in summary.objectives]
+        values = [figure(row.values[name]) for name in summary.objectives]
         verdict = [f"gate {row.verdict}"] if row.verdict else []
-        settings = [f"{_short(path)} {_figure(value)}" for path, value in row.settings.items()]
+        settings = [f"{_short(path)} {figure(value)}" for path, value in row.settings.items()]
         table.add_row(number, *values, Text(redact(", ".join(settings + verdict))))
     return table
 
@@ -147,8 +147,8 @@ def _worth(summary: Summary) -> Table:
     for column in ("on", "off", "difference"):
         table.add_column(column, justify="right", overflow="fold")
     for each in summary.worth:
-        difference = f"{_figure(each.on - each.off)} [{_figure(each.low)}, {_figure(each.high)}]"
-        on, off = f"{_figure(each.on)} ({each.trials_on})", f"{_figure(each.off)} ({each.trials_off})"
+        difference = f"{figure(each.on - each.off)} [{figure(each.low)}, {figure(each.high)}]"
+        on, off = f"{figure(each.on)} ({each.trials_on})", f"{figure(each.off)} ({each.trials_off})"
         table.add_row(*map(Text, (each.stage, _title(each.objective), on, off, difference)))
     return table
 
@@ -172,7 +172,8 @@ def _short(path: str) -> str:
     return path.removeprefix("optimization.")
 
 
-def _figure(value: Any) -> str:
+def figure(value: Any) -> str:
+    """A number with four digits, anything else as it is."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -23,9 +23,9 @@ from runner.study.definition import Definition
 from runner.study.leases import Leases
 from runner.study.store import DEFINITION, StudyStore, database, storage_errors
 from runner.study.summary import Summary, summarise
-from runner.study.trial import RECIPE
+from runner.study.trial import RECIPE, Say
 from runner.study.worker import REPORT as REPORTING
-from runner.study.worker import Say, Worker
+from runner.study.worker import Worker
 from runner.tracking import Workspace
 
 REPORT = "report.html"

@@ -18,6 +18,7 @@ from runner.errors import RunnerError, UsageError
 from runner.faults import reach
 from runner.proof.verdict import Outcome
 from runner.recipe import Recipe, RecipeError
+from runner.report.study import figure
 from runner.secrets import redact, redact_values
 from runner.study.attempts import GATE, KILLED, Attempts, Neighbours
 from runner.study.config import VERIFY
@@ -239,7 +240,7 @@ class TrialRun:
                 self._say(f"trial {self._trial.number}: others took {others:.0%} of the processor, so it may be slow")
 
     def _shown(self) -> str:
-        return ", ".join(f"{path.rpartition('.')[2]} {_figure(value)}" for path, value in self._params.items())
+        return ", ".join(f"{path.rpartition('.')[2]} {figure(value)}" for path, value in self._params.items())
 
     def _tell(self, result: _Result) -> None:
         """Tells Optuna and MLflow what the trial has come to."""
@@ -267,10 +268,6 @@ class TrialRun:
             shutil.rmtree(path, ignore_errors=True)
         came = ", ".join(f"{each} {value:.4g}" for each, value in result.values.items())
         self._say(f"trial {name}: {came or f'{result.cause}, {reason}'}")
-
-
-def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:

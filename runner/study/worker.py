@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,12 @@ from runner.study.definition import Definition
 from runner.study.leases import BEAT_SECONDS, DEAD_SECONDS, Lease, Leases
 from runner.study.publish import Publisher
 from runner.study.store import StudyStore
-from runner.study.trial import LostError, StoppedError, TrialRun
+from runner.study.trial import LostError, Say, StoppedError, TrialRun
 from runner.study.values import Interval, union
 from runner.tracking import Workspace
 from runner.tracking.periodic import Periodic
 from runner.tracking.store import Store
 
-Say = Callable[[str], None]
 BEGINNING, REPORT = -2, -3
 """The leases of whoever makes the study, and of whoever writes its report."""
 _SHARED = Path("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())  # noqa: S108 (a lock, not data)
