@@ -1,5 +1,7 @@
 """PettingZoo environments as a source: real ones of mpe2, and small ones that show every rule."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from pydantic import ValidationError
 from runner.api import Context, RunnerError, Slots, UsageError
 from runner.plugins.marl.pettingzoo.build import environment_maker
 from runner.plugins.marl.pettingzoo.config import PettingZooConfig
+from runner.plugins.marl.pettingzoo.cycle import Cycle, steppable
 from runner.plugins.marl.pettingzoo.environment import PettingZooEnvironment
 from runner.plugins.marl.pettingzoo.source import PettingZooSource
 from runner.plugins.marl.replay.config import UniformConfig
@@ -284,3 +287,29 @@ def test_a_missing_package_says_how_to_get_it(monkeypatch, missing, message):
 def test_every_setting_is_read():
     spread, _ = source()
     assert [path for path in spread.config.unread() if not path.startswith("replay.")] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"N": 2, "local_ratio": 0.2}, {"terminate_on_success": True}])
+@pytest.mark.parametrize("name", ["simple_spread_v3", "simple_tag_v3", "simple_speaker_listener_v4"])
+def test_agents_that_take_turns_are_stepped_as_pettingzoo_converts_them(name, options):
+    """Bit for bit, to the end of the episode, whatever the number of turns in a step."""
+    arguments = {"max_cycles": 9, "continuous_actions": True, **(options if "spread" in name else {})}
+    converted = importlib.import_module(f"mpe2.{name}").parallel_env(**arguments)
+    cycle = steppable(importlib.import_module(f"mpe2.{name}").parallel_env(**arguments))
+    assert isinstance(cycle, Cycle)
+    for seed in range(3):
+        seen, _ = converted.reset(seed=seed)
+        same, _ = cycle.reset(seed=seed)
+        while converted.agents:
+            assert cycle.agents == converted.agents
+            assert all(np.array_equal(same[agent], seen[agent]) for agent in seen)
+            actions = {agent: converted.action_space(agent).sample() for agent in converted.agents}
+            seen, *numbers, _ = converted.step(actions)
+            same, *others, _ = cycle.step(actions)
+            assert [dict(column) for column in others] == [dict(column) for column in numbers]
+        assert not cycle.agents
+
+
+def test_an_environment_that_is_not_converted_is_stepped_as_it_is():
+    script = Script({"a": (3, "truncated")})
+    assert steppable(script) is script

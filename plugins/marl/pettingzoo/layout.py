@@ -27,19 +27,25 @@ class Layout:
         from gymnasium.spaces import Box
 
         self.agents: tuple[str, ...] = tuple(environment.possible_agents)
-        self._action_spaces = {agent: environment.action_space(agent) for agent in self.agents}
+        action_spaces = {agent: environment.action_space(agent) for agent in self.agents}
         observation_spaces = {agent: environment.observation_space(agent) for agent in self.agents}
         for agent in self.agents:
             if not isinstance(observation_spaces[agent], Box):
                 raise UsageError(f"data.environment: {agent} observes {observation_spaces[agent]}, which is no box")
-            space = self._action_spaces[agent]
+            space = action_spaces[agent]
             if not (isinstance(space, Box) and np.issubdtype(space.dtype, np.floating) and space.is_bounded()):
                 raise UsageError(
                     f"data.environment: the actions of {agent} are {space}, but they must be a bounded continuous box; "
                     "many environments have an option for that (see data.options)"
                 )
         self.observation_size = max(int(np.prod(space.shape)) for space in observation_spaces.values())
-        self.action_size = max(int(np.prod(space.shape)) for space in self._action_spaces.values())
+        sizes = [int(np.prod(space.shape)) for space in action_spaces.values()]
+        self.action_size = max(sizes)
+        self._actions = dict(zip(self.agents, zip(sizes, action_spaces.values(), strict=True), strict=True))
+        bounds = np.result_type(*(space.dtype for space in action_spaces.values()))
+        self._low, self._high = np.zeros((2, len(self.agents), self.action_size), bounds)
+        for i, (size, space) in enumerate(self._actions.values()):
+            self._low[i, :size], self._high[i, :size] = space.low.ravel(), space.high.ravel()
 
     def observations(self, observed: Mapping[str, NDArray[Any]]) -> Floats:
         """Observations by agent as one array [N, o]; zeros for an agent that has none."""
@@ -52,12 +58,10 @@ class Layout:
 
     def actions(self, action: Floats, live: list[str]) -> dict[str, NDArray[Any]]:
         """Actions [N, a] in [-1, 1] as actions within the bounds of every live agent."""
-        rows = dict(zip(self.agents, np.clip(action, -1, 1), strict=True))
-        return {agent: self._within_bounds(rows[agent], self._action_spaces[agent]) for agent in live}
-
-    @staticmethod
-    def _within_bounds(row: Floats, space: Any) -> NDArray[Any]:
-        share = (row[: int(np.prod(space.shape))].reshape(space.shape) + 1) / 2
-        scaled = space.low + share * (space.high - space.low)
-        within: NDArray[Any] = np.clip(scaled, space.low, space.high).astype(space.dtype)
+        share = (action.clip(-1, 1) + 1) / 2
+        rows = (self._low + share * (self._high - self._low)).clip(self._low, self._high)
+        within: dict[str, NDArray[Any]] = {}
+        for row, (agent, (size, space)) in zip(rows, self._actions.items(), strict=True):
+            if agent in live:
+                within[agent] = row[:size].reshape(space.shape).astype(space.dtype)
         return within

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .cycle import steppable
 from .layout import Floats, Layout
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Simulation:
     """
 
     def __init__(self, environment: ParallelEnv[str, Any, Any], layout: Layout) -> None:
-        self._environment = environment
+        self._environment = steppable(environment)
         self._layout = layout
 
     def reset(self, seed: int) -> None:
