@@ -21,7 +21,7 @@ _CONTEXT.set_forkserver_preload(
         "mlflow.store.tracking.sqlalchemy_store",
         "safetensors.torch",
         "typer",
-        "optuna",
+        "optuna.importance",
         "jinja2",
         "matplotlib.backends.backend_agg",
     ]
@@ -70,26 +70,30 @@ class Child:
         return json.loads(self.stdout)
 
 
-def start(folder, *arguments, **variables):
+def start(folder, *arguments, within=None, **variables):
     """Starts ``runner ARGUMENTS``.
 
     Args:
         folder: where its output goes.
         arguments: the command line.
+        within: its working directory; this process's unless told.
         variables: of the environment, beside those of this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     number = next(_NUMBERS)
     out, err = folder / f"{number}.out", folder / f"{number}.err"
     environment = {**os.environ, **variables}
-    process = _CONTEXT.Process(target=_become_runner, args=(list(arguments), environment, str(out), str(err)))
+    where = str(within or Path.cwd())
+    process = _CONTEXT.Process(target=_become_runner, args=(list(arguments), where, environment, str(out), str(err)))
     process.start()
     return Child(process, out, err)
 
 
-def _become_runner(arguments, environment, out, err):
+def _become_runner(arguments, where, environment, out, err):
+    os.chdir(where)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     for path, descriptor in ((out, 1), (err, 2)):

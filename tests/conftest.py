@@ -12,6 +12,7 @@ from hypothesis import settings
 # Read by torch when it is first imported, here and in child processes: tests share the processor with each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
     del os.environ[name]  # also for fixtures that live longer than a test

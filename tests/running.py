@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from children import start
 
 from runner.engine.run import RunResult, run
 from runner.recipe import Recipe, load
@@ -27,6 +30,12 @@ TINY = (
 )
 
 
+COSTLY = {"batch_autotune": "{largest: 16}"}
+"""Settings that keep a stage cheap enough for a test."""
+COMPANY = {"compile": ("stacked_agents",)}
+"""What else keeps a stage cheap enough: three functions to compile instead of three for every agent."""
+
+
 class NoDisplay:
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         pass
@@ -38,6 +47,14 @@ def tiny(name: str, *sets: str, registry: Registry | None = None) -> Recipe:
     return load(RECIPES / f"{name}.yaml", [*TINY, *limit, *sets], registry or Registry())
 
 
+def with_requirements(kind: str) -> list[str]:
+    """A stage and all that it requires, as ``--set`` arguments for the baseline recipe."""
+    sets = [f"optimization.{kind}={COSTLY.get(kind, 'on')}"]
+    for other in (*Registry().get("optimization", kind).requires, *COMPANY.get(kind, ())):
+        sets += with_requirements(other)
+    return sets
+
+
 def train_here(name: str, *sets: str, registry: Registry | None = None) -> RunResult:
     """Trains in this process."""
     registry = registry or Registry()
@@ -45,15 +62,22 @@ def train_here(name: str, *sets: str, registry: Registry | None = None) -> RunRe
 
 
 def runner(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """The command line in a child process."""
+    """The command line as a shell starts it."""
     command = [sys.executable, "-m", "runner", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def run_tiny(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``runner run`` of a small recipe in a child process."""
+    """``runner run`` of a small recipe in a child process that has imported everything."""
     sets = [part for setting in (*TINY, "data.episode_limit=30") for part in ("--set", setting)]
-    return runner("run", str(RECIPES / f"{name}.yaml"), *sets, *arguments)
+    return forked("run", str(RECIPES / f"{name}.yaml"), *sets, *arguments)
+
+
+def forked(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a child process that has imported everything."""
+    with TemporaryDirectory() as folder:
+        child = start(Path(folder), *arguments)
+        return subprocess.CompletedProcess(arguments, child.wait(), child.stdout, child.stderr)
 
 
 def result_of(child: subprocess.CompletedProcess[str]) -> dict:

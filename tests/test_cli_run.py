@@ -1,13 +1,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import mlflow
 import pytest
-from running import RECIPES, TINY, result_of, run_tiny, runner
+from children import start
+from running import RECIPES, TINY, forked, result_of, run_tiny
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 
@@ -37,7 +36,7 @@ def test_the_closing_table_says_what_how_fast_with_what_and_where():
 
 def test_a_lock_runs_again_with_the_same_digits():
     first = result_of(run_tiny("marl_phase1", "--json"))
-    again = result_of(runner("run", first["lock"], "--json"))
+    again = result_of(forked("run", first["lock"], "--json"))
     kept = ("train/", "eval/")
     assert {k: v for k, v in first["metrics"].items() if k.startswith(kept)} == {
         k: v for k, v in again["metrics"].items() if k.startswith(kept)
@@ -91,21 +90,15 @@ def test_an_unreachable_store_ends_with_code_5(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_leaves_a_checkpoint_and_the_true_status(number, code, migrated_workspace):
+def test_a_signal_leaves_a_checkpoint_and_the_true_status(number, code, tmp_path, migrated_workspace):
     sets = [part for setting in (*TINY, "train.env_steps=1000000") for part in ("--set", setting)]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "runner", "run", str(RECIPES / "marl_phase1.yaml"), *sets, "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = start(tmp_path, "run", str(RECIPES / "marl_phase1.yaml"), *sets, "--json")
     deadline = time.monotonic() + 120
     while not list(migrated_workspace.glob("runs/*/checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.2)
-    child.send_signal(number)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == code, err
-    data = json.loads(out)
+    child.send(number)
+    assert child.wait(60) == code, child.stderr
+    data = json.loads(child.stdout)
     assert data["status"] == "KILLED"
     assert mlflow.MlflowClient(data["tracking_uri"]).get_run(data["run_id"]).info.status == "KILLED"
     assert list(migrated_workspace.glob("runs/*/checkpoints/step-*"))

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from running import tiny, train_here
+from running import tiny, train_here, with_requirements
 
 from runner.api import Close, Exact, Learner, Source, Stage, Statistical
 from runner.pipeline import assemble
@@ -15,17 +15,6 @@ from runner.registry import Registry
 REGISTRY = Registry()
 STAGES = REGISTRY.kinds("optimization")
 MODELS, SOURCES = REGISTRY.kinds("model"), REGISTRY.kinds("data")
-COSTLY = {"batch_autotune": "{largest: 16}"}
-"""Settings that keep a stage cheap enough for a test."""
-
-
-def with_requirements(kind):
-    """A stage and all that it requires, as ``--set`` arguments for the baseline recipe."""
-    face = REGISTRY.get("optimization", kind)
-    sets = [f"optimization.{kind}={COSTLY.get(kind, 'on')}"]
-    for other in face.requires:
-        sets += with_requirements(other)
-    return sets
 
 
 def learnt(result):
@@ -53,7 +42,7 @@ def test_a_stage_holds_slots_that_the_flagship_offers(kind):
 @pytest.mark.usefixtures("migrated_workspace")
 @pytest.mark.parametrize("kind", STAGES)
 def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind):
-    """Alone with what it requires: active, or inactive with a reason; exact ones give the baseline's digits."""
+    """With no more than it requires: active, or inactive with a reason; exact ones give the baseline's digits."""
     staged = train_here("marl_baseline", "train.env_steps=96", *with_requirements(kind))
     report = next(report for report in staged.stages if report.kind == kind)
     assert report.active or report.reason

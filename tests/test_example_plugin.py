@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import result_of, runner
+from running import forked, result_of, runner
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLE = DOCS / "example_plugin"
@@ -41,7 +41,7 @@ def installed(site, tmp_path, monkeypatch):
 
 def train(*sets):
     arguments = [part for setting in sets for part in ("--set", setting)]
-    return result_of(runner("run", "digits.yaml", "--quiet", "--json", *arguments))
+    return result_of(forked("run", "digits.yaml", "--quiet", "--json", *arguments))
 
 
 def test_its_plugins_are_listed_under_its_own_name():

@@ -2,12 +2,12 @@
 
 import json
 import signal
+import time
 
 import pytest
 from children import start
 from interrupted import arguments, learnt, same, survives, train
-from running import RECIPES
-from test_every_plugin import with_requirements
+from running import RECIPES, with_requirements
 
 from runner.engine import checkpoint
 from runner.faults import POINTS
@@ -32,8 +32,7 @@ def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
 @pytest.mark.parametrize("kind", STAGES)
 def test_every_stage_survives_kills(kind, tmp_path, isolated_workspace):
     command = arguments("marl_baseline", "train.env_steps=160", *OFTEN, *with_requirements(kind))
-    kills = 0 if kind == "compile" else 1  # beside the one in a save; every start compiles anew
-    survives(tmp_path, command, isolated_workspace, kills, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
+    survives(tmp_path, command, isolated_workspace, 0, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +49,12 @@ SEVERAL = {"checkpoint", "spool", "ship"}
 """What is passed more than once in a run."""
 
 
-@pytest.mark.parametrize("action", ["kill", "torn"])
-@pytest.mark.parametrize("point", [each for each in POINTS if each != "resume.loaded" and each[:6] != "study."])
+WRITING = ("spool.append", "checkpoint.tensors", "checkpoint.segment", "checkpoint.state", "checkpoint.manifest")
+"""Points with a file that can be torn."""
+KILLED = [(each, "kill") for each in POINTS if each != "resume.loaded" and each[:6] != "study."]
+
+
+@pytest.mark.parametrize(("point", "action"), [*KILLED, *((each, "torn") for each in WRITING)])
 def test_a_kill_at_any_point_leaves_a_run_that_resumes(point, action, tmp_path, isolated_workspace, uninterrupted):
     visit = 2 if point.partition(".")[0] in SEVERAL else 1
     assert start(tmp_path, *SHORT_RUN, RUNNER_FAULTS=f"{point}={action}@{visit}").wait() == -signal.SIGKILL
@@ -90,7 +93,7 @@ def stopped(tmp_path, command, workspace, *numbers):
     """A child that gets these signals while it trains."""
     child = start(tmp_path, *command, "--set", "train.log_every=4")
     while child.running and b'"train/' not in b"".join(p.read_bytes() for p in workspace.glob("runs/*/spool.jsonl")):
-        pass
+        time.sleep(0.005)
     for number in numbers:
         child.send(number)
     return child

@@ -1,14 +1,13 @@
 """Real runs of a recipe full of secrets; afterwards none is found in any file, nor in anything that was printed."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from children import start
 
 from runner.secrets import MASK
 
@@ -167,6 +166,7 @@ class Site:
     def __init__(self, folder: Path, database: Path) -> None:
         self.folder = folder / "checkout"
         self.workspace = folder / "workspace"
+        self.output = folder / "output"
         self.printed: dict[str, str] = {}
         self.folder.mkdir()
         self.workspace.mkdir()
@@ -192,14 +192,11 @@ class Site:
     def run(self, *arguments: str, code: int = 0, **variables: str) -> str:
         """What a ``runner`` process printed on stdout."""
         environment = {
-            **os.environ, "RUNNER_WORKSPACE": str(self.workspace), "FOUND_HERE": SECRETS["default"],
+            "RUNNER_WORKSPACE": str(self.workspace), "FOUND_HERE": SECRETS["default"],
             "SOME_API_KEY": SECRETS["environment"], "GIT_CEILING_DIRECTORIES": str(ROOT), "COLUMNS": "60", **variables,
         }  # fmt: skip
-        child = subprocess.run(
-            [sys.executable, "-m", "runner", *arguments],
-            cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=240,
-        )  # fmt: skip
-        assert child.returncode == code, child.stderr
+        child = start(self.output, *arguments, within=self.folder, **environment)
+        assert child.wait() == code, child.stderr
         self.printed[" ".join([*variables, *arguments])] = child.stdout + child.stderr
         return child.stdout
 

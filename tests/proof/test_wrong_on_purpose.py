@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import wrong_stages
-from running import tiny
+from running import COMPANY, tiny
 
 from runner.api import Close, Exact, Setting, Statistical
 from runner.pipeline import resolve_device
@@ -128,10 +128,6 @@ def promising():
     registry = Registry()
     faces = [(kind, registry.get("optimization", kind)) for kind in registry.kinds("optimization")]
     return [kind for kind, face in faces if not isinstance(face.contract, Statistical)]
-
-
-COMPANY = {"compile": ("stacked_agents",)}
-"""What keeps a stage quick enough for a test: three functions to compile instead of three for every agent."""
 
 
 @pytest.mark.parametrize("kind", promising())

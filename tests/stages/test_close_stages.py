@@ -18,11 +18,12 @@ def stacked():
     return [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)]
 
 
+SMALLER = {"compile": 1}
+"""Agents where three cost too much: without stacking, each has three functions of its own to compile."""
 COMBINATIONS = {
     "stacked_agents": stacked,
     "fused_optimizer": lambda: [FusedOptimizer(None)],
     "compile": lambda: [Compile(Compile.Config())],
-    "compile, stacked": lambda: [*stacked(), FusedOptimizer(None), Compile(Compile.Config())],
     "all but compile": lambda: [*stacked(), FusedOptimizer(None)],
 }
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
@@ -43,8 +44,9 @@ def largest_difference(one, other):
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_float64_updates_agree_with_the_baseline(combination, device):
-    baseline, staged = build_masac(device=device), build_masac(COMBINATIONS[combination](), device=device)
-    expected, found = train(baseline, 10), train(staged, 10)
+    agents = SMALLER.get(combination, 3)
+    baseline, staged = (build_masac(stages, agents, device) for stages in ([], COMBINATIONS[combination]()))
+    expected, found = train(baseline, 10, agents), train(staged, 10, agents)
     assert largest_difference(parameters(baseline), parameters(staged)) < 1e-9
     for one, other in zip(expected, found, strict=True):
         assert largest_difference(one, other) < 1e-9

@@ -1,5 +1,4 @@
 import itertools
-import json
 import math
 import os
 import signal
@@ -8,7 +7,7 @@ import time
 import psutil
 import pytest
 from children import running, start
-from running import TINY, runner
+from running import TINY
 from searching import ATTEMPTS, came_to, search, trials_of, write_plugin, write_study
 
 from runner.registry import Registry
@@ -227,9 +226,7 @@ def test_a_metric_that_nothing_logs_ends_the_study_with_the_name_that_was_meant(
 
 def test_parallel_workers_share_a_budget(tmp_path, migrated_workspace):
     path = write_study(tmp_path, budget={"trials": 4, "parallel": 2})
-    done = runner("study", "run", str(path), "--json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["rows"]
+    rows = search(tmp_path, path, "--json").data()["rows"]
     assert [row["state"] for row in rows] == ["COMPLETE"] * 4
     assert all(len(trial.user_attrs[ATTEMPTS]) == 1 for trial in trials_of())
 
