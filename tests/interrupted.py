@@ -9,18 +9,15 @@ from pathlib import Path
 import mlflow
 import torch
 from children import start
-from running import RECIPES, TINY
+from running import RECIPES, settings_of
 
 from runner.engine import checkpoint
 from runner.ring import Ring
 
-UNIT = ("data.episode_limit=30",)
-
 
 def arguments(name, *sets):
     """The command line that trains a recipe that ships, made small."""
-    limit = UNIT if name != "marl_spread" else ()
-    pairs = [part for setting in (*TINY, *limit, *sets) for part in ("--set", setting)]
+    pairs = [part for setting in (*settings_of(name), *sets) for part in ("--set", setting)]
     return ["run", str(RECIPES / f"{name}.yaml"), "--resume", "--quiet", "--json", *pairs]
 
 
@@ -30,7 +27,7 @@ def train(folder, command, **variables):
 
 
 def survives(folder, command, workspace, kills, faults, seed=0):
-    """Trains once without and once with kills, and asserts that both come to the same.
+    """Trains once without and once with kills, and asserts that both come to the same; returns what that is.
 
     Args:
         folder: for the output of the processes.
@@ -55,6 +52,7 @@ def survives(folder, command, workspace, kills, faults, seed=0):
     result = train(folder, resume)
     assert result["run_dir"] == str(run)
     same(learnt(result), learnt(reference))
+    return result
 
 
 def kill_when(folder, command, reached, chance):

@@ -30,7 +30,8 @@ TINY = (
 )
 
 
-COSTLY = {"batch_autotune": "{largest: 16}"}
+TINY_UAV = (*TINY, "data.episode_limit=30", "data.followers=1")
+COSTLY = {"batch_autotune": ["optimization.batch_autotune={largest: 16}"], "compile": ["model.hidden=[8]"]}
 """Settings that keep a stage cheap enough for a test."""
 COMPANY = {"compile": ("stacked_agents",)}
 """What else keeps a stage cheap enough: three functions to compile instead of three for every agent."""
@@ -43,13 +44,17 @@ class NoDisplay:
 
 def tiny(name: str, *sets: str, registry: Registry | None = None) -> Recipe:
     """A recipe that ships, made small."""
-    limit = ("data.episode_limit=30",) if name != "marl_spread" else ()
-    return load(RECIPES / f"{name}.yaml", [*TINY, *limit, *sets], registry or Registry())
+    return load(RECIPES / f"{name}.yaml", [*settings_of(name), *sets], registry or Registry())
+
+
+def settings_of(name: str) -> tuple[str, ...]:
+    """What makes a recipe that ships small."""
+    return TINY if name == "marl_spread" else TINY_UAV
 
 
 def with_requirements(kind: str) -> list[str]:
     """A stage and all that it requires, as ``--set`` arguments for the baseline recipe."""
-    sets = [f"optimization.{kind}={COSTLY.get(kind, 'on')}"]
+    sets = [f"optimization.{kind}=on", *COSTLY.get(kind, ())]
     for other in (*Registry().get("optimization", kind).requires, *COMPANY.get(kind, ())):
         sets += with_requirements(other)
     return sets
@@ -69,7 +74,7 @@ def runner(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess
 
 def run_tiny(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``runner run`` of a small recipe in a child process that has imported everything."""
-    sets = [part for setting in (*TINY, "data.episode_limit=30") for part in ("--set", setting)]
+    sets = [part for setting in TINY_UAV for part in ("--set", setting)]
     return forked("run", str(RECIPES / f"{name}.yaml"), *sets, *arguments)
 
 

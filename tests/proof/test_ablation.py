@@ -10,7 +10,7 @@ import yaml
 from ablations import planned
 from hypothesis import given
 from hypothesis import strategies as st
-from running import TINY
+from running import TINY_UAV
 
 from runner.engine.signals import Stop
 from runner.errors import ExitCode, UsageError
@@ -26,13 +26,12 @@ from runner.tracking import workspace
 from runner.tracking.store import Store
 
 STAGES = ("forward_cache", "merged_critic_loss")
-SETS = (*TINY, "data.episode_limit=30")
 
 
 @pytest.fixture
 def experiment(tmp_path):
     def experiment(*sets, **changes):
-        settings = {"kind": "ablation", "name": "small", "recipe": "marl_phase1", "set": [*SETS, *sets],
+        settings = {"kind": "ablation", "name": "small", "recipe": "marl_phase1", "set": [*TINY_UAV, *sets],
                     "variants": ["all"], "budget": 600, "rounds": {"least": 3, "most": 3}}  # fmt: skip
         path = tmp_path / "experiment.yaml"
         path.write_text(yaml.safe_dump(settings | changes))
@@ -54,7 +53,7 @@ def passes(recipe, registry, stages):
 def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
     """And measured once, given again it is refused; the folder has all that it takes to look again."""
     out = tmp_path / "out"
-    done = measure(experiment(cases={"two": {"set": ["data.followers=1"], "published": {"phase 1": 1.5}}}), out=out,
+    done = measure(experiment(cases={"three": {"set": ["data.followers=2"], "published": {"phase 1": 1.5}}}), out=out,
                    gate=passes)  # fmt: skip
     (case,) = done.result.cases
     assert [variant.name for variant in case.variants] == ["baseline", "all"]
@@ -71,10 +70,10 @@ def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
     assert "| all | " in report.replace("all = phase 1", "all")
     assert (out / "ratios.png").stat().st_size > 1000
     assert json.loads((out / "result.json").read_text())["variants"][1]["verdict"] == "PASS"
-    assert set(load(out / "recommended-two.yaml", (), Registry()).stages) <= set(STAGES)
+    assert set(load(out / "recommended-three.yaml", (), Registry()).stages) <= set(STAGES)
     check_mlflow(done)
     with pytest.raises(UsageError, match="--fresh"):
-        measure(experiment(cases={"two": {"set": ["data.followers=1"]}}), out=out)
+        measure(experiment(cases={"three": {"set": ["data.followers=2"]}}), out=out)
 
 
 def check_mlflow(done):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from children import start
-from running import RECIPES, TINY, tiny
+from running import RECIPES, TINY_UAV, tiny
 
 from runner.api import Close, Exact, Statistical
 from runner.errors import ExitCode
@@ -31,7 +31,7 @@ class Louder(Stage):
 
 
 def command(name, *more):
-    sets = [part for setting in (*TINY, "data.episode_limit=30") for part in ("--set", setting)]
+    sets = [part for setting in TINY_UAV for part in ("--set", setting)]
     return ["verify", str(RECIPES / f"{name}.yaml"), "--json", "--updates", "6", *sets, *more]
 
 

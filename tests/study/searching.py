@@ -6,7 +6,7 @@ from pathlib import Path
 
 import optuna
 from children import start
-from running import TINY
+from running import TINY_UAV
 
 from runner.study.attempts import ATTEMPTS
 from runner.study.store import StudyStore
@@ -78,7 +78,7 @@ def write_study(folder, name="tiny", **settings):
         "kind": "study",
         "name": name,
         "recipe": "marl_phase1",
-        "set": [*TINY, "data.episode_limit=30", "train.env_steps=120", "train.evaluate_every=40"],
+        "set": [*TINY_UAV, "train.env_steps=120", "train.evaluate_every=40"],
         "space": {
             "model.actor_lr": {"float": [1e-4, 1e-2], "log": True},
             "optimization.forward_cache": {"choice": ["off", "on"]},
