@@ -1,13 +1,16 @@
 """Whole trainings on MPE's ``simple_spread``: BenchMARL's MASAC, and ours with every stage that this machine knows.
 
 Both step the same simulator (mpe2, three agents) in 8 copies, one after the other; both update once for every 8
-environment steps on 256 transitions, with networks of two hidden layers of 128 that agents do not share.
+environment steps on 256 transitions, with networks of two hidden layers of 128 that agents do not share. Every
+training has a process of its own, so that none finds what another has compiled but on the disk.
 """
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -124,11 +127,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     rows = []
-    for seed in range(arguments.seeds):
-        for name, train in (("ours", ours), ("BenchMARL", benchmarl))[:: 1 if seed % 2 else -1]:
-            rows.append({"name": name, "seed": seed, **train(arguments.steps, seed)})
-            rows[-1]["steps_per_second"] = arguments.steps / rows[-1]["seconds"]
-            print(json.dumps(rows[-1]), flush=True)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as processes:
+        for seed in range(arguments.seeds):
+            for name, train in (("ours", ours), ("BenchMARL", benchmarl))[:: 1 if seed % 2 else -1]:
+                rows.append({"name": name, "seed": seed, **processes.submit(train, arguments.steps, seed).result()})
+                rows[-1]["steps_per_second"] = arguments.steps / rows[-1]["seconds"]
+                print(json.dumps(rows[-1]), flush=True)
     command = f"python experiments/peers/training.py --steps {arguments.steps} --seeds {arguments.seeds}"
     keep("training", command, {"steps": arguments.steps, "trainings": rows})
 

@@ -5,9 +5,7 @@ It continues from a checkpoint in its folder, if there is one, and tells its par
 
 from __future__ import annotations
 
-import errno
 import json
-import math
 import os
 import signal
 import sys
@@ -32,8 +30,7 @@ from runner.recipe import Recipe, drift, load, write_lock
 from runner.recipe.lock import LOCK_NAME
 from runner.registry import Registry
 from runner.tracking.history import History
-from runner.tracking.spool import Spool
-from runner.tracking.values import key
+from runner.tracking.recorder import Recorder
 
 PRUNED = 78
 """Exit code of a training that was told not to go on."""
@@ -61,42 +58,20 @@ class Order:
     plugin_files: tuple[Path, ...]
 
 
-class Journal:
+class Journal(Recorder):
     """Logs to a spool, which the parent carries to MLflow, and tells the parent how far the training is."""
 
-    def __init__(self, order: Order, history: History, parent: Connection, stop: Stop) -> None:
-        self._spool = Spool(order.folder / SPOOL)
-        self._prefix, self._metric = order.prefix, order.metric
-        self._history, self._parent, self._stop = history, parent, stop
-        self._step = 0
+    def __init__(self, order: Order, history: History, step: int, parent: Connection, stop: Stop) -> None:
+        super().__init__(order.folder / SPOOL, history, step, order.prefix)
+        self._metric, self._parent, self._stop = order.metric, parent, stop
         self._told = 0.0
         self.pruned = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Logs metrics of one step; asks whether to go on if one of them decides that."""
-        self._step = max(self._step, step)
-        values: dict[str, float | str] = {}
-        for name, value in metrics.items():
-            number = float(value)
-            if not (self._history and self._history.has(self._name(name), step, number)):
-                values[self._name(name)] = number if math.isfinite(number) else str(number)
-        if values:
-            self._spool.append({"t": time.time_ns() // 1_000_000, "step": step, "metrics": values})
+        super().log(metrics, step)
         if self._metric in metrics:
             self._ask(float(metrics[self._metric]), step)
-
-    def mark(self) -> int:
-        """Where a training that goes on here has to read the spool from."""
-        return self._history.cursor(self._step, self._spool.size)
-
-    def sync(self) -> None:
-        """Makes durable what was logged so far.
-
-        Raises:
-            OSError: the disk refuses it.
-        """
-        if not self._spool.sync():
-            raise OSError(errno.ENOSPC, "the disk refuses the trial's metrics")
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Gives a sign of life, twice a second at most."""
@@ -107,9 +82,6 @@ class Journal:
     def tell(self, **what: Any) -> None:
         """Says something to the parent."""
         self._parent.send_bytes(json.dumps(what).encode())
-
-    def _name(self, metric: str) -> str:
-        return key(self._prefix + metric)
 
     def _ask(self, value: float, step: int) -> None:
         self.tell(value=value, step=step)
@@ -158,8 +130,8 @@ def _train(order: Order, parent: Connection) -> int:
     with stop_on_signals() as stop:
         spool = order.folder / SPOOL
         history = History.read(spool, state["cursor"], state["step"]) if state else History()
-        journal = Journal(order, history, parent, stop)
-        journal.tell(step=state["step"] if state else 0)
+        journal = Journal(order, history, state["step"] if state else 0, parent, stop)
+        journal.tell(step=journal.step)
         loop = Loop(pipeline, order.folder, journal, journal, stop)
         if state:
             loop.load_state_dict(state)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import getpass
 import logging
-import math
 import shutil
 import sys
 import threading
@@ -13,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -23,8 +21,8 @@ from runner.tracking.connection import shown
 from runner.tracking.folder import Owner, Record, RunFolder, Status
 from runner.tracking.history import History
 from runner.tracking.periodic import Periodic
+from runner.tracking.recorder import Recorder
 from runner.tracking.shipper import Shipper
-from runner.tracking.spool import Spool
 from runner.tracking.store import Store
 from runner.tracking.system import SystemMonitor
 from runner.tracking.values import key, params_of, text
@@ -63,19 +61,18 @@ class Tracker:
         run_dir: folder of this run alone.
     """
 
-    def __init__(self, store: Store, folder: RunFolder, record: Record, run_id: str, history: History) -> None:
+    def __init__(
+        self, store: Store, folder: RunFolder, record: Record, run_id: str, history: History, step: int
+    ) -> None:
         self.run_id = run_id
         self.run_name = folder.name
         self.tracking_uri = shown(store.uri)
         self.run_dir = folder.path
         self._folder = folder
         self._record = record
-        self._history = history
-        self._spool = Spool(folder.spool)
+        self._recorder = Recorder(folder.spool, history, step)
+        self._spool = self._recorder.spool
         self._shipper = Shipper(store, run_id, self._spool.path)
-        self._names: dict[str, str] = {}
-        self._not_finite: set[str] = set()
-        self._step = record.step
         self._warned = False
 
     @classmethod
@@ -115,9 +112,11 @@ class Tracker:
             folder.write(record)
             folder.reserve()
             reach("start.folder")
-            tracker = cls._with_run(store, experiment_id, folder, record, History())
-            tracker._append(run_id=tracker.run_id, experiment_id=experiment_id, tracking_uri=tracker.tracking_uri)
-            tracker._append(params=params_of(params))
+            tracker = cls._with_run(store, experiment_id, folder, record, History(), record.step)
+            tracker._recorder.append(
+                run_id=tracker.run_id, experiment_id=experiment_id, tracking_uri=tracker.tracking_uri
+            )
+            tracker._recorder.append(params=params_of(params))
         except (StorageError, OSError) as error:
             _withdraw(store, experiment_id, folder)
             if isinstance(error, StorageError):
@@ -169,21 +168,21 @@ class Tracker:
             folder.write(alive)
             folder.reserve()
             experiment_id = store.experiment(record.experiment)
-            tracker = cls._with_run(store, experiment_id, folder, alive, History.read(folder.spool, cursor, step))
-            tracker._append(status="RUNNING")
+            history = History.read(folder.spool, cursor, step)
+            tracker = cls._with_run(store, experiment_id, folder, alive, history, step)
+            tracker._recorder.append(status="RUNNING")
             if not cursor:
-                tracker._append(params=params_of(params))
+                tracker._recorder.append(params=params_of(params))
         except OSError as error:
             with suppress(OSError):
                 folder.write(record)
             raise StorageError(f"{folder.path}: {error.strerror}; free some space there") from error
-        tracker._step = step
         tracker._start({} if cursor else _origin(), tags, system_metrics)
         return tracker
 
     @classmethod
     def _with_run(
-        cls, store: Store, experiment_id: str, folder: RunFolder, record: Record, history: History
+        cls, store: Store, experiment_id: str, folder: RunFolder, record: Record, history: History, step: int
     ) -> Tracker:
         """With the MLflow run of that name, which is made if the process died before it could be."""
         run_id = record.run_id or store.run_named(experiment_id, folder.name)
@@ -193,12 +192,12 @@ class Tracker:
         if record.run_id is None:
             record = record.model_copy(update={"run_id": run_id})
             folder.write(record)
-        return cls(store, folder, record, run_id, history)
+        return cls(store, folder, record, run_id, history, step)
 
     def _start(self, origin: Mapping[str, str], tags: Mapping[str, str], system_metrics: bool) -> None:
         owner = {f"process.{name}": str(value) for name, value in self._record.owner}
         tags = {**origin, **owner, "run_dir": str(self.run_dir), **tags}
-        self._append(tags={key(name): text(value) for name, value in tags.items()})
+        self._recorder.append(tags={key(name): text(value) for name, value in tags.items()})
         self._monitor = SystemMonitor(self.run_dir) if system_metrics else None
         self._threads = [
             Periodic("sync", SYNC_SECONDS, self._spool.sync),
@@ -208,33 +207,12 @@ class Tracker:
         ]
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs metrics of one step, with the time of this call.
-
-        NaN and infinities are kept as they are in the spool and reach MLflow as NaN, which leaves a gap in the curve;
-        a tag ``not_finite.<metric>`` names the first of each metric.
-
-        Args:
-            metrics: numbers by name; ``/`` groups them into sections of MLflow's page.
-            step: environment steps or updates so far.
-        """
-        self._step = max(self._step, step)
-        values: dict[str, float | str] = {}
-        for given, number in metrics.items():
-            name = self._names.get(given) or self._names.setdefault(given, key(given))
-            value = float(number)
-            if self._history and self._history.has(name, step, value):
-                continue
-            if math.isfinite(value):
-                values[name] = value
-            else:
-                values[name] = str(value)
-                self._report_not_finite(name, value, step)
-        if values:
-            self._append(step=step, metrics=values)
+        """Logs metrics of one step, with the time of this call; see ``Recorder.log``."""
+        self._recorder.log(metrics, step)
 
     def mark(self) -> int:
         """The place in the spool from which a run that resumes here has to read; for ``reopen``."""
-        return self._history.cursor(self._step, self._spool.size)
+        return self._recorder.mark()
 
     def sync(self) -> None:
         """Makes durable what was logged so far.
@@ -242,17 +220,11 @@ class Tracker:
         Raises:
             OSError: the disk refuses it.
         """
-        if not self._spool.sync():
-            raise OSError(errno.ENOSPC, "the disk refuses the run's metrics")
-
-    def _report_not_finite(self, name: str, value: float, step: int) -> None:
-        if name not in self._not_finite:
-            self._not_finite.add(name)
-            self._append(tags={key(f"not_finite.{name}"): f"{value} at step {step}"})
+        self._recorder.sync()
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, replacing an earlier value."""
-        self._append(tags={key(name): text(value)})
+        self._recorder.append(tags={key(name): text(value)})
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Logs a file or a folder, which is copied later: it must stay as it is while the run lasts.
@@ -264,7 +236,7 @@ class Tracker:
         Raises:
             ValueError: it lies elsewhere.
         """
-        self._append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
+        self._recorder.append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
 
     def close(self, status: Status, reason: str = "", patience: float = 30.0) -> bool:
         """Sends what is left, then sets the run's final status and gives its folder up.
@@ -284,7 +256,7 @@ class Tracker:
         heartbeat.stop()
         self._folder.use_reserve()
         tags = {"tags": {"error": text(reason)}} if reason else {}
-        self._append(urgent=True, status=status, **tags)
+        self._recorder.append(urgent=True, status=status, **tags)
         self._write_record(status=status, reason=reason)
         self._spool.sync()
         delivered = self._deliver(mlflow, patience)
@@ -322,7 +294,7 @@ class Tracker:
         self._write_record()
 
     def _write_record(self, **changes: object) -> None:
-        changed = {"heartbeat": time.time(), "step": self._step, **changes}
+        changed = {"heartbeat": time.time(), "step": self._recorder.step, **changes}
         self._record = self._record.model_copy(update=changed)
         try:
             self._folder.write(self._record)
@@ -333,10 +305,7 @@ class Tracker:
 
     def _sample(self) -> None:
         if self._monitor is not None:
-            self.log(self._monitor.sample(), self._step)
-
-    def _append(self, *, urgent: bool = False, **record: Any) -> None:
-        self._spool.append({"t": time.time_ns() // 1_000_000, **record}, urgent=urgent)
+            self.log(self._monitor.sample(), self._recorder.step)
 
 
 def _withdraw(store: Store, experiment_id: str, folder: RunFolder) -> None:
