@@ -144,7 +144,7 @@ def _worth(summary: Summary) -> Table:
     table = Table(title=Text("stages"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "objective"):
         table.add_column(column, overflow="fold")
-    for column in ("on", "off", "difference"):
+    for column in ("on", "off", "effect"):
         table.add_column(column, justify="right", overflow="fold")
     for each in summary.worth:
         difference = f"{figure(each.on - each.off)} [{figure(each.low)}, {figure(each.high)}]"
