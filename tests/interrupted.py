@@ -27,7 +27,7 @@ def train(folder, command, **variables):
 
 
 def survives(folder, command, workspace, kills, faults, seed=0):
-    """Trains once without and once with kills, and asserts that both come to the same; returns what that is.
+    """Trains once without and once with kills, and asserts that both come to the same.
 
     Args:
         folder: for the output of the processes.
@@ -52,7 +52,6 @@ def survives(folder, command, workspace, kills, faults, seed=0):
     result = train(folder, resume)
     assert result["run_dir"] == str(run)
     same(learnt(result), learnt(reference))
-    return result
 
 
 def kill_when(folder, command, reached, chance):

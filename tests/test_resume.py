@@ -30,12 +30,10 @@ def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
 
 
 @pytest.mark.parametrize("kind", STAGES)
-def test_every_stage_trains_or_says_why_not_and_survives_kills(kind, tmp_path, isolated_workspace):
-    """With no more than it requires."""
+def test_every_stage_survives_kills(kind, tmp_path, isolated_workspace):
     command = arguments("marl_baseline", "train.env_steps=160", *OFTEN, *with_requirements(kind))
-    fault = IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]
-    stage = survives(tmp_path, command, isolated_workspace, 0, [fault])["stages"][kind]
-    assert stage["active"] is (stage["reason"] is None)
+    kills = 0 if kind == "compile" else 1  # beside the one in a save; every start compiles anew
+    survives(tmp_path, command, isolated_workspace, kills, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Whole trainings on MPE's ``simple_spread``: BenchMARL's MASAC, and ours with every stage that this machine knows.
+"""Whole trainings on MPE's ``simple_spread``: BenchMARL's MASAC, and ours with the stages in ``SETTINGS``.
 
 Both step the same simulator (mpe2, three agents) in 8 copies, one after the other; both update once for every 8
 environment steps on 256 transitions, with networks of two hidden layers of 128 that agents do not share. Every

@@ -18,12 +18,13 @@ def stacked():
     return [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)]
 
 
-SMALLER = {"compile": 1}
+SMALLER = {"compile": 2}
 """Agents where three cost too much: without stacking, each has three functions of its own to compile."""
 COMBINATIONS = {
     "stacked_agents": stacked,
     "fused_optimizer": lambda: [FusedOptimizer(None)],
     "compile": lambda: [Compile(Compile.Config())],
+    "compile, stacked": lambda: [*stacked(), FusedOptimizer(None), Compile(Compile.Config())],
     "all but compile": lambda: [*stacked(), FusedOptimizer(None)],
 }
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
