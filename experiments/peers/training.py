@@ -1,16 +1,19 @@
-"""Whole trainings on MPE's ``simple_spread``: BenchMARL's MASAC, and ours with the stages in ``SETTINGS``.
+"""Whole trainings on MPE's ``simple_spread``: BenchMARL's MASAC, and ours in float32 and in bf16.
 
 Both step the same simulator (mpe2, three agents) in 8 copies, one after the other; both update once for every 8
 environment steps on 256 transitions, with networks of two hidden layers of 128 that agents do not share. Every
-training has a process of its own, so that none finds what another has compiled but on the disk.
+training has a process of its own, so that none finds what another has compiled but on the disk, where the first one
+finds nothing.
 """
 
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,14 +37,18 @@ from runner.recipe import load
 from runner.registry import Registry
 
 ENVS, BATCH, WIDTH, WARM_UP, PER_UPDATE = 8, 256, 128, 2_000, 8
-EPISODES, CYCLES = 50, 25
+EPISODES, CYCLES, TAU = 500, 25, 0.04
 SETTINGS = (
     "optimization.fused_optimizer=on",
     "optimization.float32_matmul=on",
     "optimization.compile=on",
+    "optimization.heap_retention=on",
     "train.evaluate_every=null",
     "train.checkpoint_every=null",
+    f"data.evaluation.episodes={EPISODES}",
+    "device=cpu",
 )
+BF16 = "optimization.amp.dtype=bf16"
 
 
 class Spread(PettingZooClass):
@@ -59,14 +66,14 @@ class Spread(PettingZooClass):
         return False
 
 
-def benchmarl(steps: int, seed: int) -> dict[str, float]:
-    """A training with BenchMARL; its evaluation is the same number of episodes, timed apart."""
+def benchmarl(*, steps: int, seed: int) -> dict[str, float]:
+    """A training with BenchMARL."""
     settings = ExperimentConfig.get_from_yaml()
     settings.max_n_frames = steps
     settings.gamma = 0.95
     settings.lr = 1e-3
     settings.share_policy_params = False
-    settings.polyak_tau = 0.01
+    settings.polyak_tau = TAU
     settings.off_policy_n_envs_per_worker = ENVS
     settings.off_policy_collected_frames_per_batch = ENVS * CYCLES
     settings.off_policy_n_optimizer_steps = ENVS * CYCLES // PER_UPDATE
@@ -105,20 +112,33 @@ def evaluated(experiment: Experiment) -> list[Any]:
         return [env.rollout(CYCLES, experiment.policy) for _ in range(EPISODES)]
 
 
-def ours(steps: int, seed: int) -> dict[str, float]:
-    """The same with ``recipes/marl_spread.yaml``; compilation and the evaluation at the end are part of the time."""
-    recipe = load("marl_spread", [*SETTINGS, f"train.env_steps={steps}", f"seed={seed}", "device=cpu"], Registry())
+class Stopwatch(Nowhere):
+    """Knows when the training last reported, which is before it evaluates."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        if "train/updates" in metrics:
+            self.reported = time.perf_counter()
+
+
+def ours(*settings: str, steps: int, seed: int) -> dict[str, float]:
+    """The same with ``recipes/marl_spread.yaml``; compilation is part of the time."""
+    recipe = load("marl_spread", [*SETTINGS, *settings, f"train.env_steps={steps}", f"seed={seed}"], Registry())
     assert recipe.train.batch_size == BATCH
     assert recipe.train.updates_per_step == 1 / PER_UPDATE
+    assert recipe.model.tau == TAU
     generators.seed(seed)
     pipeline = assemble(recipe, [])
+    watch = Stopwatch()
     with TemporaryDirectory() as folder:
         started = time.perf_counter()
-        loop = Loop(pipeline, Path(folder), Nowhere(), Nowhere(), Stop())
+        loop = Loop(pipeline, Path(folder), watch, watch, Stop())
         loop.run()
-        seconds = time.perf_counter() - started
     first = loop.metrics["perf/first_update_seconds"]  # compilation, for the most part
+    seconds = watch.reported - started
     return {"seconds": seconds, "return": loop.metrics["eval/return"], "first_update_seconds": first}
+
+
+TRAININGS = {"BenchMARL": benchmarl, "ours, float32": ours, "ours, bf16": partial(ours, BF16)}
 
 
 def main() -> None:
@@ -127,11 +147,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     rows = []
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as processes:
+    with (
+        TemporaryDirectory() as compiled,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes,
+    ):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled  # inherited by the processes, none of which has begun
         for seed in range(arguments.seeds):
-            for name, train in (("ours", ours), ("BenchMARL", benchmarl))[:: 1 if seed % 2 else -1]:
-                rows.append({"name": name, "seed": seed, **processes.submit(train, arguments.steps, seed).result()})
+            for name, train in list(TRAININGS.items())[:: -1 if seed % 2 else 1]:
+                figures = processes.submit(train, steps=arguments.steps, seed=seed).result()
+                rows.append({"name": name, "seed": seed, **figures})
                 rows[-1]["steps_per_second"] = arguments.steps / rows[-1]["seconds"]
                 print(json.dumps(rows[-1]), flush=True)
     command = f"python experiments/peers/training.py --steps {arguments.steps} --seeds {arguments.seeds}"
