@@ -95,6 +95,7 @@ class Masac(Learner):
     def sequential_update(self, batch: Batch, noise: Batch) -> Batch:
         """The historical order: every agent finishes its whole update before the next one begins."""
         outputs = []
+        self.roles["actor"].zero_grad()
         for agents in self._each():
             y = self.slots.target(batch, noise, agents)
             outputs.append((*self._critic_step(batch, y, agents), *self._actor_gradients(batch, noise, agents)))
@@ -114,6 +115,7 @@ class Masac(Learner):
 
     def actor_step(self, batch: Batch, noise: Batch) -> ActorStep:
         """The gradient of every agent's actor loss on the same parameters, then all optimizer steps."""
+        self.roles["actor"].zero_grad()
         steps = [self._actor_gradients(batch, noise, agents) for agents in self._each()]
         self.roles["actor"].step(self.slots)
         return ActorStep(*map(torch.cat, zip(*steps, strict=True)))
@@ -322,8 +324,7 @@ class Masac(Learner):
         return result
 
     def _actor_gradients(self, batch: Batch, noise: Batch, agents: slice) -> ActorStep:
-        self.roles["actor"].zero_grad(agents)
-        with self.roles["critic"].frozen():
+        with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
             result: ActorStep = self.slots.actor_gradients(batch, noise, agents)
         return result
 

@@ -76,7 +76,7 @@ class StackedAgents(Stage):
     def actor_step(self, batch: Batch, noise: Batch) -> "ActorStep":
         """One loss, one backward and one optimizer step for all actors."""
         self.roles["actor"].zero_grad()
-        with self.roles["critic"].frozen():
+        with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
             result: ActorStep = self.slots.actor_gradients(batch, noise, slice(None))
         self.roles["actor"].step(self.slots)
         return result

@@ -5,6 +5,7 @@ import statistics
 import pytest
 import torch
 from builders import build_masac, copy_state, parameters, train
+from torch._dynamo.utils import counters
 
 from runner.plugins.stages.compile import Compile
 from runner.plugins.stages.cuda_graph import CudaGraph
@@ -27,6 +28,8 @@ COMBINATIONS = {
     "compile, stacked": lambda: [*stacked(), FusedOptimizer(None), Compile(Compile.Config())],
     "all but compile": lambda: [*stacked(), FusedOptimizer(None)],
 }
+GRAPHS = {"compile": 3 * 2, "compile, stacked": 3}
+"""How often something is compiled: every function once for every agent, or once for all; never anew."""
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
 
 
@@ -49,10 +52,12 @@ def test_float64_updates_agree_with_the_baseline(combination, device):
     baseline, staged = (
         build_masac(stages, agents, device, hidden=[16]) for stages in ([], COMBINATIONS[combination]())
     )
+    graphs = counters["stats"]["unique_graphs"]
     expected, found = train(baseline, 10, agents), train(staged, 10, agents)
     assert largest_difference(parameters(baseline), parameters(staged)) < 1e-9
     for one, other in zip(expected, found, strict=True):
         assert largest_difference(one, other) < 1e-9
+    assert counters["stats"]["unique_graphs"] - graphs == GRAPHS.get(combination, 0)
 
 
 @pytest.mark.parametrize("combination", [name for name in COMBINATIONS if "compile" not in name])
