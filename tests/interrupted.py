@@ -46,8 +46,9 @@ def survives(folder, command, workspace, kills, faults, seed=0):
     spool, resume = run / "spool.jsonl", ["resume", run.name, "--quiet", "--json"]
     for fault in faults[1:]:
         assert start(folder, *resume, RUNNER_FAULTS=fault).wait() == -signal.SIGKILL
-    for _ in range(kills):
-        target = chance.randrange(spool.stat().st_size, max(length - 300, spool.stat().st_size + 1))
+    for left in range(kills, 0, -1):
+        size = spool.stat().st_size
+        target = size + chance.randrange(max(1, (length * 3 // 4 - size) // left))
         kill_when(folder, resume, lambda target=target: spool.stat().st_size > target, chance)
     result = train(folder, resume)
     assert result["run_dir"] == str(run)
