@@ -1,6 +1,6 @@
 """Kills trainings hundreds of times and compares what they come to with trainings that nobody killed.
 
-    python experiments/soak/soak.py --kills 240
+    python experiments/soak/soak.py --kills 160
 
 Every recipe that ships and every stage that is registered takes its turn, with the harness of the test suite: real
 processes, real SIGKILL, at random moments, at the fault points of a save, in the spool and in what goes to MLflow.
