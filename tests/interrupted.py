@@ -48,7 +48,7 @@ def survives(folder, command, workspace, kills, faults, seed=0):
         assert start(folder, *resume, RUNNER_FAULTS=fault).wait() == -signal.SIGKILL
     for left in range(kills, 0, -1):
         size = spool.stat().st_size
-        target = size + chance.randrange(max(1, (length * 3 // 4 - size) // left))
+        target = size + chance.randrange(max(1, (length - 300 - size) // left))
         kill_when(folder, resume, lambda target=target: spool.stat().st_size > target, chance)
     result = train(folder, resume)
     assert result["run_dir"] == str(run)
