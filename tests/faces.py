@@ -45,7 +45,7 @@ class Net(LearnerConfig):
         return value
 
     def implementation(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError("never assembled")
 
     def slots(self) -> frozenset[str]:
         return frozenset({"loss"}) if self.order == "forward" else frozenset()
@@ -65,7 +65,7 @@ class Sim(SourceConfig):
     replay: Annotated[Uniform | Prioritized, Field(discriminator="kind")] = Uniform()
 
     def implementation(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError("never assembled")
 
 
 class Table(SourceConfig):
@@ -76,7 +76,7 @@ class Table(SourceConfig):
     rows: int = 10
 
     def implementation(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError("never assembled")
 
 
 class Words(Table):

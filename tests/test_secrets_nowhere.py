@@ -138,7 +138,7 @@ class Idle(Stage):
         return f"the token is {setting.model.api_token}"
 
     def attach(self, pipeline):
-        raise NotImplementedError
+        raise AssertionError("inactive, so never attached")
 '''
 RECIPE = f"""\
 # api_token: {SECRETS["other"]}
