@@ -93,10 +93,11 @@ def ablate(
             say(f"going on in {folder}")
         try:
             with closing(Journal(folder, wanted)) as journal:
+                _lock(experiment, registry, folder)
                 result = Ablation(experiment, registry, journal, gate, say, stop, command).run()
                 if not result.cases:
                     raise _nothing_yet(stop)
-                recommendations = _write(experiment, registry, result, folder)
+                recommendations = _write(experiment, result, folder)
                 run_id, problem = _publish(store, experiment, result, journal, say)
                 if not stop and not problem:
                     write_durably(folder / RESULT, _json(result, recommendations))
@@ -151,16 +152,21 @@ def _clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _write(experiment: Experiment, registry: Registry, result: Result, folder: Path) -> tuple[Recommendation, ...]:
+def _lock(experiment: Experiment, registry: Registry, folder: Path) -> None:
+    """Before anything is measured: what is changed later was not there then."""
+    for case in experiment.cases:
+        below = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
+        below.mkdir(parents=True, exist_ok=True)
+        write_lock(case.recipe, below, registry, results=folder)
+
+
+def _write(experiment: Experiment, result: Result, folder: Path) -> tuple[Recommendation, ...]:
     """Leaves everything in the folder but ``result.json``, which says that the ablation is finished."""
     recommendations = []
     for case, measured in zip(experiment.cases, result.cases, strict=False):
         recommendation = recommend(case, measured)
         suffix = f"-{folder_name(case.name)}" if case.name else ""
         write(recommendation, case, measured, folder / f"recommended{suffix}.yaml")
-        below = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
-        below.mkdir(parents=True, exist_ok=True)
-        write_lock(case.recipe, below, registry)
         recommendations.append(recommendation)
     if experiment.path.suffix == ".yaml" and experiment.path.parent.resolve() != folder.resolve():
         shutil.copy(experiment.path, folder / "experiment.yaml")

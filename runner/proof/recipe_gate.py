@@ -203,10 +203,11 @@ class Gate:
         # take a fraction of the time, and those of a stage and of the whole recipe are often the same.
         equal = [kind for kind in self._active if self._is_equal(kind)]
         changed = [kind for kind in self._active if kind in stages or kind in equal]
-        return statistical(
+        verdict = statistical(
             self._training(equal), self._training(changed), objective, contract.margin, self._trainings,
             self.options.seeds,
         )  # fmt: skip
+        return replace(verdict, evidence={**verdict.evidence, "stages": {"reference": equal, "changed": changed}})
 
     @cached_property
     def _active(self) -> tuple[str, ...]:

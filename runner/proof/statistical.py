@@ -21,7 +21,6 @@ from runner.proof.statistics import NonInferiority
 from runner.proof.verdict import Outcome, Verdict
 from runner.secrets import redact
 
-Say = Callable[[str], None]
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 
 
@@ -35,7 +34,7 @@ class Trainings:
     plugin_files: Sequence[Path]
     deadline: float
     """By ``time.monotonic``; no training is begun after it."""
-    say: Say
+    say: Callable[[str], None]
     _done: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, recipes: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:

@@ -26,8 +26,12 @@ class Checkout:
         return hashlib.sha256(self.patch.encode("utf-8", "surrogateescape")).hexdigest() if self.patch else None
 
 
-def source(recipe: Path) -> Checkout | None:
+def source(recipe: Path, results: Path | None = None) -> Checkout | None:
     """The checkout that the runner itself runs from, or else the one that the recipe lies in.
+
+    Args:
+        recipe: its file.
+        results: a folder in which a change is none of the source's.
 
     Returns:
         None if there is neither, or git cannot tell.
@@ -35,15 +39,17 @@ def source(recipe: Path) -> Checkout | None:
     package = Path(runner.__file__)
     # An installed package may lie in somebody's checkout without being part of it.
     is_tracked = _git(package.parent, "ls-files", "--error-unmatch", package.name) is not None
-    return checkout(package.parent if is_tracked else recipe.absolute().parent)
+    return checkout(package.parent if is_tracked else recipe.absolute().parent, results)
 
 
-def checkout(folder: Path) -> Checkout | None:
-    """The checkout that a folder lies in; None if there is none, or git cannot tell."""
+def checkout(folder: Path, results: Path | None = None) -> Checkout | None:
+    """The checkout that a folder lies in, but for ``results``; None if there is none, or git cannot tell."""
     top, commit = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD")
     if not top or not commit:
         return None
     excluded = [f":(exclude,glob,icase)**/{pattern}" for pattern in _SECRETS]
+    if results is not None and results.resolve().is_relative_to(top.strip()):
+        excluded.append(f":(exclude,literal,top){results.resolve().relative_to(top.strip())}")
     patch = _git(Path(top.strip()), "diff", "--binary", "--no-ext-diff", "--no-color", "HEAD", "--", ".", *excluded)
     return None if patch is None else Checkout(commit.strip(), patch)
 

@@ -51,7 +51,7 @@ class Drift:
         return f"{self.name}: {self.locked} in the lock, {self.now} now"
 
 
-def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog) -> Path:
+def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | None = None) -> Path:
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
     The lock is itself a recipe: running it runs the same values again. It holds the recipe's values, with those of type
@@ -62,13 +62,16 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog) -> Path:
         recipe: the recipe of the run.
         run_dir: the run's folder.
         catalog: who brought the plugins.
+        results: a folder in which a change is none of the source's.
 
     Returns:
         The path of the lock.
     """
-    checkout = source(recipe.path)
+    checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
         write_durably(run_dir / PATCH_NAME, _redacted(checkout.patch))
+    else:  # an earlier lock may have been here
+        (run_dir / PATCH_NAME).unlink(missing_ok=True)
     head = {"lock": VERSION, "digest": recipe.digest}
     facts = {"recipe": recipe.values()} | _environment(recipe, catalog, checkout)
     origins = {"origins": {path: place.cited() for path, place in recipe.origins.items()}}

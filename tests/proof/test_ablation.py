@@ -106,6 +106,7 @@ def test_an_interrupted_ablation_goes_on_where_it_stopped(experiment):
     with pytest.raises(Enough):
         measure(given, say=say)
     (journal,) = (workspace().root / "ablations").glob(f"*/{ROUNDS}")
+    assert (journal.parent / "locks" / "recipe" / "recipe.lock.yaml").is_file()  # as it was when it began
     before = journal.read_bytes()
     assert before.count(b'"round"') == 1
     with journal.open("ab") as file:

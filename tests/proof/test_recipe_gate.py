@@ -75,6 +75,9 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
     assert row.verdict.contract == "Statistical"
     if "learns nothing" not in row.verdict.summary:
         assert row.verdict.evidence["pairs"] >= 2
+    exact_or_close = ["forward_cache", "merged_critic_loss", "stacked_agents"]
+    assert sorted(row.verdict.evidence["stages"]["reference"]) == exact_or_close
+    assert sorted(row.verdict.evidence["stages"]["changed"]) == ["amp", *exact_or_close]
     assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
 
 

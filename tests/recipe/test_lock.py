@@ -297,6 +297,23 @@ def test_the_patch_is_written_beside_the_lock(repository, monkeypatch):
     subprocess.run(["git", "checkout", "-q", "--", "recipe.yaml"], cwd=repository, check=True)
     subprocess.run(["git", "apply", "run/source.patch"], cwd=repository, check=True)
     assert path.read_text().endswith("# changed\n")
+    write_recipe(repository, RECIPE)
+    write_lock(load(path, (), FakeCatalog()), repository / "run", FakeCatalog())
+    assert not (repository / "run" / "source.patch").exists()
+
+
+@needs_git
+def test_results_are_no_change_of_the_source(repository):
+    results = repository / "results [*]"
+    results.mkdir()
+    (results / "rounds.jsonl").write_text("{}\n")
+    subprocess.run(["git", "add", "-N", "."], cwd=repository, check=True)
+    assert "rounds.jsonl" in checkout(repository).patch
+    assert checkout(repository, results).patch == ""
+    write_recipe(repository, "changed: true\n")
+    assert "rounds.jsonl" not in checkout(repository, results).patch
+    assert "+changed: true" in checkout(repository, results).patch
+    assert checkout(repository, repository.parent / "elsewhere") == checkout(repository)
 
 
 @needs_git
