@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import cpprb
 import numpy as np
@@ -88,8 +89,9 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = {}
     for capacity in arguments.capacities:
-        steps = {"ours": ours(capacity), "TorchRL": torchrl(capacity), "cpprb": by_cpprb(capacity)}
-        figures[f"{capacity:,}"] = take_turns(steps, "TorchRL", arguments.rounds, 0.1)
+        builds = {"ours": ours, "TorchRL": torchrl, "cpprb": by_cpprb}
+        builds = {name: partial(build, capacity) for name, build in builds.items()}
+        figures[f"{capacity:,}"] = take_turns(builds, "TorchRL", arguments.rounds, 0.1)
         for name, each in figures[f"{capacity:,}"].items():
             low, high = each["ci95"]
             print(f"{capacity:9,} {name:8} {1e3 * each['ms']:7.0f} us   {each['ratio']:.2f} [{low:.2f}, {high:.2f}]")

@@ -1,9 +1,12 @@
 """What the comparisons share: blocks that take turns, and one file with all figures and the machine."""
 
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,31 +19,34 @@ from runner.proof.statistics import ratio
 
 RESULTS = Path(__file__).with_name("results.json")
 PACKAGES = ("torch", "torchrl", "tensordict", "benchmarl", "cpprb", "mpe2")
+Step = Callable[[], object]
+_own: list[Step] = []
+"""The step of this process."""
 
 
 def take_turns(
-    steps: Mapping[str, Callable[[], object]], reference: str, rounds: int, block_seconds: float
+    builds: Mapping[str, Callable[[], Step]], reference: str, rounds: int, block_seconds: float
 ) -> dict[str, dict[str, Any]]:
     """Times steps in blocks that take turns, the order reversed every other round.
+
+    Each step has a process of its own: what one sets for its process, as ``heap_retention`` does, helps no other.
 
     Returns:
         For every name the milliseconds of a step (median over rounds), and ``reference`` / it with a 95 % interval.
     """
-    counts = {}
-    for name, step in steps.items():
-        for _ in range(10):
-            step()
-        started = time.perf_counter()
-        for _ in range(5):
-            step()
-        counts[name] = max(1, round(5 * block_seconds / (time.perf_counter() - started)))
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds):
-        for name in list(steps)[:: 1 if turn % 2 else -1]:
-            started = time.perf_counter()
-            for _ in range(counts[name]):
-                steps[name]()
-            seconds[name].append((time.perf_counter() - started) / counts[name])
+    seconds: dict[str, list[float]] = {name: [] for name in builds}
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin, (build,)))
+            for name, build in builds.items()
+        }
+        counts = {}
+        for name, process in processes.items():
+            process.submit(_seconds, 10).result()
+            counts[name] = max(1, round(5 * block_seconds / process.submit(_seconds, 5).result()))
+        for turn in range(rounds):
+            for name in list(builds)[:: 1 if turn % 2 else -1]:
+                seconds[name].append(processes[name].submit(_seconds, counts[name]).result() / counts[name])
     figures = {}
     for name, taken in seconds.items():
         speed = ratio(seconds[reference], taken)
@@ -50,6 +56,17 @@ def take_turns(
             "ci95": [speed.low, speed.high],
         }
     return figures
+
+
+def _begin(build: Callable[[], Step]) -> None:
+    _own.append(build())
+
+
+def _seconds(count: int) -> float:
+    started = time.perf_counter()
+    for _ in range(count):
+        _own[0]()
+    return time.perf_counter() - started
 
 
 def keep(part: str, command: str, figures: object) -> None:

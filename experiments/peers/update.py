@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from session import keep, take_turns
@@ -126,10 +127,10 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = {}
     for agents in arguments.agents:
-        steps = {name: ours(agents, recipe) for name, recipe in OURS.items()}
-        steps["TorchRL, the same layers"] = torchrl(agents, normalised=True)
-        steps["TorchRL, no layer norm"] = torchrl(agents, normalised=False)
-        figures[f"{agents} agents"] = take_turns(steps, "TorchRL, the same layers", arguments.rounds, 0.25)
+        builds = {name: partial(ours, agents, recipe) for name, recipe in OURS.items()}
+        builds["TorchRL, the same layers"] = partial(torchrl, agents, normalised=True)
+        builds["TorchRL, no layer norm"] = partial(torchrl, agents, normalised=False)
+        figures[f"{agents} agents"] = take_turns(builds, "TorchRL, the same layers", arguments.rounds, 0.25)
         print(f"{agents} agents, batch {BATCH}")
         for name, each in figures[f"{agents} agents"].items():
             low, high = each["ci95"]
