@@ -74,7 +74,6 @@ class Masac(Learner):
             "critic": Role([list(critic.parameters()) for critic in self.critics["online"]], config.max_grad_norm),
             "temperature": Role([[p] for p in self.log_temperatures]),
         }
-        self.own = torch.eye(self.agents, dtype=torch.bool, device=self.device)[:, :, None, None]
         names = {*STORY, *LOSSES, *GRADIENTS, "next_actions", "current_actions", "actor_forward", "critic_forward"}
         names |= {"temperatures", "current_action"}
         self.slots.define(**{name: getattr(self, name) for name in sorted(names)}, clip=clip)
@@ -175,7 +174,12 @@ class Masac(Learner):
             Loss, [n], and log-probability, [n, B], detached.
         """
         actions, log_prob = self.slots.current_actions(batch, noise, agents)
-        joint = torch.where(self.own[agents], actions, actions.detach()).transpose(1, 2).flatten(2)
+        wanted = range(self.agents)[agents]
+        wanted, n = range(self.agents)[agents], self.agents
+        rows = actions.detach().expand(len(wanted), *actions.shape).flatten(0, 1)
+        # Put in place rather than chosen by a mask, whose gradient would be a sum that is zero but for one agent.
+        rows = rows.slice_scatter(actions[agents], start=wanted.start, step=n + 1)
+        joint = rows.unflatten(0, (-1, n)).transpose(1, 2).flatten(2)
         q = self.slots.critic_forward("online", batch["observation"].flatten(1), joint, agents).amin(1)
         alpha = self.slots.temperatures(agents).detach().exp()[:, None]
         return (alpha * log_prob - q).mean(-1), log_prob.detach()
