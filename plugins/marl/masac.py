@@ -175,11 +175,10 @@ class Masac(Learner):
         """
         actions, log_prob = self.slots.current_actions(batch, noise, agents)
         wanted = range(self.agents)[agents]
-        wanted, n = range(self.agents)[agents], self.agents
         rows = actions.detach().expand(len(wanted), *actions.shape).flatten(0, 1)
         # Put in place rather than chosen by a mask, whose gradient would be a sum that is zero but for one agent.
-        rows = rows.slice_scatter(actions[agents], start=wanted.start, step=n + 1)
-        joint = rows.unflatten(0, (-1, n)).transpose(1, 2).flatten(2)
+        rows = rows.slice_scatter(actions[agents], start=wanted.start, step=self.agents + 1)
+        joint = rows.unflatten(0, (-1, self.agents)).transpose(1, 2).flatten(2)
         q = self.slots.critic_forward("online", batch["observation"].flatten(1), joint, agents).amin(1)
         alpha = self.slots.temperatures(agents).detach().exp()[:, None]
         return (alpha * log_prob - q).mean(-1), log_prob.detach()
