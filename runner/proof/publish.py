@@ -12,6 +12,7 @@ from runner.files import write_durably
 from runner.proof.experiment import Experiment
 from runner.proof.journal import Journal
 from runner.proof.result import CaseResult, Result, VariantResult
+from runner.report.ablation import summary
 from runner.tracking.store import Metric, Store
 from runner.tracking.values import key, params_of, text
 
@@ -48,16 +49,19 @@ def _publish(store: Store, experiment: Experiment, result: Result, journal: Jour
     known = _known(folder)
     experiment_id = store.experiment(experiment.cases[0].recipe.tracking.experiment)
 
+    now = time.time_ns() // 1_000_000
+    started = now - int(1000 * result.seconds)  # all variants took turns from the first round to the last
+
     def run(name: str) -> str:
         if name not in known:
-            known[name] = store.create_run(experiment_id, name)
+            known[name] = store.create_run(experiment_id, name, started)
             write_durably(folder / RUNS, json.dumps(known, indent=1) + "\n")
         return known[name]
 
-    now = time.time_ns() // 1_000_000
     title = folder.name
     parent = run(title)
     tags = {"ablation": "parent", "ablation.digest": result.digest, "command": result.command,
+            "mlflow.note.content": summary(result),
             **{f"hardware.{name}": str(value) for name, value in result.machine.items()}}  # fmt: skip
     settings = {"experiment": experiment.config.model_dump(mode="json")}
     store.send(parent, _whole(result, now), params_of(settings), {key(n): text(v) for n, v in tags.items()})

@@ -82,6 +82,15 @@ def markdown(result: Result, recommendations: Sequence[Recommendation], plots: S
     return redact("\n".join([*lines, "", "## How to read this", "", _HOW_TO_READ, ""]))
 
 
+def summary(result: Result) -> str:
+    """The report in short, for a page that shows it beside the measurements."""
+    lines = []
+    for case in result.cases:
+        lines += [f"## {case.name or result.name}", "", *_rows(case, _NARROW_COLUMNS), ""]
+        lines += [*(f"* {line}" for line in _remarks(case)), ""]
+    return redact("\n".join(lines))
+
+
 def _how(result: Result) -> Iterator[str]:
     machine = ", ".join(f"{name} {value}" for name, value in result.machine.items())
     yield f"    {result.command}"
@@ -107,11 +116,7 @@ def _case(case: CaseResult, result: Result) -> Iterator[str]:
     yield f"One update of {case.batch_size} samples on {case.device} with {case.threads} threads; {case.ended}."
     yield ""
     columns = [name for name in _COLUMNS if name != "published" or _has_published(case)]
-    yield f"| variant | {' | '.join(columns)} |"
-    yield f"|---|{'---|' * len(columns)}"
-    for variant in case.variants:
-        cells = _cells(variant)
-        yield f"| {_title(variant)} | {' | '.join(cells[name] for name in columns)} |"
+    yield from _rows(case, columns)
     yield ""
     if _has_published(case) and result.published_by:
         yield f"Published: {result.published_by}"
@@ -122,6 +127,15 @@ def _case(case: CaseResult, result: Result) -> Iterator[str]:
     yield from _worth(case)
     yield from _shares(case)
     yield from _limit(case)
+
+
+def _rows(case: CaseResult, columns: Sequence[str]) -> Iterator[str]:
+    """The variants' table."""
+    yield f"| variant | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for variant in case.variants:
+        cells = _cells(variant)
+        yield f"| {_title(variant)} | {' | '.join(cells[name] for name in columns)} |"
 
 
 def _worth(case: CaseResult) -> Iterator[str]:

@@ -78,8 +78,13 @@ class Store:
                 raise
             return created_by_another_runner
 
-    def create_run(self, experiment_id: str, name: str) -> str:
+    def create_run(self, experiment_id: str, name: str, started: int | None = None) -> str:
         """Starts a run of that name and returns its id.
+
+        Args:
+            experiment_id: the experiment that it belongs to.
+            name: of the run.
+            started: when it began, in milliseconds; now, unless given.
 
         Raises:
             StorageError: the store cannot be written.
@@ -87,7 +92,7 @@ class Store:
         from mlflow.exceptions import MlflowException
 
         try:
-            return str(self.client.create_run(experiment_id, run_name=name).info.run_id)
+            return str(self.client.create_run(experiment_id, started, run_name=name).info.run_id)
         except MlflowException as error:
             raise StorageError(f"cannot start a run in {shown(self.uri)}: {error}") from error
 

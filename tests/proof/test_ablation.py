@@ -80,6 +80,8 @@ def check_mlflow(done):
     client = Store.open(workspace()).client
     parent = client.get_run(done.run_id)
     assert parent.info.status == "FINISHED"
+    assert parent.info.end_time - parent.info.start_time >= 1000 * done.result.seconds - 1
+    assert "\n| all" in parent.data.tags["mlflow.note.content"]
     assert "README.md" in {file.path for file in client.list_artifacts(done.run_id)}
     below = client.search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{done.run_id}' and tags.verdict = 'PASS'"
