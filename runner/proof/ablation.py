@@ -32,7 +32,7 @@ Gate = Callable[["Recipe", Registry, Sequence[str]], "Verdict"]
 """Says whether a recipe with exactly these stages is harmless."""
 Say = Callable[[str], None]
 
-SETUP_SHARE = 0.6
+SETUP_SHARE = 0.75
 """Of a squad's time: what is not ready by then is not measured, because nothing would be left to measure it in."""
 MEMORY_SHARE = 0.8
 TRAIN_EVERY = 2
