@@ -14,11 +14,13 @@ from running import runner
 from runner.api import Statistical
 from runner.cli import app
 from runner.errors import ExitCode
+from runner.proof.experiment import AblationConfig, load_experiment
 from runner.registry import Registry
 
 ROOT = Path(__file__).parents[1]
 README, CONTRIBUTING, PLUGINS = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/plugins.md"))
-OTHERS = [ROOT / name for name in ("docs/proof.md", "docs/study.md", "CHANGELOG.md")]
+ABLATION = ROOT / "docs" / "ablation.md"
+OTHERS = [ABLATION, *(ROOT / name for name in ("docs/proof.md", "docs/study.md", "CHANGELOG.md"))]
 PAGES = pytest.mark.parametrize("page", [README, CONTRIBUTING, PLUGINS, *OTHERS], ids=lambda page: page.name)
 VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}
 VERBS |= {group.name for group in app.registered_groups}
@@ -130,3 +132,13 @@ def collect(distribution, extras, needed):
 def test_cards_tell_what_the_ablations_here_measured():
     generator = runpy.run_path(str(ROOT / "experiments" / "cards.py"))
     assert json.loads(generator["MEASURED"].read_text()) == generator["measured"]()
+
+
+def test_the_ablation_in_the_docs_is_one_and_every_key_is_explained(tmp_path):
+    (text,) = blocks(ABLATION, "yaml")
+    (tmp_path / "mine.yaml").write_text(text)
+    loaded = load_experiment(tmp_path / "mine.yaml", (), Registry())
+    assert [case.name for case in loaded.cases] == ["2 agents", "4 agents"]
+    table = ABLATION.read_text().partition("| key |")[2].partition("##")[0]
+    rows = re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(AblationConfig.model_fields)
