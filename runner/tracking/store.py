@@ -92,7 +92,7 @@ class Store:
         from mlflow.exceptions import MlflowException
 
         try:
-            return str(self.client.create_run(experiment_id, started, run_name=name).info.run_id)
+            return str(self.client.create_run(experiment_id, start_time=started, run_name=name).info.run_id)
         except MlflowException as error:
             raise StorageError(f"cannot start a run in {shown(self.uri)}: {error}") from error
 
