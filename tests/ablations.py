@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from running import tiny
 
-from runner.proof.analysis import analyse
-from runner.proof.experiment import Case
-from runner.proof.result import Result
-from runner.proof.variants import AGAIN, plan
+from runner.measure.analysis import analyse
+from runner.measure.experiment import Case
+from runner.measure.result import Result
+from runner.verify.variants import AGAIN, plan
 
 OFF = tuple(f"optimization.{kind}=off" for kind in ("amp", "compile", "float32_matmul", "heap_retention"))
 BASE_S = 0.010

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SecretStr, field_validator
 
 from runner.api import Config, Exact, LearnerConfig, SourceConfig, Stage
+from runner.plugin.registry import PluginError
 from runner.recipe import Provider, Section
-from runner.registry import PluginError
 
 Positive = Annotated[float, Field(gt=0)]
 

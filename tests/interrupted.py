@@ -11,8 +11,8 @@ import torch
 from children import start
 from running import RECIPES, settings_of
 
-from runner.engine import checkpoint
-from runner.ring import Ring
+from runner.plugin.ring import Ring
+from runner.train.checkpoint import reader as checkpoint
 
 
 def arguments(name, *sets):

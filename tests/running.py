@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 
 from children import start
 
-from runner.engine.run import RunResult, run
+from runner.plugin.registry import Registry
 from runner.recipe import Recipe, load
-from runner.registry import Registry
 from runner.tracking import workspace
+from runner.train.run import RunResult, run
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 TINY = (

@@ -7,18 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BOTTOM = {"", "api", "config", "errors", "faults", "files", "generators", "hardware", "ring", "secrets", "slots"}
+BOTTOM = {"", "api", "plugin", "system"}
 MAY_IMPORT = {
     "recipe": BOTTOM,
-    "registry": BOTTOM | {"recipe"},
+    "compare": BOTTOM,
+    "proof": BOTTOM | {"compare"},
     "tracking": BOTTOM | {"recipe"},
-    "report": BOTTOM | {"recipe", "tracking"},
-    "doctor": BOTTOM | {"tracking"},
-    "pipeline": BOTTOM | {"recipe", "registry"},
-    "probe": BOTTOM | {"recipe", "registry", "pipeline"},
-    "engine": BOTTOM | {"recipe", "registry", "pipeline", "tracking", "report"},
-    "proof": BOTTOM | {"recipe", "registry", "pipeline", "engine", "tracking", "report"},
-    "study": BOTTOM | {"recipe", "registry", "pipeline", "engine", "proof", "tracking", "report"},
+    "train": BOTTOM | {"recipe", "tracking"},
+    "child": BOTTOM | {"recipe", "train"},
+    "verify": BOTTOM | {"recipe", "train", "compare", "child"},
+    "measure": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
+    "study": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
 }
 """By part of ``runner``; the command line may import everything, and nothing imports it."""
 LONGEST_FILE = 400
@@ -66,7 +65,7 @@ def test_imports_of_the_core_point_one_way(path):
     own = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
     if own in ("cli", "__init__", "__main__"):
         return
-    allowed = BOTTOM if own in BOTTOM else MAY_IMPORT.get(own)
+    allowed = (BOTTOM | {"recipe"}) if own in BOTTOM else MAY_IMPORT.get(own)
     assert allowed is not None, f"say in MAY_IMPORT where '{own}' stands"
     parts = {part for module in imports(path, "runner") if (part := part_of(module)) is not None}
     assert parts <= allowed | {own}

@@ -13,9 +13,9 @@ from running import runner
 
 from runner.api import Statistical
 from runner.cli import app
-from runner.errors import ExitCode
-from runner.proof.experiment import AblationConfig, load_experiment
-from runner.registry import Registry
+from runner.measure.experiment import AblationConfig, load_experiment
+from runner.plugin.registry import Registry
+from runner.system.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
 README, CONTRIBUTING, PLUGINS = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/plugins.md"))

@@ -7,10 +7,10 @@ import torch
 from running import tiny, train_here, with_requirements
 
 from runner.api import Close, Exact, Learner, Source, Stage, Statistical
-from runner.pipeline import assemble
+from runner.plugin.registry import Registry
 from runner.recipe import RecipeError
 from runner.recipe.constraints import PIPELINE_SLOTS
-from runner.registry import Registry
+from runner.train.assemble import assemble
 
 REGISTRY = Registry()
 STAGES = REGISTRY.kinds("optimization")

@@ -10,8 +10,8 @@ from disks import fill, free, small_disk
 from interrupted import arguments
 from outages import PACING, points, records, rows, training
 
-from runner.engine import checkpoint
-from runner.faults import POINTS
+from runner.system.faults import POINTS
+from runner.train.checkpoint import reader as checkpoint
 
 ACTIONS = ("enospc", "raise")
 

@@ -9,9 +9,9 @@ from children import start
 from interrupted import arguments, learnt, same, survives, train
 from running import RECIPES, with_requirements
 
-from runner.engine import checkpoint
-from runner.faults import POINTS
-from runner.registry import Registry
+from runner.plugin.registry import Registry
+from runner.system.faults import POINTS
+from runner.train.checkpoint import reader as checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from children import start
 
-from runner.secrets import MASK
+from runner.system.secrets import MASK
 
 ROOT = Path(__file__).parents[1]
 SECRETS = {

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from runner.hardware import hardware
-from runner.proof.statistics import ratio
+from runner.compare.noninferiority import ratio
+from runner.system.hardware import hardware
 
 RESULTS = Path(__file__).with_name("results.json")
 PACKAGES = ("torch", "torchrl", "tensordict", "benchmarl", "cpprb", "mpe2")

@@ -28,13 +28,13 @@ from session import keep
 from torch import nn
 from torchrl.envs import PettingZooWrapper
 
-from runner import generators
-from runner.engine.loop import Loop
-from runner.engine.signals import Stop
-from runner.pipeline import assemble
-from runner.proof.trial import Nowhere
+from runner.plugin.registry import Registry
 from runner.recipe import load
-from runner.registry import Registry
+from runner.system import generators
+from runner.train.assemble import assemble
+from runner.train.loop import Loop
+from runner.train.signals import Stop
+from runner.verify.training import Nowhere
 
 ENVS, BATCH, WIDTH, WARM_UP, PER_UPDATE = 8, 256, 128, 2_000, 8
 EPISODES, CYCLES, TAU = 500, 25, 0.04

@@ -12,10 +12,10 @@ from torch import nn
 from torchrl.modules import MultiAgentMLP, NormalParamExtractor, ProbabilisticActor, TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate, ValueEstimators
 
-from runner.pipeline import assemble
-from runner.proof.measure import Measured
+from runner.measure.measured import Measured
+from runner.plugin.registry import Registry
 from runner.recipe import load
-from runner.registry import Registry
+from runner.train.assemble import assemble
 
 BATCH, WIDTH, OBSERVATION, ACTION = 128, 256, 7, 2
 POOL = 8

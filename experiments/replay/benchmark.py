@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import torch
 
-from runner.hardware import hardware
 from runner.plugins.marl.replay.buffer import Replay
 from runner.plugins.marl.replay.build import make_replay
 from runner.plugins.marl.replay.config import PrioritizedConfig, UniformConfig
+from runner.system.hardware import hardware
 
 AGENTS, OBSERVATION, ACTION = 4, 7, 2
 SHAPES = {

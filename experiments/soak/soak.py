@@ -51,7 +51,7 @@ def list_subjects():
     from running import RECIPES
     from test_every_plugin import with_requirements
 
-    from runner.registry import Registry
+    from runner.plugin.registry import Registry
 
     subjects = [(path.stem, arguments(path.stem, *SETTINGS)) for path in sorted(RECIPES.glob("*.yaml"))]
     kinds = Registry().kinds("optimization")
@@ -63,7 +63,7 @@ def soak(name, command, chance, seed):
     """One training without kills and one with."""
     from interrupted import survives
 
-    from runner.faults import POINTS
+    from runner.system.faults import POINTS
 
     inside = [point for point in POINTS if point.startswith(("checkpoint.", "spool.", "ship."))]
     places = [
@@ -89,7 +89,7 @@ def write(rows, started, seed, path):
     """The report so far."""
     import torch
 
-    from runner.hardware import cpu_model
+    from runner.system.hardware import cpu_model
 
     report = {
         "kills": sum(row["kills"] for row in rows),

@@ -1,6 +1,7 @@
 """The face of multi-agent SAC."""
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,7 +16,7 @@ Width = Annotated[int, Field(ge=1)]
 
 STORY = frozenset({"targets", "critic_step", "actor_step", "temperature_step", "target_step"})
 SHARED = frozenset({"next_actions", "current_action", "current_actions"})
-FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures", "clip"})
+FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures"})
 LOSSES = frozenset({"target", "critic_loss", "actor_loss", "temperature_loss"})
 GRADIENTS = frozenset({"critic_gradients", "actor_gradients", "temperature_gradients"})
 
@@ -24,9 +25,9 @@ class MasacConfig(LearnerConfig):
     """Multi-agent soft actor-critic with centralised twin critics and nothing shared between agents.
 
     Every agent has its own actor on its own observation, its own twin critic on all observations and all actions, its
-    own target critic and its own temperature. The update is simultaneous: all targets and losses are taken on the
-    parameters from before it. In the actor loss the other agents' actions are fresh (drawn from their present policies)
-    and detached.
+    own target critic and its own temperature. The update is simultaneous: all targets and critic losses are taken on
+    the parameters from before it, then all actor losses, on the critics after their step. In the actor loss the other
+    agents' actions are fresh (drawn from their present policies) and detached.
 
     When it helps: continuous actions, a handful of cooperating agents, simulators that are not free.
     When it hurts: its cost grows with the square of the number of agents' observations in the critics.
@@ -34,23 +35,20 @@ class MasacConfig(LearnerConfig):
 
     kind: ClassVar[str] = "masac"
     learns_from: ClassVar[str] = "multi_agent"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "actor": {"kind": "adam", "lr": 1e-3, "max_grad_norm": 1.0},
+        "critic": {"kind": "adam", "lr": 3e-3, "eps": 1e-5, "max_grad_norm": 1.0},
+        "temperature": {"kind": "adam", "lr": 3e-4},
+    }
+    """Gradients are clipped for every network of every agent apart."""
+    slots: ClassVar[frozenset[str]] = STORY | SHARED | FORWARDS | LOSSES | GRADIENTS
 
     hidden: list[Width] = Field(default_factory=lambda: [256, 256], min_length=1)
     """Widths of the hidden layers of every actor and critic."""
-    actor_lr: Positive = 1e-3
-    """Learning rate of the actors' Adam."""
-    critic_lr: Positive = 3e-3
-    """Learning rate of the critics' Adam."""
-    temperature_lr: Positive = 3e-4
-    """Learning rate of the temperatures' Adam."""
-    critic_eps: Positive = 1e-5
-    """Epsilon of the critics' Adam."""
     gamma: Fraction = 0.95
     """Discount factor."""
     tau: Fraction = 0.01
     """Share of the critics that goes into their targets at every update (Polyak averaging)."""
-    max_grad_norm: Positive = 1.0
-    """Gradient norm to which every network of every agent is clipped."""
     target_entropy: float = -0.5
     """Entropy that the temperatures steer every policy to, in nats."""
     update_order: Literal["simultaneous", "sequential"] = "simultaneous"
@@ -62,15 +60,9 @@ class MasacConfig(LearnerConfig):
 
         return Masac
 
-    def slots(self) -> frozenset[str]:
-        """Every step of the update; the sequential order has no step that is shared by all agents."""
-        if self.update_order == "sequential":
-            return FORWARDS | LOSSES | GRADIENTS
-        return STORY | SHARED | FORWARDS | LOSSES | GRADIENTS
-
-    def lacks(self, slot: str) -> str:
-        """Why a slot is missing: the sequential order leaves nothing to reuse between agents."""
-        if slot in STORY | SHARED:
+    def lacks(self, slot: str) -> str | None:
+        """The sequential order leaves nothing to reuse between agents."""
+        if self.update_order == "sequential" and slot in STORY | SHARED:
             return (
                 "with model.update_order: sequential every agent learns from parameters that the agents before it have "
                 f"just changed, so there is no '{slot}' shared by all agents; use update_order: simultaneous"

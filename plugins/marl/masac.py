@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from runner.api import Batch, Context, Learner, State
+from runner.api import Batch, Context, Learner, Progress, State, UsageError
 
-from .config import GRADIENTS, LOSSES, STORY, MasacConfig
+from .config import MasacConfig
 from .networks import Mlp, TwinCritic, squash
-from .roles import ALL, Role, clip, polyak
+from .roles import ALL, AgentsRole, polyak
 from .work import least_bytes, least_flop
 
 
@@ -49,8 +50,6 @@ class Masac(Learner):
         self.action = shapes["action"][1]
         self.hidden = config.hidden
         self.gamma, self.tau, self.target_entropy = config.gamma, config.tau, config.target_entropy
-        self.lr = {"actor": config.actor_lr, "critic": config.critic_lr, "temperature": config.temperature_lr}
-        self.eps = {"critic": config.critic_eps}
         self.sequential = config.update_order == "sequential"
         if self.sequential:
             self.story = ("target", "critic_loss", "actor_loss")
@@ -69,18 +68,17 @@ class Masac(Learner):
         self.critics["target"] = copy.deepcopy(self.critics["online"])
         self.target_critics = nn.ModuleList(self.critics["target"]).requires_grad_(False)
         self.log_temperatures = list(self.model["log_temperatures"].parameters())
-        self.roles = {
-            "actor": Role([list(actor.parameters()) for actor in self.actors], config.max_grad_norm),
-            "critic": Role([list(critic.parameters()) for critic in self.critics["online"]], config.max_grad_norm),
-            "temperature": Role([[p] for p in self.log_temperatures]),
+        parameters = {
+            "actor": [list(actor.parameters()) for actor in self.actors],
+            "critic": [list(critic.parameters()) for critic in self.critics["online"]],
+            "temperature": [[p] for p in self.log_temperatures],
         }
-        names = {*STORY, *LOSSES, *GRADIENTS, "next_actions", "current_actions", "actor_forward", "critic_forward"}
-        names |= {"temperatures", "current_action"}
-        self.slots.define(**{name: getattr(self, name) for name in sorted(names)}, clip=clip)
+        norms = {name: settings.max_grad_norm for name, settings in context.optimizers.items()}
+        self.roles = {name: AgentsRole(agents, norms[name]) for name, agents in parameters.items()}
 
     # --- the story ----------------------------------------------------------------------------------------------------
 
-    def update(self, batch: Batch, noise: Batch) -> Batch:
+    def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Tensor]:
         """One update of all agents; see ``MasacConfig`` for what "simultaneous" means."""
         if self.sequential:
             return self.sequential_update(batch, noise)
@@ -91,7 +89,7 @@ class Masac(Learner):
         self.slots.target_step()
         return self._output(critic_loss, td_error, actor_loss, log_prob)
 
-    def sequential_update(self, batch: Batch, noise: Batch) -> Batch:
+    def sequential_update(self, batch: Batch, noise: Batch) -> dict[str, Tensor]:
         """The historical order: every agent finishes its whole update before the next one begins."""
         outputs = []
         self.roles["actor"].zero_grad()
@@ -241,9 +239,9 @@ class Masac(Learner):
     # --- acting -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def predict(self, observation: Tensor) -> Tensor:
+    def predict(self, inputs: Tensor) -> Tensor:
         """The mean actions: [B, N, o] to [B, N, a]."""
-        mean: Tensor = self.slots.actor_forward(observation, ALL)[..., : self.action]
+        mean: Tensor = self.slots.actor_forward(inputs, ALL)[..., : self.action]
         return mean.tanh().transpose(0, 1)
 
     @torch.no_grad()
@@ -253,9 +251,14 @@ class Masac(Learner):
         actions, _ = squash(self.slots.actor_forward(observation, ALL), noise)
         return actions.transpose(0, 1)
 
-    def noise(self, batch_size: int, generator: torch.Generator) -> Batch:
+    def inputs(self, batch: Batch) -> Tensor:
+        """The observations."""
+        found: Tensor = batch["observation"]
+        return found
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """Standard normal numbers for the actions at the next ("next") and this observation ("current"), [N, B, a]."""
-        shape = (2, self.agents, batch_size, self.action)
+        shape = (2, self.agents, len(batch["reward"]), self.action)
         following, current = torch.randn(shape, generator=generator, device=self.device).unbind()
         return {"next": following, "current": current}
 
@@ -268,9 +271,26 @@ class Masac(Learner):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> None:
-        """One Adam for every agent and role."""
+        """One for every agent and role."""
         for name, role in self.roles.items():
-            role.configure(partial(self.slots.make_optimizer, lr=self.lr[name], eps=self.eps.get(name, 1e-8)))
+            settings = self.context.optimizers[name]
+            if settings.settings.get("weight_decay") and settings.spare:
+                raise UsageError(
+                    f"optimizer.{name}.weight_decay: masac cannot leave parameters out of it; say spare: []"
+                )
+            role.configure(partial(self.slots.make_optimizer, settings.optimizer(), **settings.settings))
+
+    def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
+        """Those of all agents."""
+        return ((name, optimizer) for name, role in self.roles.items() for optimizer in role.optimizers)
+
+    def periods(self) -> dict[str, int]:
+        """Everything is stepped in every update."""
+        return {}
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The networks and temperatures, and the target critics."""
+        return {"model": self.model, "target_critics": self.target_critics}
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All trainable parameters, agent by agent."""
@@ -340,7 +360,7 @@ class Masac(Learner):
         for target, online in zip(self.critics["target"][agents], self.critics["online"][agents], strict=True):
             polyak(list(target.parameters()), list(online.parameters()), self.tau)
 
-    def _output(self, critic_loss: Tensor, td_error: Tensor, actor_loss: Tensor, log_prob: Tensor) -> Batch:
+    def _output(self, critic_loss: Tensor, td_error: Tensor, actor_loss: Tensor, log_prob: Tensor) -> dict[str, Tensor]:
         return {
             "critic_loss": critic_loss.mean(),
             "actor_loss": actor_loss.mean(),

@@ -1,25 +1,22 @@
 """The parameters of one role (actors, critics, temperatures) and how they are stepped."""
 
-import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.api import Slots, State
+from runner.api import Slots, State, restore
 
 MakeOptimizer = Callable[[list[Tensor]], Optimizer]
 ALL = slice(None)
 
 
-class Role:
+class AgentsRole:
     """One list of parameters and one optimizer for every agent."""
 
-    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]], max_grad_norm: float = math.inf) -> None:
+    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]], max_grad_norm: float | None = None) -> None:
         self.parameters = [list(agent) for agent in parameters]
         self.max_grad_norm = max_grad_norm
         self.optimizers: list[Optimizer] = []
@@ -39,7 +36,9 @@ class Role:
             optimizer.zero_grad()
 
     def clip(self, slots: Slots, agents: slice = ALL) -> None:
-        """Clips every agent's gradient norm."""
+        """Clips every agent's gradient norm, if there is a bound."""
+        if self.max_grad_norm is None:
+            return
         for parameters, optimizer in zip(self.parameters[agents], self.optimizers[agents], strict=True):
             slots.unscale(optimizer)
             slots.clip(parameters, self.max_grad_norm)
@@ -72,30 +71,6 @@ class Role:
         """Restores the optimizers' state."""
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             restore(optimizer, saved)
-
-
-OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
-"""Settings of torch's optimizers that say how to compute, not what."""
-
-
-def restore(optimizer: Optimizer, saved: State) -> None:
-    """Loads a state that an optimizer with other kernels may have left; this one keeps its own."""
-    groups = [
-        {**group, **{name: own[name] for name in OWN_WAY if name in own}}
-        for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    state = {key: {name: _own(value) for name, value in entry.items()} for key, entry in saved["state"].items()}
-    optimizer.load_state_dict({"state": state, "param_groups": copy.deepcopy(groups)})
-
-
-def _own(value: Any) -> Any:
-    """A copy, because torch would go on with the very tensors that it is given."""
-    return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
-
-
-def clip(parameters: Sequence[Tensor], max_norm: float) -> None:
-    """Scales the gradients of one network to a total norm of at most ``max_norm``."""
-    nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
@@ -11,11 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from runner.api import Batch, Context, Learner, Source, State, UsageError
+from runner.api import Batch, Context, Learner, Progress, Source, State, UsageError
 
 from .replay.build import make_replay, storage_device
 from .simulator_config import SimulatorConfig
 
+_COUNTERS = ("_steps", "_uncounted", "_credit", "_due", "_open")
 STEPS_BETWEEN_CHECKS = 10
 """Evaluation asks an accelerator only this often whether all episodes are over, because every question waits for it."""
 
@@ -70,8 +71,23 @@ class SimulatorSource(Source):
     ``replay``; their states are the context's, all others are in ``state_dict``.
     """
 
+    activities = ("collect",)
+
     def __init__(self, config: SimulatorConfig, context: Context) -> None:
         self.config = config
+        self._slots = context.slots
+        self._slots.define(collect=self.collect)
+        self._nominal_batch_size = context.batch_size
+        self._policy = context.generator("policy")
+        self._steps = 0
+        """Environment steps taken."""
+        self._uncounted = 0
+        """Those of them whose updates are not all done."""
+        self._credit = 0.0
+        self._due = 0
+        """Updates whose batches can be drawn before the next step."""
+        self._open = 0
+        """Batches that were drawn and whose updates are not over."""
         self._device = context.device
         self._evaluation_episodes, self._evaluation_seed = config.evaluation.episodes, config.evaluation.seed
         self._exploration = context.generator("exploration")
@@ -99,9 +115,66 @@ class SimulatorSource(Source):
     ) -> BatchedEnvironment:
         """Builds ``envs`` simulations that draw their episodes from ``generator``."""
 
+    def bind(self, learner: Learner) -> None:
+        """Gets to know who acts: the learner's ``act``, or ``predict`` if it does not explore."""
+        self._act = getattr(learner, "act", None) or (lambda observation, _: learner.predict(observation))
+
+    def draw(self, batch_size: int, progress: Progress) -> Batch | None:
+        """A batch from the replay buffer, after stepping the environments until one is due; None after a single step.
+
+        Every step of all environments earns ``updates_per_step`` updates for each, and none during the warm-up.
+        """
+        if not self._due:
+            self._due = self._advance(batch_size)
+            if not self._due:
+                return None
+        self._due -= 1
+        self._open += 1
+        whole = progress.length if progress.unit == "env_steps" else None
+        return self._replay.sample(batch_size, min(1.0, self._steps / whole) if whole else progress.fraction)
+
+    def _advance(self, batch_size: int) -> int:
+        """Steps all environments once; returns how many updates are due."""
+        warming_up = self._steps < self.config.warmup
+        self._slots.collect(None if warming_up else self._explore)
+        self._steps += self._envs
+        self._uncounted += self._envs
+        if warming_up or len(self._replay) < batch_size:
+            return 0
+        self._credit += self._envs * self.config.updates_per_step * self._nominal_batch_size / batch_size
+        due = int(self._credit)
+        self._credit -= due
+        return due
+
+    def _explore(self, observation: Tensor) -> Tensor:
+        actions: Tensor = self._act(observation, self._policy)
+        return actions
+
+    def ahead(self) -> int:
+        """What is due before the next step."""
+        return self._due
+
+    def size(self, batch: Batch) -> int:
+        """Transitions."""
+        return len(batch["reward"])
+
+    def counts(self, batch: Batch | None) -> Mapping[str, int]:
+        """Environment steps count when all updates that they earned are done."""
+        counts = {}
+        if batch is not None:
+            self._open -= 1
+            counts["samples"] = self.size(batch)
+        if not self._due and not self._open:
+            counts["env_steps"], self._uncounted = self._uncounted, 0
+        return counts
+
     @torch.no_grad()
-    def collect(self, act: Callable[[Tensor], Tensor] | None) -> int:
-        """Steps all environments once and stores the transitions; see ``Source.collect``."""
+    def collect(self, act: Callable[[Tensor], Tensor] | None) -> None:
+        """Steps all environments once and stores the transitions.
+
+        Args:
+            act: from observations to actions; None asks for uniformly random actions.
+        """
         action = self._random_action() if act is None else act(self._observation)
         step = self._environment.step(action)
         self._replay.add(
@@ -116,19 +189,10 @@ class SimulatorSource(Source):
         self._observation = step.observation
         finished = step.episodes.sum(0, dtype=torch.float64)
         self._finished = finished if self._finished is None else self._finished + finished
-        return self._envs
 
     def _random_action(self) -> Tensor:
         shape = (self._envs, *self._action_shape)
         return torch.rand(shape, generator=self._exploration, device=self._device) * 2 - 1
-
-    def ready(self, batch_size: int) -> bool:
-        """Whether the replay buffer holds a batch of that size."""
-        return len(self._replay) >= batch_size
-
-    def sample(self, batch_size: int, progress: float) -> Batch:
-        """Draws a batch from the replay buffer."""
-        return self._replay.sample(batch_size, progress)
 
     def feedback(self, batch: Batch, output: Batch) -> None:
         """Hands the TD errors of the batch, ``output["td_error"]`` [B], to a prioritized replay buffer.
@@ -179,6 +243,7 @@ class SimulatorSource(Source):
             "observation": self._observation,
             "finished": self._finished,
             "replay": self._replay.state_dict(),
+            "counters": {name: getattr(self, name) for name in _COUNTERS},
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -187,3 +252,5 @@ class SimulatorSource(Source):
         self._observation = state["observation"].to(self._device)
         self._finished = None if state["finished"] is None else state["finished"].to(self._device)
         self._replay.load_state_dict(state["replay"])
+        for name in _COUNTERS:
+            setattr(self, name, state["counters"][name])

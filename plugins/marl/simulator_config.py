@@ -1,10 +1,11 @@
 """What every simulator can be told: how many copies run, what remembers them and how they are evaluated."""
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from runner.api import Config, SourceConfig
+from runner.api import Config, SourceConfig, Unit
 
 from .replay.config import ReplayConfig, UniformConfig
 
@@ -22,15 +23,33 @@ class SimulatorConfig(SourceConfig):
     """A multi-agent simulator with a replay buffer."""
 
     provides: ClassVar[str] = "multi_agent"
-    simulates: ClassVar[bool] = True
+    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "env_steps"})
 
     envs: int = Field(default=16, ge=1)
     """Parallel simulations; one step of all of them counts as this many environment steps."""
     replay: ReplayConfig = Field(default_factory=UniformConfig)
     """What remembers the transitions and draws batches from them."""
+    warmup: Annotated[int, Field(ge=0)] = 1000
+    """Environment steps with random actions before the first update."""
+    updates_per_step: Annotated[float, Field(gt=0)] = 0.5
+    """Updates for every environment step; with another batch size than the recipe's, as many fewer as it is larger."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """How the deterministic policy is measured."""
+
+    @property
+    def depends_on_feedback(self) -> bool:  # type: ignore[override]  # the replay buffer decides
+        """Priorities change what is drawn next."""
+        return self.replay.kind == "prioritized"
 
     def largest_batch(self) -> int:
         """No more than the replay buffer holds."""
         return self.replay.capacity
+
+    def resident(self, device: str) -> bool:
+        """Whether the replay buffer is where the learner is."""
+        return device == "cpu" or self.replay.device == "same"
+
+    def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
+        """A warm-up that leaves nothing to learn from."""
+        if unit == "env_steps" and self.warmup >= length:
+            yield "warmup", f"{self.warmup:,} leaves no step to learn in: train.env_steps is {length:,}"

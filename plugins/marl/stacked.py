@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runner.api import Slots, State
+from runner.api import Slots, State, restore
 
 from .layout import apart, as_stacked, split, together
-from .roles import ALL, MakeOptimizer, Role, restore
+from .roles import ALL, AgentsRole, MakeOptimizer
 
 Precision = Callable[[], AbstractContextManager[None]]
 
@@ -35,13 +35,14 @@ class Stack:
                 parameter.data = as_stacked(own)
 
 
-class StackedRole(Role):
+class StackedRole(AgentsRole):
     """A role whose agents are clipped row by row and whose parameters are, to its optimizer, one vector.
 
-    To the outside its state is that of ``Role``: what was trained stacked goes on unstacked, and the other way round.
+    To the outside its state is that of ``AgentsRole``: what was trained stacked goes on
+    unstacked, and the other way round.
     """
 
-    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], agents: int, max_grad_norm: float) -> None:
+    def __init__(self, networks: Sequence[Sequence[nn.Parameter]], agents: int, max_grad_norm: float | None) -> None:
         """Stacks the networks.
 
         Args:
@@ -85,6 +86,8 @@ class StackedRole(Role):
     def clip(self, slots: Slots, agents: slice = ALL) -> None:
         """Gathers the gradients and clips every agent's norm."""
         self.gather()
+        if self.max_grad_norm is None:
+            return
         slots.unscale(self.optimizers[0])
         slots.clip(self.shares, self.max_grad_norm)
 

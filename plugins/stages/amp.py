@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from runner.api import Batch, Config, Pipeline, Setting, Stage, State, Statistical, UsageError
+from runner.api import Pipeline, Setting, Stage, StageConfig, State, Statistical, UsageError
 
 
-class Amp(Stage):
+class AmpConfig(StageConfig):
     """Runs the networks' hidden layers in 16-bit floating point under ``torch.autocast``.
 
     Heads, log-probabilities, TD targets, temperatures, Polyak averages and optimizers stay in full precision. bf16
@@ -19,32 +19,38 @@ class Amp(Stage):
 
     kind: ClassVar[str] = "amp"
     phase: ClassVar[int] = 2
-    contract = Statistical(0.05)
     claims: ClassVar[frozenset[str]] = frozenset({"precision", "unscale", "optimizer_step"})
     wraps: ClassVar[frozenset[str]] = frozenset({"backward", "update"})
 
-    class Config(Config):
-        """Which 16-bit type."""
+    dtype: Literal["bf16", "fp16"] = "bf16"
+    """bf16 keeps float32's range; fp16 has more digits and needs loss scaling."""
 
-        dtype: Literal["bf16", "fp16"] = "bf16"
-        """bf16 keeps float32's range; fp16 has more digits and needs loss scaling."""
-
-    config: Config
+    def contract(self, setting: Setting) -> Statistical:
+        """It rounds; only trainings can tell whether that harms."""
+        return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
         """bf16 without hardware for it has nothing to win; fp16 on a CPU is refused."""
         import torch
 
         cpu = setting.device.type == "cpu"
-        if cpu and self.config.dtype == "fp16":
+        if cpu and self.dtype == "fp16":
             raise UsageError("fp16 on a CPU is about 90 times slower than float32; use dtype: bf16 or switch amp off")
-        if self.config.dtype == "fp16":
+        if self.dtype == "fp16":
             return None
         if cpu and not torch.cpu.get_capabilities().get("avx512_bf16", False):
             return "this processor has no bf16 arithmetic (AVX512-BF16); emulated, it would be slower than float32"
         if not cpu and not torch.cuda.is_bf16_supported(including_emulation=False):
             return "this GPU has no bf16 arithmetic; use dtype: fp16"
         return None
+
+    def implementation(self) -> type[Stage]:
+        """Autocast and the loss scaler."""
+        return Amp
+
+
+class Amp(Stage):
+    """Sets the precision of forwards, and scales losses for fp16."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Sets the precision, and for fp16 the loss scaling."""
@@ -77,9 +83,9 @@ class Amp(Stage):
         return backward
 
     def _updated_scale(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def update(batch: Batch, noise: Batch) -> Any:
+        def update(*arguments: Any) -> Any:
             assert self.scaler is not None
-            output = step(batch, noise)
+            output = step(*arguments)
             self.scaler.update()
             return output
 

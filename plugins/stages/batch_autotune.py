@@ -4,15 +4,15 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from runner.api import Config, Pipeline, Plan, Probe, Setting, Stage, Statistical, UsageError
+from runner.api import Pipeline, Plan, Probe, Setting, Stage, StageConfig, Statistical, UsageError
 
 
-class BatchAutotune(Stage):
+class BatchAutotuneConfig(StageConfig):
     """Finds the batch size with the most samples per second, by real training steps in child processes.
 
     Doubles the recipe's batch size until memory or throughput says stop, then bisects between the best and its
-    neighbours. A share of the memory is kept free. The number of samples replayed for every environment step is kept:
-    a batch four times as large means a quarter of the updates.
+    neighbours. A share of the memory is kept free. The number of samples learnt from is kept: a batch four times as
+    large means a quarter of the updates.
 
     When it helps: a large GPU and a small batch.
     When it hurts: fewer, larger updates can learn less from the same data, and each trial takes seconds of start-up.
@@ -20,26 +20,33 @@ class BatchAutotune(Stage):
 
     kind: ClassVar[str] = "batch_autotune"
     phase: ClassVar[int] = 3
-    contract = Statistical(0.05)
+    prepares: ClassVar[bool] = True
 
-    class Config(Config):
-        """Where to stop."""
+    largest: Annotated[int, Field(ge=1)] = 4096
+    """The largest batch size to try."""
+    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Share of the memory that must stay free."""
+    gain: Annotated[float, Field(ge=0)] = 0.05
+    """A larger batch must bring this much more samples per second, relative, to be worth it."""
 
-        largest: Annotated[int, Field(ge=1)] = 4096
-        """The largest batch size to try."""
-        headroom: Annotated[float, Field(ge=0, lt=1)] = 0.2
-        """Share of the memory that must stay free."""
-        gain: Annotated[float, Field(ge=0)] = 0.05
-        """A larger batch must bring this much more samples per second, relative, to be worth it."""
-
-    config: Config
+    def contract(self, setting: Setting) -> Statistical:
+        """Fewer, larger updates learn otherwise."""
+        return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
         """A training that is counted in updates would see more data with a larger batch, not finish sooner."""
-        return None if setting.data.simulates else "this training is counted in updates, not in environment steps"
+        return "this training is counted in updates" if setting.unit == "updates" else None
+
+    def implementation(self) -> type[Stage]:
+        """The search."""
+        return BatchAutotune
+
+
+class BatchAutotune(Stage):
+    """Tries batch sizes in child processes."""
 
     def prepare(self, plan: Plan) -> None:
-        """Replaces batch size and update ratio by what the trials found best.
+        """Replaces the batch size by what the trials found best.
 
         Raises:
             UsageError: not even the recipe's own batch size leaves the headroom free.
@@ -50,13 +57,11 @@ class BatchAutotune(Stage):
         if best == start:
             plan.note(f"batch size {start} is the best found")
             return
-        ratio = plan.updates_per_step * start / best
         plan.note(
             f"batch size {start} -> {best} at {self._speed(plan, best):,.0f} samples/s instead of "
-            f"{self._speed(plan, start):,.0f}; updates per step {plan.updates_per_step:g} -> {ratio:g}, so that each "
-            "step is replayed as often"
+            f"{self._speed(plan, start):,.0f}, and {start / best:.3g} times the updates"
         )
-        plan.batch_size, plan.updates_per_step = best, ratio
+        plan.batch_size = best
 
     def attach(self, pipeline: Pipeline) -> None:
         """Holds no slot: its work is done before anything is built."""
@@ -84,7 +89,7 @@ class BatchAutotune(Stage):
         return best
 
     def _is_better(self, plan: Plan, size: int, best: int) -> bool:
-        return self._speed(plan, size) > self._speed(plan, best) * (1 + self.config.gain)
+        return bool(self._speed(plan, size) > self._speed(plan, best) * (1 + self.config.gain))
 
     def _speed(self, plan: Plan, batch_size: int) -> float:
         """Samples per second, 0 where memory does not suffice."""

@@ -5,13 +5,13 @@ import shutil
 from functools import partial
 from typing import ClassVar, Literal
 
-from runner.api import Close, Config, Pipeline, Setting, Stage, UsageError
+from runner.api import Close, Pipeline, Setting, Stage, StageConfig, UsageError
 
 COMPILERS = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
 RECOMPILE_LIMIT = 64
 
 
-class Compile(Stage):
+class CompileConfig(StageConfig):
     """Compiles the functions that the learner names (targets; losses with their backward and clipping).
 
     Shapes are fixed, so each function is compiled once, at its first call. Optimizers stay as they are.
@@ -23,30 +23,27 @@ class Compile(Stage):
 
     kind: ClassVar[str] = "compile"
     phase: ClassVar[int] = 3
-    contract = Close()
 
-    class Config(Config):
-        """How to compile."""
+    mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
+    """Mode of ``torch.compile``; CUDA graphs are a stage of their own."""
 
-        mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
-        """Mode of ``torch.compile``; CUDA graphs are a stage of their own."""
-
-    config: Config
+    def contract(self, setting: Setting) -> Close:
+        """The same algebra."""
+        return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """On a CPU, nothing to do without a C++ compiler.
-
-        Raises:
-            UsageError: forwards would be reused between compiled functions that each free what they made.
-        """
-        if "forward_cache" in setting.stages and "stacked_agents" not in setting.stages:
-            raise UsageError(
-                "compile cannot work with forward_cache on agents that are not stacked: "
-                "switch stacked_agents on, or one of the two off"
-            )
+        """On a CPU, nothing to do without a C++ compiler."""
         if setting.device.type == "cpu" and not any(shutil.which(name) for name in COMPILERS):
             return f"no C++ compiler here: install one of {', '.join(COMPILERS)}, or set CXX"
         return None
+
+    def implementation(self) -> type[Stage]:
+        """The compiled slots."""
+        return Compile
+
+
+class Compile(Stage):
+    """Compiles what the learner says can be compiled."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Replaces every compilable slot by its compiled form."""

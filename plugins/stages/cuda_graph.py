@@ -1,9 +1,23 @@
 """The whole update as one CUDA graph."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.api import Batch, Close, Learner, Pipeline, Setting, Stage, State, UsageError
+from runner.api import (
+    Batch,
+    Close,
+    Learner,
+    Pipeline,
+    Progress,
+    Setting,
+    Stage,
+    StageConfig,
+    State,
+    UsageError,
+    map_tensors,
+    tensors,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -11,7 +25,7 @@ if TYPE_CHECKING:
 WARM_UP = 3
 
 
-class CudaGraph(Stage):
+class CudaGraphConfig(StageConfig):
     """Captures one whole update (losses, backward, clipping, optimizers, targets) and replays it.
 
     The GPU then receives one launch instead of hundreds. Batch and noise are copied into fixed places before every
@@ -24,17 +38,30 @@ class CudaGraph(Stage):
 
     kind: ClassVar[str] = "cuda_graph"
     phase: ClassVar[int] = 3
-    contract = Close()
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer", "update"})
+
+    def contract(self, setting: Setting) -> Close:
+        """The same algebra."""
+        return Close()
 
     def inactive(self, setting: Setting) -> str | None:
         """CUDA only; fp16's loss scaler decides on the host whether to step, which a graph cannot."""
         if setting.device.type != "cuda":
             return "CUDA graphs need a CUDA device"
+        if setting.data.shapes_vary:
+            raise UsageError(f"cuda_graph needs batches of one shape, and those of '{setting.data.kind}' vary")
         amp = setting.stages.get("amp")
-        if amp is not None and getattr(amp.config, "dtype", None) == "fp16":
+        if amp is not None and getattr(amp, "dtype", None) == "fp16":
             raise UsageError("cuda_graph cannot capture fp16 loss scaling; use amp: {dtype: bf16}")
         return None
+
+    def implementation(self) -> type[Stage]:
+        """The graph."""
+        return CudaGraph
+
+
+class CudaGraph(Stage):
+    """Captures the first update and replays it."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the optimizers' making and the update; the capture happens at the first update."""
@@ -50,38 +77,43 @@ class CudaGraph(Stage):
 
     @staticmethod
     def _capturable(make: Callable[..., Any]) -> Callable[..., Any]:
-        def make_optimizer(parameters: Any, **settings: Any) -> Any:
-            return make(parameters, **settings, capturable=True)
+        def make_optimizer(optimizer: Any, parameters: Any, **settings: Any) -> Any:
+            if "capturable" not in inspect.signature(optimizer).parameters:
+                raise UsageError(f"cuda_graph: {optimizer.__name__} cannot be captured; switch the stage off")
+            import torch
+
+            # A schedule changes it in place, where the graph reads it.
+            rate = torch.tensor(float(settings.pop("lr")), device=torch.cuda.current_device())
+            return make(optimizer, parameters, **settings, lr=rate, capturable=True)
 
         return make_optimizer
 
     def _graphed(self, step: Callable[..., Batch]) -> Callable[..., Batch]:
-        def update(batch: Batch, noise: Batch) -> Batch:
+        def update(batch: Batch, noise: Batch, progress: Progress) -> Batch:
             if self.graph is None:
-                self._capture(step, batch, noise)
+                self._capture(step, batch, noise, progress)
             for static, fresh in ((self.batch, batch), (self.noise, noise)):
-                for name, tensor in fresh.items():
-                    if tensor.shape != static[name].shape:
+                for own, tensor in zip(tensors(static), tensors(fresh), strict=True):
+                    if tensor.shape != own.shape:
                         raise UsageError(
-                            f"cuda_graph needs batches of one shape; '{name}' is now {tuple(tensor.shape)}"
+                            f"cuda_graph needs batches of one shape: {tuple(own.shape)} is now {tuple(tensor.shape)}"
                         )
-                    static[name].copy_(tensor)
+                    own.copy_(tensor)
             self.graph.replay()
-            return {name: tensor.clone() for name, tensor in self.output.items()}
+            return map_tensors(lambda tensor: tensor.clone(), self.output)
 
         return update
 
-    def _capture(self, step: Callable[..., Batch], batch: Batch, noise: Batch) -> None:
+    def _capture(self, step: Callable[..., Batch], batch: Batch, noise: Batch, progress: Progress) -> None:
         import torch
 
-        self.batch = {name: tensor.clone() for name, tensor in batch.items()}
-        self.noise = {name: tensor.clone() for name, tensor in noise.items()}
+        self.batch, self.noise = (map_tensors(lambda tensor: tensor.clone(), tree) for tree in (batch, noise))
         before = {path: tensor.clone() for path, tensor in _tensors(self.learner.state_dict())}
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                step(self.batch, self.noise)
+                step(self.batch, self.noise, progress)
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
             for path, tensor in _tensors(self.learner.state_dict()):
@@ -91,7 +123,7 @@ class CudaGraph(Stage):
                     tensor.zero_()  # Adam's moments and step count, which the first warm-up update made
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.output = step(self.batch, self.noise)
+            self.output = step(self.batch, self.noise, progress)
 
 
 def _tensors(state: State | list[Any], path: str = "") -> "Iterator[tuple[str, Tensor]]":

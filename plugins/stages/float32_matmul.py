@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from runner.api import Batch, Config, Pipeline, Setting, Stage, Statistical
+from runner.api import Pipeline, Setting, Stage, StageConfig, Statistical
 
 if TYPE_CHECKING:
     import torch
@@ -12,7 +12,7 @@ FLOAT32_ERROR = 1e-5
 """True float32 is off by some 1e-7 of a product's size, TF32 by 3e-4, bf16 by 3e-3."""
 
 
-class Float32Matmul(Stage):
+class Float32MatmulConfig(StageConfig):
     """Lets matrix products of float32 tensors use faster arithmetic, inside the update only.
 
     ``high`` allows TF32 (10 bits of mantissa), ``medium`` also bf16 (7 bits), as in
@@ -27,22 +27,28 @@ class Float32Matmul(Stage):
 
     kind: ClassVar[str] = "float32_matmul"
     phase: ClassVar[int] = 3
-    contract = Statistical(0.05)
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
-    class Config(Config):
-        """How much may be given up."""
+    precision: Literal["high", "medium"] = "medium"
+    """Of the factors: at least TF32's, or at least bf16's."""
 
-        precision: Literal["high", "medium"] = "medium"
-        """Of the factors: at least TF32's, or at least bf16's."""
-
-    config: Config
+    def contract(self, setting: Setting) -> Statistical:
+        """It may round; only trainings can tell whether that harms."""
+        return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
         """TF32 is a format of GPUs."""
-        if setting.device.type == "cpu" and self.config.precision == "high":
+        if setting.device.type == "cpu" and self.precision == "high":
             return "a CPU has no TF32; precision: medium is what it knows"
         return None
+
+    def implementation(self) -> type[Stage]:
+        """The update in another precision."""
+        return Float32Matmul
+
+
+class Float32Matmul(Stage):
+    """Sets torch's precision of float32 products during updates."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the update, and says what the hardware makes of it."""
@@ -54,11 +60,11 @@ class Float32Matmul(Stage):
     def _relaxed(self, step: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
-        def update(batch: Batch, noise: Batch) -> Any:
+        def update(*arguments: Any) -> Any:
             before = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision(self.config.precision)
             try:
-                return step(batch, noise)
+                return step(*arguments)
             finally:
                 torch.set_float32_matmul_precision(before)
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 from typing import ClassVar
 
-from runner.api import Exact, Pipeline, Setting, Stage
+from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of ``mallopt(3)``."""
@@ -13,7 +13,7 @@ LARGEST_MMAP_THRESHOLD = 2**25
 KEPT = 2**30
 
 
-class HeapRetention(Stage):
+class HeapRetentionConfig(StageConfig):
     """Tells the C library to keep freed memory for the next allocation instead of returning it to the system.
 
     A batch of activations or gradients is a megabyte or more. glibc asks the kernel for such a block each time and
@@ -29,7 +29,10 @@ class HeapRetention(Stage):
 
     kind: ClassVar[str] = "heap_retention"
     phase: ClassVar[int] = 3
-    contract = Exact()
+
+    def contract(self, setting: Setting) -> Exact:
+        """The same bits."""
+        return Exact()
 
     def inactive(self, setting: Setting) -> str | None:
         """On a GPU torch keeps memory itself; other C libraries have no such setting."""
@@ -38,6 +41,14 @@ class HeapRetention(Stage):
         if "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ()):
             return "only the GNU C library can be told"
         return None
+
+    def implementation(self) -> type[Stage]:
+        """What tells the C library."""
+        return HeapRetention
+
+
+class HeapRetention(Stage):
+    """Sets two thresholds of the process."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Sets both thresholds of this process."""

@@ -52,10 +52,10 @@ def ablate(
 
     [bold]runner ablate marl_phase3 --set data.followers=1 --budget 300[/]
     """
-    from runner.proof.ablate import ablate as measure
-    from runner.proof.experiment import load_experiment
-    from runner.proof.recipe_gate import quick
+    from runner.measure.ablate import ablate as measure
+    from runner.measure.experiment import load_experiment
     from runner.tracking import workspace
+    from runner.verify.gate import quick
 
     registry = open_registry(plugin)
     loaded = load_experiment(experiment, sets or (), registry)
@@ -68,7 +68,7 @@ def ablate(
     else:
         from rich.console import Console
 
-        from runner.report.ablation import show
+        from runner.measure.report import show
 
         show(done.result, done.recommendations, Console())
     raise typer.Exit(done.exit_code)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner.errors import RunnerError
-from runner.secrets import redact, redact_values
+from runner.system.errors import RunnerError
+from runner.system.secrets import redact, redact_values
 
 if TYPE_CHECKING:
-    from runner.registry import Registry
+    from runner.plugin.registry import Registry
 
 SCHEMA_VERSION = 1
 """Of everything that ``--json`` prints."""
@@ -31,7 +31,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 def open_registry(plugin_files: list[Path] | None) -> "Registry":
     """The plugins of this environment and of the files on the command line."""
-    from runner.registry import Registry
+    from runner.plugin.registry import Registry
 
     return Registry(plugin_files or ())
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from runner.cli.common import JsonOption, PluginOption, open_registry, print_json
-from runner.errors import RunnerError, UsageError
+from runner.system.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
+    from runner.plugin.registry import Registry
     from runner.recipe import Section
-    from runner.registry import Registry
 
 _FACTS = ("learns_from", "provides", "phase", "contract", "replaces", "wraps", "requires")
 """What a card shows above the settings."""

@@ -47,8 +47,8 @@ def profile(
     registry = open_registry(plugin)
     loaded = load(recipe, sets or (), registry)
 
-    from runner.proof.profile import profile as measure
-    from runner.report.profile import show
+    from runner.measure.profile import profile as measure
+    from runner.measure.profile_report import show
     from runner.tracking import workspace
 
     result = measure(loaded, registry, workspace(), out, updates, warmup)

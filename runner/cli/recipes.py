@@ -15,7 +15,7 @@ from runner.cli.common import (
     report,
     say,
 )
-from runner.errors import ExitCode, UsageError
+from runner.system.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from runner.recipe import Problem, Recipe

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runner.cli.common import JsonOption, PluginOption, RecipeArgument, SetOption, open_registry, print_json, say
-from runner.errors import CheckpointError, UsageError
+from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from runner.engine.loop import Display
-    from runner.engine.run import RunResult
+    from runner.plugin.registry import Registry
     from runner.recipe import Recipe
-    from runner.registry import Registry
     from runner.tracking import RunFolder, Workspace
+    from runner.train.loop import Display
+    from runner.train.run import RunResult
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 ResumeOption = Annotated[
@@ -66,7 +66,7 @@ def run(
         for change in drift(loaded.path, loaded, registry):
             say(f"drift: {change}")
 
-    from runner.engine.run import run as train
+    from runner.train.run import run as train
 
     _train(loaded, quiet, as_json, lambda here, display: train(loaded, registry, here, display))
 
@@ -120,7 +120,7 @@ def _resume(
             "accept them with --allow-drift"
         )
 
-    from runner.engine.run import resume as train_on
+    from runner.train.run import resume as train_on
 
     say(f"resuming {folder.name}")
     _train(recipe, quiet, as_json, lambda here, display: train_on(recipe, registry, here, folder, display, drifted))
@@ -130,18 +130,18 @@ def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[Works
     """Shows how a training goes and what came of it, and exits."""
     from rich.console import Console
 
-    from runner.report.closing import show
-    from runner.report.progress import ProgressDisplay
+    from runner.cli.closing import show
+    from runner.cli.progress import ProgressDisplay
     from runner.tracking import workspace
 
-    goal, unit = recipe.goal
+    unit, goal = recipe.length
     talk = Console(stderr=True, quiet=quiet)
-    with ProgressDisplay(talk, recipe.name, goal, unit, recipe.data.headline) as display:
+    with ProgressDisplay(talk, recipe.name, goal, unit, recipe.headline) as display:
         result = train(workspace(), display)
     if as_json:
         print_json(result.data())
     else:
-        show(result, Console(), recipe.data.headline)
+        show(result, Console(), recipe.headline)
     raise typer.Exit(result.exit_code)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from runner.cli.common import JsonOption, print_json, say
-from runner.errors import StorageError
+from runner.system.errors import StorageError
 
 RunsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[RUN...]", help="Which runs; all that have something to send by default.")
@@ -27,8 +27,8 @@ def list_runs(as_json: JsonOption = False) -> None:
     """
     from rich.console import Console
 
-    from runner.report.listing import listing, show
     from runner.tracking import workspace
+    from runner.tracking.listing import listing, show
     from runner.tracking.recovery import reap
 
     here = workspace()

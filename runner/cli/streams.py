@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import TextIO
 
-from runner.secrets import redact, redact_known
+from runner.system.secrets import redact, redact_known
 
 
 class CleanStream(io.TextIOWrapper):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runner.cli.common import JsonOption, PluginOption, SetOption, open_registry, print_json, say
-from runner.errors import ExitCode, RunnerError
+from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
-    from runner.engine.signals import Stop
     from runner.tracking import Workspace
+    from runner.train.signals import Stop
 
 FileArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A file of kind study.")]
 StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
@@ -58,8 +58,8 @@ def plan(
 
     from rich.console import Console
 
-    from runner.report.study import show_plan
     from runner.study.plan import plan as look_ahead
+    from runner.study.report import show_plan
 
     planned = look_ahead(definition, registry.files, forecast)
     if as_json:
@@ -170,7 +170,7 @@ def best(study: StudyArgument, trial: TrialOption = None) -> None:
 
 def _search(search: "Callable[[Stop], str]", name: str | None, here: "Workspace", as_json: bool) -> None:
     """Searches, shows what came of it if there is a name to show it by, and exits."""
-    from runner.engine.signals import stop_on_signals
+    from runner.train.signals import stop_on_signals
 
     with stop_on_signals() as stop:
         ended = search(stop)
@@ -189,7 +189,7 @@ def _show(name: str, here: "Workspace", as_json: bool) -> bool:
     """Shows a study; whether any trial of it counts."""
     from rich.console import Console
 
-    from runner.report.study import show as show_summary
+    from runner.study.report import show as show_summary
     from runner.study.search import REPORT, find
 
     study, summary = find(name, here)

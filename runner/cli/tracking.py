@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from runner.cli.common import JsonOption, PluginOption, open_registry, print_json, say
-from runner.errors import ExitCode, RunnerError
+from runner.system.errors import ExitCode, RunnerError
 
 Runs = Annotated[
     list[str], typer.Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")
@@ -27,8 +27,8 @@ def compare_runs(runs: Runs, as_json: JsonOption = False) -> None:
     """
     from rich.console import Console
 
-    from runner.report.compare import compare, show
     from runner.tracking import workspace
+    from runner.tracking.comparison import compare, show
 
     comparison = compare(workspace(), runs)
     if as_json:
@@ -55,7 +55,7 @@ def doctor(plugin: PluginOption = None, as_json: JsonOption = False) -> None:
     """
     from rich.console import Console
 
-    from runner.doctor import examine, failed, show, to_json
+    from runner.cli.doctor import examine, failed, show, to_json
     from runner.recipe.catalog import SECTIONS
     from runner.tracking import workspace
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from runner.cli.common import JsonOption, PluginOption, RecipeArgument, SetOption, open_registry, print_json, say
-from runner.errors import ExitCode
+from runner.system.errors import ExitCode
 
 UpdatesOption = Annotated[
     int, typer.Option("--updates", min=2, help="Updates that are compared for Exact and Close stages.")
@@ -56,8 +56,8 @@ def verify(
     registry = open_registry(plugin)
     loaded = load(recipe, sets or (), registry)
 
-    from runner.proof.recipe_gate import Options, verify_recipe
-    from runner.report.verification import show
+    from runner.verify.gate import Options, verify_recipe
+    from runner.verify.report import show
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
     report = verify_recipe(loaded, registry, Options(updates, steps, seeds, budget, tuple(stage or ())), say)

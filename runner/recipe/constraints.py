@@ -2,26 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from runner.api import LearnerConfig, SourceConfig, Stage
+from runner.api import LearnerConfig, SourceConfig, StageConfig
+from runner.plugin.optimizer import OptimizerSettings
+from runner.plugin.progress import UNITS
 from runner.recipe.errors import DEFAULT, Place, Problem
 from runner.recipe.sections import TrackingConfig, TrainConfig
-from runner.recipe.source import Node
-
-PIPELINE_SLOTS = frozenset(
-    {
-        "backward",
-        "make_optimizer",
-        "next_batch",
-        "unscale",
-        "optimizer_step",
-        "precision",
-        "sample",
-        "transfer",
-        "update",
-    }
-)
-"""The slots that every pipeline has, whatever its learner."""
+from runner.recipe.yaml_nodes import Node
 
 
 @dataclass
@@ -31,9 +19,11 @@ class Draft:
     root: Node
     model: LearnerConfig | None = None
     data: SourceConfig | None = None
+    optimizer: dict[str, OptimizerSettings] = field(default_factory=dict)
+    lr_scheduler: Any = None
     train: TrainConfig | None = None
     tracking: TrackingConfig | None = None
-    stages: dict[str, Stage] = field(default_factory=dict)
+    stages: dict[str, StageConfig] = field(default_factory=dict)
     """Stages that are on and whose settings are valid, in the order in which they attach."""
     switched: dict[str, bool] = field(default_factory=dict)
     """Every stage that the recipe names, on or off, valid or not."""
@@ -70,24 +60,28 @@ def conflicts(draft: Draft) -> Iterator[Problem]:
 
 
 def _length(draft: Draft) -> Iterator[Problem]:
-    if draft.train is None or draft.data is None:
+    if draft.train is None:
         return
-    simulates, kind = draft.data.simulates, draft.data.kind
-    wanted, what = ("env_steps", "a simulator") if simulates else ("updates", "a dataset")
-    given = draft.train.model_dump(exclude_none=True)  # a dump does not count as reading a setting
-    if wanted not in given:
-        yield Problem(draft.place("train"), f"train.{wanted}", f"is missing: '{kind}' is {what}")
-    for key in TrainConfig.unused(simulates):
-        if key in given and draft.node(f"train.{key}") is not None:
-            message = f"means nothing here: '{kind}' is {what}, whose training is counted in '{wanted}'"
-            yield Problem(draft.place(f"train.{key}"), f"train.{key}", message)
-    warmup, steps = given.get("warmup_steps"), given.get("env_steps")
-    if simulates and warmup is not None and steps is not None and warmup >= steps:
-        message = f"{warmup:,} leaves no step to learn in: train.env_steps is {steps:,}"
-        yield Problem(draft.place("train.warmup_steps"), "train.warmup_steps", message)
-    largest, batch_size = draft.data.largest_batch(), given["batch_size"]
-    if largest is not None and batch_size > largest:
-        message = f"{batch_size:,} is more than '{kind}' can give at once: {largest:,}"
+    train, data = draft.train, draft.data
+    given = [unit for unit in UNITS if getattr(train, unit) is not None]
+    offered = [unit for unit in UNITS if data is None or unit in data.units]
+    if not given:
+        one_of = ", ".join(f"train.{unit}" for unit in offered)
+        yield Problem(draft.place("train"), "train", f"says not how long: give one of {one_of}")
+    for unit in given[1:]:
+        message = f"a training is counted in one unit, and train.{given[0]} is given, too: remove one of them"
+        yield Problem(draft.place(f"train.{unit}"), f"train.{unit}", message)
+    if data is None or not given:
+        return
+    for unit in given[:1]:
+        if unit not in offered:
+            message = f"means nothing here: '{data.kind}' counts {', '.join(offered)}"
+            yield Problem(draft.place(f"train.{unit}"), f"train.{unit}", message)
+    for key, message in data.contradictions(*train.length):
+        yield Problem(draft.place(f"data.{key}"), f"data.{key}", message)
+    largest = data.largest_batch()
+    if largest is not None and train.batch_size > largest:
+        message = f"{train.batch_size:,} is more than '{data.kind}' can give at once: {largest:,}"
         yield Problem(draft.place("train.batch_size"), "train.batch_size", message)
 
 
@@ -126,9 +120,7 @@ def _claims(draft: Draft) -> Iterator[Problem]:
 def _slots(draft: Draft) -> Iterator[Problem]:
     if draft.model is None:
         return
-    model = draft.model.model_copy(deep=True)  # asking the copy does not count as reading the settings
-    offered = model.slots() | PIPELINE_SLOTS
     for kind, stage in draft.stages.items():
-        reasons = dict.fromkeys(model.lacks(slot) for slot in sorted((stage.claims | stage.wraps) - offered))
-        for reason in reasons:
+        lacking = (draft.model.lacks(slot) for slot in sorted(stage.claims | stage.wraps))
+        for reason in dict.fromkeys(filter(None, lacking)):
             yield Problem(draft.place(f"optimization.{kind}"), f"optimization.{kind}", f"cannot work here: {reason}")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from runner.errors import UsageError
-from runner.secrets import MASK, redact
+from runner.system.errors import UsageError
+from runner.system.secrets import MASK, redact
 
 _QUOTED = re.compile(r"'[^']+'|\b\d[\d._]*\b")
 _EXCERPT = 120

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from runner.recipe.check import display, fill
 from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.fill import display, fill
 from runner.recipe.hidden import hide
-from runner.recipe.source import Node
+from runner.recipe.yaml_nodes import Node
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -5,11 +5,11 @@ from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
-from runner.files import write_durably
 from runner.recipe.errors import Problem, RecipeError
 from runner.recipe.recipe import Recipe
-from runner.recipe.source import Node, parse
-from runner.secrets import MASK, looks_secret, redact, register, register_url
+from runner.recipe.yaml_nodes import Node, parse
+from runner.system.files import write_durably
+from runner.system.secrets import MASK, looks_secret, redact, register, register_url
 
 
 def hide(node: Node, path: str = "") -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError, nearest, shown_path, suggestion
 from runner.recipe.hidden import hide
-from runner.recipe.source import Node, parse, read
-from runner.secrets import MASK, looks_secret, register
+from runner.recipe.yaml_nodes import Node, parse, read
+from runner.system.secrets import MASK, looks_secret, register
 
 SUFFIX = ".yaml"
 LOCK_SUFFIX = ".lock.yaml"

@@ -5,18 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.recipe.catalog import Catalog
-from runner.recipe.check import fill
 from runner.recipe.constraints import Draft, conflicts
 from runner.recipe.errors import Place, Problem, RecipeError
-from runner.recipe.faces import plugin_section, stages
+from runner.recipe.fill import fill
 from runner.recipe.hidden import last_name, lost
 from runner.recipe.layers import compose, find
+from runner.recipe.optimizers import lr_scheduler, optimizers
+from runner.recipe.plugin_sections import plugin_section, stages
 from runner.recipe.recipe import Recipe, flatten, leaves
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
-from runner.recipe.source import Node
-from runner.secrets import register, register_environment, register_url
+from runner.recipe.yaml_nodes import Node
+from runner.system.secrets import register, register_environment, register_url
 
-SECTIONS = ("extends", "model", "data", "train", "optimization", "tracking")
+SECTIONS = ("extends", "model", "data", "optimizer", "lr_scheduler", "train", "optimization", "tracking")
 """The keys of a recipe beside those of ``Head``."""
 
 
@@ -44,6 +45,8 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
         train=fill(TrainConfig, _section(root, "train"), "train", problems),
         tracking=fill(TrackingConfig, _section(root, "tracking"), "tracking", problems),
     )
+    draft.optimizer = optimizers(root, draft.model, problems)
+    draft.lr_scheduler = lr_scheduler(root, problems)
     stages(draft, catalog, problems)
     problems += conflicts(draft)
     if problems:
@@ -73,6 +76,8 @@ def _recipe(path: Path, draft: Draft, head: Head | None) -> Recipe:
         **head.model_dump(),
         model=draft.model,
         data=draft.data,
+        optimizer=draft.optimizer,
+        lr_scheduler=draft.lr_scheduler,
         train=draft.train,
         tracking=draft.tracking,
         stages=draft.stages,

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from runner import __version__
-from runner.files import write_durably
-from runner.hardware import hardware
 from runner.recipe.catalog import Catalog, Section
 from runner.recipe.code import code_digests
 from runner.recipe.errors import Place, Problem, RecipeError
@@ -18,8 +16,10 @@ from runner.recipe.git import Checkout, source
 from runner.recipe.packages import versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.scalars import dump
-from runner.recipe.source import Node, parse, read
-from runner.secrets import redact
+from runner.recipe.yaml_nodes import Node, parse, read
+from runner.system.files import write_durably
+from runner.system.hardware import hardware
+from runner.system.secrets import redact
 
 VERSION = 1
 LOCK_NAME = "recipe.lock.yaml"

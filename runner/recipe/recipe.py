@@ -9,11 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from runner.api import Config, LearnerConfig, SourceConfig, Stage
+from runner.api import Config, LearnerConfig, Objective, SourceConfig, StageConfig, Unit
+from runner.plugin.lr_scheduler import LrSchedulerConfig
+from runner.plugin.optimizer import OptimizerSettings
 from runner.recipe.errors import Place
 from runner.recipe.scalars import dump_inline
 from runner.recipe.sections import TrackingConfig, TrainConfig
-from runner.secrets import MASK, redact_values
+from runner.system.secrets import MASK, redact_values
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,12 @@ class Recipe:
     """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
     model: LearnerConfig
     data: SourceConfig
+    optimizer: Mapping[str, OptimizerSettings]
+    """By role."""
+    lr_scheduler: LrSchedulerConfig
     train: TrainConfig
     tracking: TrackingConfig
-    stages: Mapping[str, Stage]
+    stages: Mapping[str, StageConfig]
     """The stages that are on, in the order in which they attach."""
     off: tuple[str, ...]
     """The stages that the recipe names and switches off."""
@@ -46,15 +51,17 @@ class Recipe:
             masked: secrets are masked; without, the values may go to a child process and nowhere else.
         """
         dumped = _masked if masked else _clear
-        train = self.train.model_dump(mode="json", exclude=set(TrainConfig.unused(self.data.simulates)))
-        stages = {kind: dumped(stage.config) or "on" for kind, stage in self.stages.items()}
+        by_role = {role: optimizer.values() for role, optimizer in self.optimizer.items()}
+        stages = {kind: dumped(stage) or "on" for kind, stage in self.stages.items()}
         values = {
             "name": self.name,
             "seed": self.seed,
             "device": self.device,
             "model": {"kind": self.model.kind, **dumped(self.model)},
             "data": {"kind": self.data.kind, **dumped(self.data)},
-            "train": train,
+            "optimizer": by_role if len(by_role) > 1 else next(iter(by_role.values()), {}),
+            "lr_scheduler": self.lr_scheduler.model_dump(mode="json"),
+            "train": self.train.values(),
             "optimization": stages | dict.fromkeys(self.off, "off"),
             "tracking": self.tracking.model_dump(mode="json"),
         }
@@ -72,11 +79,19 @@ class Recipe:
         return [f"{path}={dump_inline(clear)}" for (path, clear), (_, masked) in pairs if clear != masked]
 
     @property
-    def goal(self) -> tuple[int, str]:
-        """How far to train, and what that counts: steps of a simulator, updates from a dataset."""
-        number, unit = (self.train.env_steps, "steps") if self.data.simulates else (self.train.updates, "updates")
-        assert number is not None  # validation sees to it
-        return number, unit
+    def length(self) -> tuple[Unit, int]:
+        """What the training is counted in, and how many of it."""
+        return self.train.length
+
+    @property
+    def objective(self) -> Objective | None:
+        """By what its model is judged: the source's word, or else the learner's."""
+        return self.data.objective or self.model.objective
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """The evaluation metrics that a person looks at first."""
+        return self.data.headline or self.model.headline
 
     @property
     def digest(self) -> str:

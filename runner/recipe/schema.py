@@ -3,10 +3,10 @@
 import inspect
 from typing import Any
 
-from runner.config import Config
-from runner.errors import RunnerError
+from runner.plugin.config import Config
 from runner.recipe.catalog import Catalog, Section
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
+from runner.system.errors import RunnerError
 
 Json = dict[str, Any]
 

@@ -1,10 +1,11 @@
 """What every recipe can say, whatever plugins it names."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from runner.config import Config
+from runner.plugin.config import Config
+from runner.plugin.progress import UNITS, Unit
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -23,33 +24,47 @@ class Head(Config):
 class TrainConfig(Config):
     """How long to train and how often to look.
 
-    A simulator is trained for ``env_steps``, a dataset for ``updates``; everything that is counted here is counted in
-    the same unit.
+    A training is counted in exactly one unit; every interval here is in that unit.
     """
 
-    env_steps: Count | None = None
-    """Environment steps to train for; needed if the data come from a simulator."""
     updates: Count | None = None
-    """Updates to train for; needed if the data come from a dataset."""
+    """Updates to train for."""
+    epochs: Count | None = None
+    """Epochs to train for; needs data that have epochs."""
+    samples: Count | None = None
+    """Samples to train on, repeated ones included."""
+    tokens: Count | None = None
+    """Tokens to train on, repeated ones included; needs data that are counted in tokens."""
+    env_steps: Count | None = None
+    """Environment steps to train for; needs data that come from a simulator."""
     batch_size: Count = 128
-    """Samples of one update."""
-    updates_per_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
-    """Updates for every environment step (simulators only)."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 1000
-    """Environment steps with random actions before the first update (simulators only)."""
+    """Samples of one update; a stage may cut them into micro-batches."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of the average of the parameters that is evaluated instead of them; null evaluates them as they are."""
     evaluate_every: Count | None = None
-    """Environment steps (or updates) between two evaluations; null evaluates at the end only."""
+    """Between two evaluations; null evaluates at the end only."""
     checkpoint_every: Count | None = None
-    """Environment steps (or updates) between two checkpoints; null saves at the end only."""
+    """Between two checkpoints; null saves at the end only."""
     preemptible: bool = False
     """Whether SIGTERM and SIGINT end the run with exit code 75, which tells a scheduler to resume it."""
-    log_every: Count = 1000
-    """Environment steps (or updates) between two points of a training metric."""
+    log_every: Count | None = None
+    """Between two points of a training metric; null is 1,000 updates or environment steps, or 1 % of the training."""
 
-    @staticmethod
-    def unused(simulates: bool) -> tuple[str, ...]:
-        """The keys that mean nothing for a simulator, or for a dataset."""
-        return ("updates",) if simulates else ("env_steps", "updates_per_step", "warmup_steps")
+    @property
+    def length(self) -> tuple[Unit, int]:
+        """The unit that the training is counted in, and how many of it."""
+        return next((unit, count) for unit in UNITS if (count := getattr(self, unit)) is not None)
+
+    @property
+    def log_interval(self) -> int:
+        """``log_every``, or what stands for it."""
+        unit, length = self.length
+        return self.log_every or (1000 if unit in ("updates", "env_steps") else max(1, length // 100))
+
+    def values(self) -> dict[str, Any]:
+        """As plain values, without the units that it is not counted in."""
+        values = self.model_dump(mode="json")
+        return {key: value for key, value in values.items() if key not in UNITS or value is not None}
 
 
 class TrackingConfig(Config):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from runner.config import Config
+from runner.plugin.config import Config
 
 KIND: Final = "study"
 VERIFY: Final = "verify"

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from runner.errors import RunnerError
 from runner.recipe import Catalog, Place, Problem, Recipe, RecipeError, load
 from runner.recipe.errors import suggestion
 from runner.recipe.experiments import at, beside, fill_experiment, items, moved
 from runner.recipe.layers import find
 from runner.recipe.scalars import dump_inline
-from runner.recipe.source import Node, read
-from runner.secrets import looks_secret, redact_values
+from runner.recipe.yaml_nodes import Node, read
 from runner.study.config import KIND, VERIFY, StudyConfig
 from runner.study.space import OFF, STAGES, Parameter, Space, Value, assignments, is_on, label, ordered
+from runner.system.errors import RunnerError
+from runner.system.secrets import looks_secret, redact_values
 
 _FIXED = {
     "name": "it names the runs",

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RunnerError
-from runner.proof.child import Child
-from runner.proof.recipe_gate import quick
-from runner.proof.verdict import Outcome
+from runner.child.process import Child
+from runner.compare.verdict import Outcome
+from runner.plugin.registry import Registry
 from runner.recipe import Recipe, load
-from runner.registry import Registry
 from runner.study.config import LimitsConfig
+from runner.system.errors import RunnerError
+from runner.verify.gate import quick
 
 JUDGE_SECONDS = 1800.0
 

@@ -16,7 +16,7 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import insert as sql_insert
 from sqlalchemy import update as sql_update
 
-from runner.hardware import boot_id, host_name
+from runner.system.hardware import boot_id, host_name
 
 BEAT_SECONDS = 5.0
 DEAD_SECONDS = 60.0

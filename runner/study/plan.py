@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 
 from runner.api import Statistical
-from runner.errors import RunnerError
-from runner.hardware import usable_cores
 from runner.recipe.errors import shown_path
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
 from runner.study.process import Cause, Training, limits_of
 from runner.study.space import STAGES
+from runner.system.errors import RunnerError
+from runner.system.hardware import usable_cores
 
 FORECAST_SECONDS = 30.0
 _LOUD = 0.25
@@ -125,7 +125,7 @@ def _remarks(definition: Definition) -> Iterator[str]:
 def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:
     """Trains the recipe as it is for a while, and takes its pace in the second half of that for the study's."""
     recipe, config = definition.recipe, definition.config
-    goal, _ = recipe.goal
+    _, goal = recipe.length
     begun = time.monotonic()
     seen: list[tuple[float, int]] = []
 

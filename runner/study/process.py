@@ -22,16 +22,16 @@ from typing import Any
 
 import psutil
 
-from runner.engine.checkpoint import checkpoints
-from runner.engine.loop import CHECKPOINTS
-from runner.errors import ExitCode
-from runner.hardware import available_memory
-from runner.pipeline import OUT_OF_MEMORY
 from runner.recipe import Recipe
-from runner.secrets import redact
 from runner.study.config import LimitsConfig, StudyConfig
 from runner.study.training import ANEW, GO_ON, PRUNED, SPOOL, STOP, Order, main
+from runner.system.errors import ExitCode
+from runner.system.hardware import available_memory
+from runner.system.secrets import redact
 from runner.tracking.spool import place_of
+from runner.train.assemble import OUT_OF_MEMORY
+from runner.train.checkpoint.reader import checkpoints
+from runner.train.loop import CHECKPOINTS
 
 GRACE_SECONDS = 30.0
 """For a checkpoint, after SIGTERM."""

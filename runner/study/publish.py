@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import StorageError
-from runner.files import write_durably
-from runner.secrets import redact, redact_values
 from runner.study.definition import UNESSENTIAL, Definition
 from runner.study.store import IDENTITY
 from runner.study.training import SPOOL
+from runner.system.errors import StorageError
+from runner.system.files import write_durably
+from runner.system.secrets import redact, redact_values
 from runner.tracking.periodic import Periodic
 from runner.tracking.shipper import Shipper
 from runner.tracking.store import Store

@@ -10,23 +10,23 @@ from pathlib import Path
 
 from optuna.study import Study
 
-from runner.engine.signals import Stop
-from runner.errors import ExitCode, RunnerError, UsageError
-from runner.files import write_durably
-from runner.hardware import usable_cores
 from runner.recipe.layers import shipped
 from runner.recipe.render import render
 from runner.recipe.scalars import dump_inline
-from runner.report.study import html
-from runner.report.study_plots import draw
 from runner.study.definition import Definition
 from runner.study.leases import Leases
+from runner.study.plots import draw
+from runner.study.report import html
 from runner.study.store import DEFINITION, StudyStore, database, storage_errors
 from runner.study.summary import Summary, summarise
 from runner.study.trial import RECIPE, Say
 from runner.study.worker import REPORT as REPORTING
 from runner.study.worker import Worker
+from runner.system.errors import ExitCode, RunnerError, UsageError
+from runner.system.files import write_durably
+from runner.system.hardware import usable_cores
 from runner.tracking import Workspace
+from runner.train.signals import Stop
 
 REPORT = "report.html"
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
@@ -198,7 +198,7 @@ def _conclude(worker: Worker, stop: Stop) -> None:
 
 def _name(reference: str) -> str:
     """The name of a study, or the one in a file."""
-    from runner.recipe.source import read
+    from runner.recipe.yaml_nodes import read
 
     path = Path(reference)
     if path.is_file() and reference not in shipped():

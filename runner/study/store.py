@@ -22,14 +22,14 @@ from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from runner.errors import StorageError, UsageError
 from runner.recipe import Recipe
 from runner.recipe.errors import suggestion
 from runner.recipe.recipe import flatten
-from runner.secrets import redact, redact_values, register_url
 from runner.study.definition import UNESSENTIAL, Definition
 from runner.study.leases import Leases, connect_args
 from runner.study.sampler import PerTrialSampler, pruner
+from runner.system.errors import StorageError, UsageError
+from runner.system.secrets import redact, redact_values, register_url
 from runner.tracking import Workspace
 
 VARIABLE = "OPTUNA_STORAGE"
@@ -80,7 +80,7 @@ class StudyStore:
             UsageError: there is one of that name, with another definition.
         """
         config, recipe = definition.config, definition.recipe
-        goal, _ = recipe.goal
+        _, goal = recipe.length
         directions = ["minimize" if each.reach is not None else each.direction for each in config.objectives.values()]
         study = optuna.create_study(
             storage=self.storage, study_name=config.name, directions=directions, sampler=PerTrialSampler(config),

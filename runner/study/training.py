@@ -20,17 +20,17 @@ from typing import Any
 
 import torch
 
-from runner import generators
-from runner.engine import checkpoint
-from runner.engine.loop import CHECKPOINTS, Loop
-from runner.engine.signals import Stop, stop_on_signals
-from runner.errors import CheckpointError, RunnerError
-from runner.pipeline import OUT_OF_MEMORY, assemble
+from runner.plugin.registry import Registry
 from runner.recipe import Recipe, drift, load, write_lock
 from runner.recipe.lock import LOCK_NAME
-from runner.registry import Registry
+from runner.system import generators
+from runner.system.errors import CheckpointError, RunnerError
 from runner.tracking.history import History
 from runner.tracking.recorder import Recorder
+from runner.train.assemble import OUT_OF_MEMORY, assemble
+from runner.train.checkpoint import reader as checkpoint
+from runner.train.loop import CHECKPOINTS, Loop
+from runner.train.signals import Stop, stop_on_signals
 
 PRUNED = 78
 """Exit code of a training that was told not to go on."""
@@ -138,7 +138,7 @@ def _train(order: Order, parent: Connection) -> int:
         loop.run()
         journal.sync()
         if loop.complete:
-            journal.tell(step=loop.step, done=loop.clock.total())
+            journal.tell(step=loop.progress.done, done=loop.activities.total())
     return PRUNED if journal.pruned else 0 if loop.complete else 128 + int(stop.asked or 0)
 
 

@@ -13,24 +13,24 @@ from typing import Any
 
 from optuna.trial import Trial, TrialState
 
-from runner.engine.loop import CHECKPOINTS
-from runner.errors import RunnerError, UsageError
-from runner.faults import reach
-from runner.proof.verdict import Outcome
+from runner.compare.verdict import Outcome
 from runner.recipe import Recipe, RecipeError
-from runner.report.study import figure
-from runner.secrets import redact, redact_values
 from runner.study.attempts import GATE, KILLED, Attempts, Neighbours
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
 from runner.study.gate import judge
 from runner.study.process import Cause, Ended, Training, begin, forget, limits_of
 from runner.study.publish import Publisher, Told
+from runner.study.report import figure
 from runner.study.space import label
 from runner.study.store import verdict_key
 from runner.study.training import SPOOL
 from runner.study.values import bounds, history, objectives
+from runner.system.errors import RunnerError, UsageError
+from runner.system.faults import reach
+from runner.system.secrets import redact, redact_values
 from runner.tracking.values import folder_name
+from runner.train.loop import CHECKPOINTS
 
 RECIPE, VALUES, CAUSE, REASON, OVERHEAD, NEIGHBOURS, VERDICT = (
     f"runner.{name}" for name in ("recipe", "values", "cause", "reason", "overhead_s", "neighbours", "verdict")
@@ -181,7 +181,7 @@ class TrialRun:
 
     def _train_one(self, recipe: Recipe, folder: Path, prefix: str) -> Ended:
         """One training, gone on with where it was interrupted by what need not come again."""
-        goal, _ = recipe.goal
+        _, goal = recipe.length
         metric = next(iter(self._config.objectives)) if self._config.pruner_kind in ("median", "hyperband") else ""
         self._whole = self._whole and not self._attempts.of(recipe.seed)
         while True:

@@ -16,8 +16,6 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from runner.engine.signals import Stop
-from runner.faults import reach
 from runner.study.attempts import ATTEMPTS, Attempts
 from runner.study.config import BudgetConfig
 from runner.study.definition import Definition
@@ -26,9 +24,11 @@ from runner.study.publish import Publisher
 from runner.study.store import StudyStore
 from runner.study.trial import LostError, Say, StoppedError, TrialRun
 from runner.study.values import Interval, union
+from runner.system.faults import reach
 from runner.tracking import Workspace
 from runner.tracking.periodic import Periodic
 from runner.tracking.store import Store
+from runner.train.signals import Stop
 
 BEGINNING, REPORT = -2, -3
 """The leases of whoever makes the study, and of whoever writes its report."""

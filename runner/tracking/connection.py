@@ -13,8 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from filelock import FileLock
 
-from runner.errors import StorageError
-from runner.secrets import redact, register_environment, register_url
+from runner.system.errors import StorageError
+from runner.system.secrets import redact, register_environment, register_url
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,10 +15,10 @@ import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from runner.errors import StorageError, UsageError
-from runner.files import write_durably
-from runner.hardware import boot_id, host_name
 from runner.recipe.lock import LOCK_NAME
+from runner.system.errors import StorageError, UsageError
+from runner.system.files import write_durably
+from runner.system.hardware import boot_id, host_name
 from runner.tracking.spool import unsent
 from runner.tracking.values import folder_name
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import StorageError, UsageError
-from runner.files import write_durably
+from runner.system.errors import StorageError, UsageError
+from runner.system.files import write_durably
 from runner.tracking.connection import shown
 from runner.tracking.folder import GLANCE_SECONDS, Record, RunFolder, Status, folders
 from runner.tracking.lines import lines

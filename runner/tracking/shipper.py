@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.faults import reach
-from runner.files import write_durably
-from runner.secrets import redact
+from runner.system.faults import reach
+from runner.system.files import write_durably
+from runner.system.secrets import redact
 from runner.tracking.lines import Line, lines
 from runner.tracking.spool import place_of, reached, whole_size
 from runner.tracking.store import Metric, Store

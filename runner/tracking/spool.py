@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.faults import reach
-from runner.secrets import may_hold_secret, redact_values
+from runner.system.faults import reach
+from runner.system.secrets import may_hold_secret, redact_values
 
 Record = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import StorageError
+from runner.system.errors import StorageError
 from runner.tracking.connection import connect, is_http, shown
 from runner.tracking.values import folder_name
 

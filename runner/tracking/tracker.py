@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import psutil
 
-from runner.errors import StorageError
-from runner.faults import reach
+from runner.system.errors import StorageError
+from runner.system.faults import reach
 from runner.tracking.connection import shown
 from runner.tracking.folder import Owner, Record, RunFolder, Status
 from runner.tracking.history import History

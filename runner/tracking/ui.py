@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.errors import ExitCode, RunnerError
+from runner.system.errors import ExitCode, RunnerError
 from runner.tracking.connection import connect, is_http, quiet_environment, shown
 from runner.tracking.links import experiments_page
 from runner.tracking.workspace import Workspace

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from runner.recipe.recipe import flatten
-from runner.secrets import redact
+from runner.system.secrets import redact
 
 _TEXT_LENGTH = 6000
 _KEY_LENGTH = 250

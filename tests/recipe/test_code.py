@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Stage
+from runner.plugin.registry import Registry
 from runner.recipe.code import code_digests
-from runner.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 UNIQUE = itertools.count()

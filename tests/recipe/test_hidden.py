@@ -8,13 +8,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import Field, SecretStr
 
-from runner import secrets
 from runner.api import Config
 from runner.recipe import RecipeError, copy_recipe, flatten, load, write_lock
 from runner.recipe.render import render
 from runner.recipe.scalars import dump
-from runner.recipe.source import parse, read
-from runner.secrets import MASK
+from runner.recipe.yaml_nodes import parse, read
+from runner.system import secrets
+from runner.system.secrets import MASK
 
 
 class Server(Config):

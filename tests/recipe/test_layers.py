@@ -3,7 +3,7 @@ from faces import write_recipe
 
 from runner.recipe.errors import RecipeError
 from runner.recipe.layers import compose, find, merge, shipped
-from runner.recipe.source import parse
+from runner.recipe.yaml_nodes import parse
 
 
 def composed(path, *sets):

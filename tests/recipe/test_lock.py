@@ -9,11 +9,11 @@ from typing import ClassVar
 import pytest
 from faces import RECIPE, FakeCatalog, write_recipe
 
+from runner.plugin.registry import Registry
 from runner.recipe import RecipeError, drift, load, write_lock
 from runner.recipe.git import Checkout, checkout
 from runner.recipe.lock import Drift, read_lock
-from runner.recipe.source import read
-from runner.registry import Registry
+from runner.recipe.yaml_nodes import read
 
 PASSWORD = "model.password=hunter2"
 """Not kept in a lock, and so to be given again."""
@@ -241,7 +241,7 @@ def test_a_lock_is_whole_or_as_it_was(recipe, lock, tmp_path, monkeypatch):
 def test_torch_is_not_imported_for_it(tmp_path):
     code = (
         "import sys; from pathlib import Path; from runner.recipe import drift, load, write_lock\n"
-        "from runner.registry import Registry\n"
+        "from runner.plugin.registry import Registry\n"
         "registry = Registry(); recipe = load('marl_phase2', (), registry)\n"
         "assert drift(write_lock(recipe, Path(sys.argv[1]), registry), recipe, registry) == []\n"
         "assert not {'torch', 'mlflow', 'numpy'} & sys.modules.keys()"

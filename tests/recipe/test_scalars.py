@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.recipe.scalars import dump, dump_inline, resolve
-from runner.recipe.source import parse
+from runner.recipe.yaml_nodes import parse
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | st.text(max_size=8),

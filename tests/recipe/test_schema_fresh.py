@@ -3,8 +3,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import runner.recipes
+from runner.plugin.registry import GROUP, Registry
 from runner.recipe.schema import schema
-from runner.registry import GROUP, Registry
 
 
 def test_the_schema_beside_the_recipes_is_that_of_the_built_in_plugins():

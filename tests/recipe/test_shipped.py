@@ -1,7 +1,7 @@
 import pytest
 
+from runner.plugin.registry import Registry
 from runner.recipe import load, shipped
-from runner.registry import Registry
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -4,12 +4,12 @@ import pytest
 import torch
 from builders import build_masac, random_batch, train
 
-from runner.errors import UsageError
 from runner.plugins.stages.amp import Amp
 from runner.plugins.stages.compile import Compile
 from runner.plugins.stages.forward_cache import ForwardCache
 from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
 from runner.plugins.stages.stacked_agents import StackedAgents
+from runner.system.errors import UsageError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Probe
-from runner.errors import UsageError
 from runner.plugins.stages.batch_autotune import BatchAutotune
+from runner.system.errors import UsageError
 
 
 class Machine:

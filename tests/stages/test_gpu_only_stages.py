@@ -6,10 +6,10 @@ import pytest
 import torch
 from builders import Holder, build_masac, random_batch
 
-from runner.errors import UsageError
 from runner.plugins.stages.amp import Amp
 from runner.plugins.stages.async_transfer import AsyncTransfer
 from runner.plugins.stages.cuda_graph import CudaGraph
+from runner.system.errors import UsageError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

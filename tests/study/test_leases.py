@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.hardware import host_name
 from runner.study import leases as module
 from runner.study.leases import Leases
+from runner.system.hardware import host_name
 
 HOLD = """
 import sys

@@ -10,7 +10,7 @@ from children import running, start
 from running import TINY_UAV
 from searching import ATTEMPTS, came_to, search, trials_of, write_plugin, write_study
 
-from runner.registry import Registry
+from runner.plugin.registry import Registry
 from runner.study.definition import load_study
 from runner.study.store import StudyStore
 from runner.tracking import workspace

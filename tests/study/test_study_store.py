@@ -13,12 +13,12 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from studies import SPACE, read, study_text
 
-from runner.errors import ExitCode, StorageError, UsageError
 from runner.study import leases as leases_module
 from runner.study.leases import Leases
 from runner.study.sampler import PerTrialSampler
 from runner.study.search import fresh
 from runner.study.store import DEFINITION, TOP_UP, VARIABLE, StudyStore, storage_errors, verdict_key
+from runner.system.errors import ExitCode, StorageError, UsageError
 from runner.tracking import workspace
 
 OPEN = """

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import UsageError
 from runner.study.config import StudyConfig
 from runner.study.values import Point, bounds, history, objectives, union
+from runner.system.errors import UsageError
 
 NAME = "eval/return"
 

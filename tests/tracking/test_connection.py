@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import ExitCode, StorageError
+from runner.system.errors import ExitCode, StorageError
 from runner.tracking import connection
 from runner.tracking.connection import connect, is_http, on_network_disk, shown
 from runner.tracking.store import Store

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from run_folders import run_folder
 
-from runner.hardware import boot_id, host_name
+from runner.system.hardware import boot_id, host_name
 from runner.tracking import RunFolder, recovery, workspace
 from runner.tracking.folder import STALE_SECONDS, Owner
 from runner.tracking.recovery import Delivery, deliver, reap

@@ -6,7 +6,7 @@ import os
 import pytest
 from mlflow.exceptions import MlflowException
 
-from runner import faults
+from runner.system import faults
 from runner.tracking.shipper import Shipper
 from runner.tracking.spool import Spool, reached
 from runner.tracking.store import Store

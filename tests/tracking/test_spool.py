@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import faults
-from runner.secrets import looks_secret
+from runner.system import faults
+from runner.system.secrets import looks_secret
 from runner.tracking.spool import Spool, place_of, reached, read, unsent
 
 json_records = st.dictionaries(

@@ -1,6 +1,6 @@
 import pytest
 
-from runner.errors import StorageError
+from runner.system.errors import StorageError
 from runner.tracking.store import Store
 from runner.tracking.workspace import workspace
 

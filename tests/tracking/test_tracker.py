@@ -4,8 +4,8 @@ import threading
 import pytest
 from mlflow.exceptions import MlflowException
 
-from runner import faults
-from runner.errors import StorageError
+from runner.system import faults
+from runner.system.errors import StorageError
 from runner.tracking import Tracker, workspace
 from runner.tracking.spool import read
 from runner.tracking.store import Store

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import secrets
-from runner.errors import StorageError
-from runner.secrets import MASK, redact_values, register
+from runner.system import secrets
+from runner.system.errors import StorageError
+from runner.system.secrets import MASK, redact_values, register
 from runner.tracking.connection import connect, shown
 from runner.tracking.spool import Spool, read
 

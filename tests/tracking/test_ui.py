@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from runner.errors import StorageError
+from runner.system.errors import StorageError
 from runner.tracking import Tracker, workspace
 from runner.tracking.ui import serve
 

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from runner.api import Source
+from runner.api import Objective, Source
 
 from ..simulator_config import EvaluationConfig, SimulatorConfig
 
@@ -34,7 +34,7 @@ class PettingZooConfig(SimulatorConfig):
 
     kind: ClassVar[str] = "pettingzoo"
     headline: ClassVar[tuple[str, ...]] = ("return",)
-    objective = ("return", "maximize")
+    objective = Objective("return", "maximize")
 
     environment: Annotated[str, AfterValidator(_known_family), Field(json_schema_extra={"pattern": ALLOWED})]
     """Module of the environment, for example ``mpe2.simple_spread_v3``."""

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Config, Source
+from runner.api import Config, Objective, Source
 
 from ..simulator_config import SimulatorConfig
 
@@ -51,7 +51,7 @@ class UavConfig(SimulatorConfig):
         "formation_strict",
         "steps_to_goal",
     )
-    objective = ("return", "maximize")
+    objective = Objective("return", "maximize")
 
     followers: int = Field(default=3, ge=1)
     """Agents that follow the one leader."""

@@ -1,0 +1,1 @@
+"""Stages of multi-agent SAC alone."""

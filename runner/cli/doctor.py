@@ -1,0 +1,231 @@
+"""What this machine offers, and what to do about what it lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from packaging.requirements import Requirement
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from runner.system.errors import StorageError
+from runner.system.hardware import cpu_flags, cpu_model, usable_cores
+from runner.tracking.connection import is_http, on_network_disk, shown
+from runner.tracking.folder import RECORD, folders
+from runner.tracking.recovery import reap
+from runner.tracking.store import Store
+from runner.tracking.workspace import VARIABLE, Workspace
+
+_DISTRIBUTION = "proven-runner"
+_GIB = 2**30
+_DISK_GIB = 5
+_MEMORY_GIB = 2
+_SHOWN_RUNS = 4
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    """``warn``: runs work, but not everything does; ``fail``: runs do not work."""
+    found: str
+    remedy: str = ""
+
+
+def examine(workspace: Workspace, broken_plugins: Mapping[str, str]) -> list[Check]:
+    """Looks at packages, devices, compiler, plugins, workspace, tracking store and runs. Creates no workspace.
+
+    Runs whose process died without a word are given their end.
+
+    Args:
+        workspace: where runs would be kept.
+        broken_plugins: why they cannot be imported, by the name of the plugin.
+    """
+    parts: list[Callable[[], Iterator[Check]]] = [
+        _packages,
+        _torch,
+        _compiler,
+        lambda: _plugins(broken_plugins),
+        lambda: _workspace(workspace),
+        lambda: _store(workspace),
+        lambda: _runs(workspace),
+        _memory,
+    ]
+    return [check for part in parts for check in part()]
+
+
+def to_json(checks: list[Check]) -> dict[str, Any]:
+    """Plain data with a ``schema_version``."""
+    return {"schema_version": 1, "ok": not failed(checks), "checks": [asdict(check) for check in checks]}
+
+
+def failed(checks: list[Check]) -> bool:
+    """Whether something is missing without which no run works."""
+    return any(check.status == "fail" for check in checks)
+
+
+def show(checks: list[Check], console: Console) -> None:
+    """Prints the checks, each remedy beneath what was found."""
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    for check in checks:
+        found = Text(check.found)
+        if check.remedy:
+            found.append(f"\n-> {check.remedy}", style="bold")
+        table.add_row(Text(check.status, style=_COLOURS[check.status]), check.name, found)
+    console.print(table)
+
+
+def _packages() -> Iterator[Check]:
+    required = [Requirement(line) for line in metadata.requires(_DISTRIBUTION) or ()]
+    found = []
+    for requirement in required:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        remedy = f"pip install '{requirement}'"
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield Check(requirement.name, "fail", "not installed", remedy)
+            continue
+        if requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{requirement.name} {version}")
+        else:
+            yield Check(requirement.name, "fail", f"{version} is installed, {requirement.specifier} is needed", remedy)
+    yield Check("packages", "ok", ", ".join(found))
+
+
+def _torch() -> Iterator[Check]:
+    try:
+        import torch
+    except Exception as error:  # a broken build raises anything from ImportError to OSError
+        yield Check("torch", "fail", f"cannot be imported: {error}", "reinstall torch")
+        return
+    cores, threads = usable_cores(), torch.get_num_threads()
+    yield Check("processor", "ok", f"{cpu_model()}, {cores} cores usable")
+    if threads > cores:
+        yield Check("threads", "warn", f"{threads} threads on {cores} cores", f"set OMP_NUM_THREADS={cores}")
+    else:
+        yield Check("threads", "ok", f"{threads} on {cores} cores")
+    yield from _cuda(torch)
+    bf16 = sorted({"avx512_bf16", "amx_bf16"} & cpu_flags())
+    if bf16:
+        yield Check("bf16 on the processor", "ok", ", ".join(bf16))
+    else:
+        yield Check("bf16 on the processor", "warn", "not in hardware", "leave optimization.amp off on the CPU")
+
+
+def _cuda(torch: Any) -> Iterator[Check]:
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            memory = f"{device.total_memory / _GIB:.0f} GiB"
+            yield Check(f"cuda:{index}", "ok", f"{device.name}, {memory}, capability {device.major}.{device.minor}")
+        if find_spec("pynvml") is None:
+            remedy = f"pip install '{_DISTRIBUTION}[nvidia]'"
+            yield Check("GPU metrics", "warn", "not logged, because pynvml is not installed", remedy)
+    elif Path("/proc/driver/nvidia/version").exists():
+        build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build for the CPU only"
+        remedy = "install a torch build that fits the driver"
+        yield Check(
+            "cuda", "warn", f"an NVIDIA driver is there, but torch {torch.__version__} ({build}) sees no GPU", remedy
+        )
+    else:
+        yield Check("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
+
+
+def _compiler() -> Iterator[Check]:
+    """What ``torch.compile`` needs to build kernels for the CPU."""
+    command = os.environ.get("CXX") or "g++"
+    path = shutil.which(command) or shutil.which("clang++")
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if path is None:
+        remedy = "install g++ or name a C++ compiler in CXX, or leave optimization.compile off"
+        yield Check("compiler", "warn", f"no C++ compiler ({command})", remedy)
+    elif not header.exists():
+        remedy = "install Python's development headers, or leave optimization.compile off"
+        yield Check("compiler", "warn", f"{path}, but {header} is missing", remedy)
+    else:
+        yield Check("compiler", "ok", path)
+
+
+def _plugins(broken: Mapping[str, str]) -> Iterator[Check]:
+    for name, reason in broken.items():
+        yield Check(f"plugin {name}", "warn", f"cannot be imported: {reason}", "reinstall or remove its distribution")
+    if not broken:
+        yield Check("plugins", "ok", "all can be imported")
+
+
+def _workspace(workspace: Workspace) -> Iterator[Check]:
+    root = workspace.root
+    nearest = next(folder for folder in [root, *root.parents] if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        yield Check("workspace", "fail", f"{nearest} cannot be written", f"name a writable folder in {VARIABLE}")
+        return
+    yield Check("workspace", "ok", str(root) if nearest == root else f"{root}, made by the first run")
+    free = psutil.disk_usage(str(nearest)).free / _GIB
+    if free < _DISK_GIB:
+        yield Check("disk", "warn", f"{free:.1f} GiB free", f"free some, or name another disk in {VARIABLE}")
+    else:
+        yield Check("disk", "ok", f"{free:.0f} GiB free")
+
+
+def _store(workspace: Workspace) -> Iterator[Check]:
+    uri = workspace.tracking_uri
+    if "MLFLOW_TRACKING_URI" not in os.environ and not workspace.database.exists():
+        yield Check("tracking", "ok", f"{workspace.database}, made by the first run")
+        return
+    try:
+        Store.open(workspace)
+    except StorageError as error:
+        found, _, remedy = str(error).rpartition("; ")
+        yield Check("tracking", "fail", found, remedy)
+        return
+    yield Check("tracking", "ok", f"{shown(uri)} answers")
+    if not is_http(uri) and on_network_disk(workspace.database):
+        remedy = "run an MLflow server and name it in MLFLOW_TRACKING_URI if several machines share the workspace"
+        yield Check("database", "warn", "on a network disk, where SQLite is slow and locks are weak", remedy)
+
+
+def _runs(workspace: Workspace) -> Iterator[Check]:
+    reaped = reap(workspace)
+    found = folders(workspace.runs)
+    known = [folder for folder in found if folder.record() is not None]
+    counted = f"{len(found)} in {workspace.runs}" if found else "none yet"
+    ended = f"; {len(reaped)} had died without a word: {_names(reaped)}" if reaped else ""
+    yield Check("runs", "ok", counted + ended)
+    waiting = [folder.name for folder in known if folder.unsent and not folder.alive()]
+    if waiting:
+        yield Check("unsent", "warn", f"MLflow lacks a part of {len(waiting)} runs: {_names(waiting)}", "runner sync")
+    damaged = [folder.name for folder in found if folder not in known]
+    if damaged:
+        remedy = f"restore it from a copy, or remove the run's folder in {workspace.runs}"
+        yield Check(
+            "damaged runs", "warn", f"{RECORD} of {len(damaged)} runs cannot be read: {_names(damaged)}", remedy
+        )
+
+
+def _names(runs: Sequence[str]) -> str:
+    return ", ".join(runs[:_SHOWN_RUNS]) + (", ..." if len(runs) > _SHOWN_RUNS else "")
+
+
+def _memory() -> Iterator[Check]:
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
+    if memory.available < _MEMORY_GIB * _GIB:
+        yield Check("memory", "warn", found, "end other programs, or use a smaller replay buffer")
+    else:
+        yield Check("memory", "ok", found)

@@ -1,0 +1,211 @@
+"""Times two ways to do the same training step, fairly: interleaved, warm, and against the noise of the machine."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runner.compare.isolation import Globals
+from runner.compare.noninferiority import FEWEST_ROUNDS, Effect, Ratio, effect, even_against_odd, ratio
+from runner.compare.state import clones
+
+if TYPE_CHECKING:
+    from runner.compare.subject import Build, Subject
+
+BLOCK_SECONDS = 0.1
+"""A block is as many steps as take so long, but one at least: long against the clock's and the scheduler's grain."""
+WINDOW_SECONDS = 0.1
+STEADY = 0.95
+WARM_UP_SECONDS = 20.0
+
+
+class Stopwatch:
+    """Seconds that work takes on a device: by device events on a GPU, by the wall clock on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Does the work and says how long it took, until the device was done."""
+        if self.device.type != "cuda":
+            started = time.perf_counter()
+            work()
+            return time.perf_counter() - started
+        with torch.cuda.device(self.device):  # events belong to the current device's stream
+            torch.cuda.synchronize()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / 1e3
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What happened until every step took as long as the one before."""
+
+    first_s: float
+    """Wall-clock seconds of the first step alone: compilation, allocation, capture."""
+    seconds: float
+    """Of all steps after the first until it was steady."""
+    steps: int
+    """How many those were."""
+    steady_s: float
+    """Of one step in the end."""
+    steady: bool
+    """Whether it was steady before the time was over."""
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds spent beyond what as many steady steps take."""
+        return max(0.0, self.first_s + self.seconds - (self.steps + 1) * self.steady_s)
+
+
+def warm_up(step: Callable[[], object], stopwatch: Stopwatch, limit_s: float = WARM_UP_SECONDS) -> WarmUp:
+    """Steps until it is steady.
+
+    Steps are taken in windows of a tenth of a second. It is steady as soon as two windows in a row are no longer faster
+    than the best one before them, by more than 5 %.
+
+    Args:
+        step: one training step.
+        stopwatch: of the device that it works on.
+        limit_s: wall-clock seconds after which it counts as warm anyway.
+    """
+    started = time.perf_counter()
+    stopwatch.seconds(step)
+    first = time.perf_counter() - started
+    windows: list[float] = []
+    steps, begun = 0, time.perf_counter()
+    while not (steady := _is_steady(windows)) and time.perf_counter() - begun < limit_s:
+        spent, count = 0.0, 0
+        while spent < WINDOW_SECONDS:
+            spent, count = spent + stopwatch.seconds(step), count + 1
+        windows.append(spent / count)
+        steps += count
+    return WarmUp(first, time.perf_counter() - begun, steps, windows[-1] if windows else first, steady)
+
+
+def _is_steady(windows: Sequence[float]) -> bool:
+    return len(windows) > 2 and all(newer > STEADY * min(windows[:-2]) for newer in windows[-2:])
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long two subjects take, and how sure that is."""
+
+    ratio: Ratio
+    """Baseline / changed: above 1, the change is faster."""
+    a_a: Ratio
+    """The baseline's even blocks against its odd ones: what the machine makes of no change at all."""
+    baseline_ms: float
+    """Of one step: the median over blocks."""
+    changed_ms: float
+    baseline_warm_up: WarmUp
+    changed_warm_up: WarmUp
+
+    @property
+    def effect(self) -> Effect:
+        """Faster, slower, or inconclusive: not beyond the noise of the machine."""
+        return effect(self.ratio, self.a_a)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.effect}: {self.ratio}, {self.baseline_ms:.3g} ms -> {self.changed_ms:.3g} ms a step in "
+            f"{self.ratio.rounds} rounds; A/A {self.a_a}; first step {self.baseline_warm_up.first_s:.3g} s -> "
+            f"{self.changed_warm_up.first_s:.3g} s"
+        )
+
+
+def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int = 30, seconds: float = 30.0) -> Timing:
+    """Times a change against its baseline in this process.
+
+    After the first call of each, and its warm-up, blocks of steps are timed in the order A B B A, so that a machine
+    that becomes slower or faster favours neither.
+
+    Args:
+        baseline: makes the subject to compare with.
+        changed: makes the subject with the change.
+        batches: what steps are given, again and again.
+        rounds: the most rounds of four blocks.
+        seconds: stop after so many seconds of rounds, but not before five rounds.
+
+    Raises:
+        ValueError: there is no batch, or fewer than five rounds are allowed.
+    """
+    if not batches or rounds < FEWEST_ROUNDS:
+        raise ValueError(f"needs a batch at least, and {FEWEST_ROUNDS} rounds")
+    before = Globals.current()
+    try:
+        a, b = (_Runner(build, batches, before) for build in (baseline, changed))
+        started = time.perf_counter()
+        for turn in range(rounds):
+            if turn >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
+                break
+            for runner in (a, b, b, a):
+                runner.block()
+    finally:
+        before.set()
+    return Timing(
+        ratio=ratio(a.rounds(), b.rounds()),
+        a_a=even_against_odd(a.blocks),
+        baseline_ms=1e3 * statistics.median(a.blocks),
+        changed_ms=1e3 * statistics.median(b.blocks),
+        baseline_warm_up=a.warm_up,
+        changed_warm_up=b.warm_up,
+    )
+
+
+class _Runner:
+    """One subject, warm, with batches and process-wide settings of its own."""
+
+    def __init__(self, build: Build, batches: Sequence[Any], start: Globals) -> None:
+        start.set()
+        self.subject = build()
+        self.batches: Iterator[Any] = itertools.cycle(clones(batches))
+        self.stopwatch = Stopwatch(_device(self.subject))
+        self.warm_up = warm_up(self.step, self.stopwatch)
+        self.globals = Globals.current()
+        self.count = max(1, round(BLOCK_SECONDS / self.warm_up.steady_s))
+        self.blocks: list[float] = []
+
+    def step(self) -> None:
+        self.subject.step(next(self.batches))
+
+    def block(self) -> None:
+        """Times a block of steps; what is kept is the seconds of one of them in the mean."""
+        self.globals.set()
+        self.blocks.append(self.stopwatch.seconds(self._block) / self.count)
+        self.globals = Globals.current()
+
+    def rounds(self) -> list[float]:
+        """Seconds of one step in each round of two blocks."""
+        return [(one + other) / 2 for one, other in zip(self.blocks[::2], self.blocks[1::2], strict=True)]
+
+    def _block(self) -> None:
+        for _ in range(self.count):
+            self.step()
+
+
+def _device(subject: Subject) -> torch.device:
+    """The first GPU that holds a part of the state, else the CPU."""
+    for part in subject.state.values():
+        for tensor in _tensors(part.state_dict()):
+            if tensor.is_cuda:
+                return tensor.device
+    return torch.device("cpu")
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping | list | tuple):
+        for each in state.values() if isinstance(state, Mapping) else state:
+            yield from _tensors(each)

@@ -1,0 +1,111 @@
+"""The contract ``Close``: the same algebra as the baseline, with other rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runner.compare.float64 import NotWideError, wide_build, wide_play
+from runner.compare.isolation import StepError
+from runner.compare.rounding import rounding
+from runner.compare.subject import Build
+from runner.compare.tolerance import TOLERANCE, far
+from runner.compare.trajectory import Play, Turn, blamed, comparable, locate, shared
+from runner.compare.verdict import Outcome, Verdict, worst
+
+CONTRACT = "Close"
+
+
+def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int = 12, seed: int = 0) -> Verdict:
+    """Compares the algebra in float64, and the rounding of single updates.
+
+    Training is chaotic: after some updates rounding alone separates two runs that do the same, so runs in float32 are
+    not compared. Instead,
+
+    * both are run in float64 from the same start over all batches, and must stay equal up to 1e-9;
+    * from states on the way of the baseline, single updates are taken by both in their own precision, and the changed
+      one's may be at most twice as far from the update in float64 as the baseline's, in the median.
+
+    Args:
+        baseline: makes what to compare with.
+        changed: makes what promises the same algebra.
+        batches: one for each update.
+        states: how many single updates; fewer if there are fewer batches.
+        seed: of the global random generators.
+
+    Raises:
+        ValueError: there is no batch, or nothing that could be compared.
+        StepError: the baseline itself fails.
+    """
+    if not batches:
+        raise ValueError("nothing to compare: there is no batch")
+    play = wide_play([Turn(batch) for batch in batches], seed)
+    return close_to(algebra(play, baseline, changed), baseline, changed, batches, states, seed)
+
+
+def close_to(
+    same_algebra: Verdict, baseline: Build, changed: Build, batches: Sequence[Any], states: int = 12, seed: int = 0
+) -> Verdict:
+    """The same with the algebra judged already."""
+    if same_algebra.outcome is Outcome.FAIL:
+        return same_algebra
+    near = rounding(baseline, changed, batches, states, seed)
+    if same_algebra.outcome is near.outcome is Outcome.INCONCLUSIVE:
+        return same_algebra
+    outcome = worst([same_algebra.outcome, near.outcome])
+    told = [each.summary for each in (same_algebra, near) if each.outcome is outcome]
+    return Verdict(outcome, CONTRACT, "; ".join(told), same_algebra.evidence | near.evidence)
+
+
+def algebra(play: Play, baseline: Build, changed: Build) -> Verdict:
+    """Whether two subjects, both in float64, stay equal up to rounding.
+
+    The evidence names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
+
+    Args:
+        play: the updates, in float64.
+        baseline: makes what to compare with.
+        changed: makes what promises the same algebra.
+    """
+    builds = wide_build(baseline), wide_build(changed)
+    try:
+        update, untrained = _parting(play, *builds)
+        evidence = {"updates": len(play.turns), "tolerance": TOLERANCE, "without_gradient": untrained}
+        if update is None:
+            summary = f"the same algebra over {len(play.turns)} updates in float64"
+            return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
+        if _parting(play, builds[0], builds[0])[0] is not None:
+            summary = "the baseline is not the same twice, in float64 with the same seeds; make it deterministic"
+            return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
+        found = locate(play, *builds, update, far)
+    except NotWideError as error:
+        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
+    if found is None:
+        summary = f"the difference after update {update} in float64 did not come again; make the step deterministic"
+        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
+    summary = f"not the same algebra: in float64, {found}"
+    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
+
+
+def _parting(play: Play, baseline: Build, changed: Build) -> tuple[int | None, dict[str, str]]:
+    """The first update after which the two differ by more than rounding; both move step by step.
+
+    Returns:
+        The update, None if they do not differ, and which parameters only the changed one has not trained by then.
+
+    Raises:
+        NotWideError: one of them cannot be stepped in float64.
+    """
+    worlds = [play.world(build) for build in (baseline, changed)]
+    names = shared(*(world.subject.state for world in worlds))
+    players = [play.frames(world) for world in worlds]
+    for update in range(len(play.turns) + 1):
+        try:
+            one, other = (next(player) for player in players)
+        except StepError as error:
+            who = "the baseline" if error.world is worlds[0] else "the changed step"
+            raise NotWideError.stepping(who, error) from error
+        seen = {place: one[place] for place in comparable(one, other, names)}
+        if any(True for _ in far(seen, other)):
+            return update, blamed(*(world.untrained for world in worlds))
+    return None, blamed(*(world.untrained for world in worlds))

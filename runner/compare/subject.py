@@ -1,0 +1,53 @@
+"""What is compared: one training step, and everything that it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+Outputs = Any
+"""A tensor, tensors by name (a dictionary, a tuple with or without names), or None; numbers count as tensors."""
+Report = Callable[[str, Any], None]
+"""Is told the name of a step and what it returned."""
+
+
+class Stateful(Protocol):
+    """A module, an optimizer, a scheduler, a scaler: anything whose state can be taken and given back."""
+
+    def state_dict(self) -> Any:
+        """All that a step changes."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Restores what ``state_dict`` returned."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A training step with its state.
+
+    The same step is called many times, each time with another batch; what it draws at random should come from the batch
+    or from the global generators of Python, NumPy and torch, which are seeded alike for all that is compared.
+    """
+
+    step: Callable[[Any], Outputs]
+    """Trains on one batch; returns what it logs (a loss)."""
+    state: Mapping[str, Stateful]
+    """Everything that a step changes, by name: ``{"model": model, "optimizer": optimizer}``."""
+    parameters: Callable[[], Iterable[tuple[str, Tensor]]] | None = None
+    """Trainable parameters by name; those of the modules in ``state`` unless told."""
+    gradients: Callable[[], Mapping[str, Tensor | None]] | None = None
+    """Their last gradients; unless told, ``.grad``, or what the optimizers in ``state`` saw where a step forgets it."""
+    seed: Callable[[int], None] | None = None
+    """Seeds what a step draws from torch's global generator, by the number of the step; where a loop does so."""
+    watch: Callable[[Report], None] | None = None
+    """Asks to be told from now on what the named parts of a step, its slots, return: it says where a change begins."""
+
+
+Build = Callable[[], Subject]
+"""Makes a subject, always the same one, seeds included.
+
+It is called under another default type (``torch.set_default_dtype``) for the comparison in float64.
+"""

@@ -1,1 +1,0 @@
-"""The training loop and what guards, times and saves it."""

@@ -1,0 +1,1 @@
+"""What is a stage worth on this machine?"""

@@ -1,0 +1,171 @@
+"""What an ablation is told to measure: an experiment file, or a recipe with nothing said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from runner.plugin.config import Config
+from runner.recipe import Catalog, Problem, Recipe, RecipeError, load
+from runner.recipe.errors import suggestion
+from runner.recipe.experiments import at, beside, fill_experiment, items, moved
+from runner.recipe.layers import find
+from runner.recipe.yaml_nodes import Node, read
+from runner.verify.variants import GROUPS, Group, names
+
+KIND: Final = "ablation"
+Assignments = list[Annotated[str, Field(min_length=1)]]
+
+
+class CaseConfig(Config):
+    """One setting of the recipe."""
+
+    set: Assignments = Field(default_factory=list)
+    """Assignments ``a.b.c=VALUE``, after those for all cases."""
+    published: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Ratios that somebody else reports, by variant; they stand beside what is measured."""
+
+
+class RoundsConfig(Config):
+    """How often every variant is measured."""
+
+    least: Annotated[int, Field(ge=3)] = 8
+    """Rounds before the wanted precision counts."""
+    most: Annotated[int, Field(ge=3)] = 60
+    """Rounds after which a case is done anyway."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RoundsConfig:
+        if self.least > self.most:
+            raise ValueError(f"least, {self.least}, is more than most, {self.most}")
+        return self
+
+
+class AblationConfig(Config):
+    """An ablation: what every stage of a recipe is worth."""
+
+    kind: Literal["ablation"]
+    """Says that this file is an ablation."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    """Names the result's folder and its run in MLflow."""
+    recipe: Annotated[str, Field(min_length=1)]
+    """A recipe, as seen from this file's folder, or the bare name of one that ships; its stages are compared."""
+    set: Assignments = Field(default_factory=list)
+    """Assignments ``a.b.c=VALUE`` for all cases."""
+    cases: dict[str, CaseConfig] = Field(default_factory=lambda: {"": CaseConfig()}, min_length=1)
+    """Settings of the recipe by name, measured one after the other."""
+    variants: list[Group] = Field(default_factory=lambda: list(GROUPS), min_length=1)
+    """Which sets of stages to compare: each alone, phases cumulatively, all, all but each."""
+    budget: Annotated[float, Field(gt=0)] = 900.0
+    """Seconds for all cases together; what is not measured by then is said to be missing."""
+    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Half the width of a ratio's 95 % interval, relative, that is good enough."""
+    rounds: RoundsConfig = RoundsConfig()
+    """Limits on the number of rounds."""
+    published_by: str = ""
+    """Where the published ratios come from."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting to measure."""
+
+    name: str
+    """Empty if there is only one."""
+    recipe: Recipe
+    sets: tuple[str, ...]
+    """The assignments that lead from the recipe's file to it."""
+    published: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A validated ablation."""
+
+    path: Path
+    """The experiment's file, or the recipe's."""
+    config: AblationConfig
+    cases: tuple[Case, ...]
+
+    def within(self, budget: float) -> Experiment:
+        """The same with another budget, in seconds."""
+        return replace(self, config=self.config.model_copy(update={"budget": budget}))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that decides what is measured; budget and precision do not."""
+        parts = [self.config.name, sorted(self.config.variants), [[c.name, c.recipe.digest] for c in self.cases]]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def load_experiment(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Experiment:
+    """Reads and validates an experiment file, or a recipe, which is then measured with default settings.
+
+    Args:
+        reference: a file, or the bare name of a recipe that ships.
+        sets: assignments from the command line, after those of the file.
+        catalog: the plugins that the recipe may name.
+
+    Raises:
+        RecipeError: everything that is wrong with it, each at its line.
+    """
+    path = find(reference)
+    problems: list[Problem] = []
+    root = read(path, problems)
+    kind = root.get("kind")
+    if kind is None:
+        recipe = load(path, sets, catalog)
+        config = AblationConfig(kind=KIND, name=recipe.name, recipe=str(path))
+        return _checked(Experiment(path, config, (Case("", recipe, tuple(sets), {}),)), root)
+    filled = fill_experiment(AblationConfig, KIND, "ablated", root, problems)
+    recipe_path = beside(path, filled.recipe)
+    cases = [_case(name, recipe_path, filled, root, sets, catalog, problems) for name in filled.cases]
+    if problems:
+        raise RecipeError(problems)
+    return _checked(Experiment(path, filled, tuple(case for case in cases if case)), root)
+
+
+def _case(
+    name: str,
+    recipe: str | Path,
+    experiment: AblationConfig,
+    root: Node,
+    sets: Sequence[str],
+    catalog: Catalog,
+    problems: list[Problem],
+) -> Case | None:
+    config = experiment.cases[name]
+    assignments = (*experiment.set, *config.set, *sets)
+    written = [*items(at(root, "set")), *items(at(root, "cases", name, "set"))]
+    try:
+        loaded = load(recipe, assignments, catalog)
+    except RecipeError as error:
+        problems += [moved(problem, written, at(root, "recipe") or root) for problem in error.problems]
+        return None
+    known = names(loaded)
+    for variant in config.published.keys() - known:
+        node = at(root, "cases", name, "published", variant) or root
+        message = f"no variant of that name{suggestion(variant, known)}"
+        problems.append(Problem(node.anchor, f"cases.{name}.published.{variant}", message))
+    return Case(name, loaded, assignments, dict(config.published))
+
+
+def _checked(experiment: Experiment, root: Node) -> Experiment:
+    """Refuses what would measure nothing.
+
+    Raises:
+        RecipeError: a recipe has no stage that is on.
+    """
+    empty = [case.name for case in experiment.cases if not case.recipe.stages]
+    if empty:
+        node = root.get("recipe") or root
+        raise RecipeError(
+            [Problem(node.place, "optimization", "no stage is switched on, so there is nothing to compare")]
+        )
+    return experiment

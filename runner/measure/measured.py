@@ -1,0 +1,180 @@
+"""The child process in which one variant lives while it is measured.
+
+Run as ``python -m runner.measure.measured RECIPE [PLUGIN ...]``. For each command, a word on a line of stdin, it
+answers one JSON line on stdout. It ends with its stdin; between commands it waits there and computes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from runner.api import RunnerError, available_memory, map_tensors
+from runner.compare.clock import Stopwatch, warm_up
+from runner.plugin.registry import Registry
+from runner.recipe import load
+from runner.system import generators
+from runner.train.activities import Activities
+from runner.train.assemble import OUT_OF_MEMORY, Pipeline, assemble
+from runner.train.step import Drawn, Step
+
+BLOCK_SECONDS = 0.25
+"""A block of updates takes about so long."""
+TRAIN_SECONDS = 0.5
+CONTEXT_BYTES = 2**29
+"""About what every process takes on a GPU beside torch's own memory."""
+POOL = 8
+"""Different batches in a block."""
+
+
+class Measured:
+    """One variant, assembled."""
+
+    def __init__(self, pipeline: Pipeline, building_s: float = 0.0) -> None:
+        self.pipeline, self.slots = pipeline, pipeline.slots
+        self.building_s = building_s
+        self.stopwatch = Stopwatch(pipeline.device)
+        self.step = Step(pipeline)
+        self.activities = Activities(pipeline.device)
+        for name in ("draw", "next_batch", *pipeline.source.activities):
+            self.activities.time(self.slots, name)
+        self.per_update = pipeline.recipe.train.batch_size / pipeline.batch_size
+        """Scales the time of an update to the recipe's batch size, where a stage has chosen another one."""
+        self.count = 1
+
+    def prepare(self) -> dict[str, Any]:
+        """Counts, compiles and warms up; the first update, the warm-up and the steady state are three figures."""
+        pairs = itertools.cycle(self.pool())
+        warmth = warm_up(lambda: self.step.update(next(pairs)), self.stopwatch)
+        self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
+        self.train()  # the first time is slower here too
+        reports = self.pipeline.reports.values()
+        return {
+            **dataclasses.asdict(warmth),
+            "overhead_s": self.building_s + warmth.overhead_s,
+            "updates": self.count,
+            "batch_size": self.pipeline.batch_size,
+            "threads": torch.get_num_threads(),
+            "device": str(self.pipeline.device),
+            "notes": {report.kind: report.notes for report in reports if report.notes},
+        }
+
+    def work(self) -> dict[str, Any]:
+        """FLOP of one update as torch counts them, and what else the limit needs to know."""
+        drawn = self.pool()[0]
+        with FlopCounterMode(display=False) as counter:
+            self.step.update(drawn)
+        return {
+            "flop": counter.get_total_flops(),
+            "parameters": sum(parameter.numel() for _, parameter in self.pipeline.learner.named_parameters()),
+            "least": self.pipeline.learner.least_work(self.pipeline.batch_size),
+        }
+
+    def update(self) -> dict[str, Any]:
+        """Seconds of one update in the mean over a block; drawing its batches and noise is not timed."""
+        draws = list(itertools.islice(itertools.cycle(self.pool()), self.count))
+
+        def block() -> None:
+            for drawn in draws:
+                self.step.update(drawn)
+
+        return {"seconds": self.stopwatch.seconds(block) / self.count * self.per_update}
+
+    def train(self) -> dict[str, Any]:
+        """Trains as the engine does, and says where the time went.
+
+        ``draw`` is the time in the source, without what it reports apart (``collect``), ``transfer`` what else it takes
+        to get a batch onto the device, ``update`` the rest of a step. A GPU is waited for at the end.
+        """
+        progress = self.pipeline.progress
+        begun, updates = progress.position, progress.updates
+        self.activities.read()
+        started = time.perf_counter()
+        while time.perf_counter() - started < TRAIN_SECONDS or progress.updates == updates:
+            position = progress.position
+            while progress.position == position:
+                self.step()
+        elapsed, seconds = self.activities.read()
+        apart = {name: seconds.get(name, 0.0) for name in self.pipeline.source.activities}
+        draw, batch = seconds.get("draw", 0.0), seconds.get("next_batch", 0.0)
+        spent = {**apart, "draw": draw - sum(apart.values()), "transfer": batch - draw, "update": elapsed - batch}
+        return {
+            "seconds": elapsed,
+            "done": progress.position - begun,
+            "share": (progress.position - begun) / progress.whole,
+            "updates": progress.updates - updates,
+            "spent": spent,
+        }
+
+    def memory(self) -> dict[str, Any]:
+        """Most bytes that this process, and on a GPU torch, ever held; and what is free where memory is scarcest."""
+        device, host = self.pipeline.device, _peak_host_bytes()
+        if device.type != "cuda":
+            return {"host_bytes": host, "device_bytes": None, "own_bytes": host, "free_bytes": available_memory()}
+        return {
+            "host_bytes": host,
+            "device_bytes": torch.cuda.max_memory_allocated(device),
+            "own_bytes": torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES,
+            "free_bytes": torch.cuda.mem_get_info(device)[0],
+        }
+
+    def pool(self) -> list[Drawn]:
+        """Fresh batches and noise; copies, because a stage may write the next batch in the place of the last."""
+        pool = []
+        for _ in range(min(POOL, self.count) if self.count > 1 else POOL):
+            while (drawn := self.step.draw()) is None:
+                pass
+            pool.append(map_tensors(lambda tensor: tensor.clone(), drawn))
+            self.step.count(drawn.batch)
+        self.activities.wait()
+        return pool
+
+
+def _peak_host_bytes() -> int:
+    """Of this program alone: what ``getrusage`` says on Linux includes the process that it was started from."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+def main() -> int:
+    """Answers commands until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    path, *plugins = sys.argv[1:]
+    files = [Path(plugin) for plugin in plugins]
+    try:
+        recipe = load(path, (), Registry(files))
+        Path(path).unlink()  # it may hold secrets, and nobody tidies up after a kill
+        generators.seed(recipe.seed)
+        begun = time.perf_counter()
+        pipeline = assemble(recipe, files)
+        measured = Measured(pipeline, time.perf_counter() - begun)
+        for line in sys.stdin:
+            answer = getattr(measured, line.strip())()
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+    except (torch.OutOfMemoryError, MemoryError):
+        return OUT_OF_MEMORY
+    except RunnerError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except BrokenPipeError:  # the parent is gone
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

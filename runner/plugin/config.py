@@ -1,0 +1,66 @@
+"""The base of everything that a recipe can say: strict and closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+
+class Config(BaseModel):
+    """A section of a recipe: unknown keys are errors, and values are never coerced (``"1e-3"`` is not a number)."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    _read: set[str] | None = PrivateAttr(default=None)
+    """Names of the fields that were read, in a copy that keeps a record; None in all others."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name[0] != "_" and name in type(self).__pydantic_fields__ and self._read is not None:
+            self._read.add(name)
+        return super().__getattribute__(name)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]  # pydantic's is a generator, too
+        for name in type(self).__pydantic_fields__:
+            yield name, getattr(self, name)
+
+    def model_dump(self, **settings: Any) -> dict[str, Any]:
+        """As pydantic's; in a copy that keeps a record, all fields count as read."""
+        self._mark_all()
+        return super().model_dump(**settings)
+
+    def model_copy(self, **settings: Any) -> Self:
+        """As pydantic's; in a copy that keeps a record, all fields count as read."""
+        self._mark_all()
+        return super().model_copy(**settings)
+
+    def recorded(self) -> Self:
+        """A copy that remembers which of its fields were read; what is given to a plugin's works."""
+        copy = self.model_copy(update={name: _recorded(value) for name, value in self.__dict__.items()})
+        copy.__pydantic_private__ = {**(copy.__pydantic_private__ or {}), "_read": set()}
+        return copy
+
+    def unread(self, prefix: str = "") -> list[str]:
+        """Dotted paths of the leaves that nobody has read since the record was begun; none without a record."""
+        if self._read is None:
+            return []
+        paths = []
+        for name in type(self).__pydantic_fields__:
+            value = self.__dict__[name]
+            if isinstance(value, Config):
+                paths += value.unread(f"{prefix}{name}.")
+            elif name not in self._read:
+                paths.append(prefix + name)
+        return paths
+
+    def _mark_all(self) -> None:
+        for _, value in self:
+            if isinstance(value, Config):
+                value._mark_all()
+
+
+def _recorded(value: Any) -> Any:
+    return value.recorded() if isinstance(value, Config) else value

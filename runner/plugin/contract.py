@@ -1,0 +1,42 @@
+"""What a stage promises about results, and by what a result is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The same bits as the baseline."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """The same algebra with other rounding."""
+
+
+@dataclass(frozen=True)
+class Statistical:
+    """No worse in the ``Objective`` than its margin allows."""
+
+
+Contract = Exact | Close | Statistical
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The evaluation metric by which one model is better than another."""
+
+    name: str
+    """Of the metric, without ``eval/``."""
+    direction: Literal["maximize", "minimize"]
+    margin: float = 0.05
+    """How much worse a stage may make it: in ``unit``, or without one as a share of what the baseline learns."""
+    unit: str | None = None
+    """Of the metric and its margin ("nats", "percentage points"); None makes the margin a share."""
+
+    @property
+    def sign(self) -> float:
+        """What turns the metric into a score of which more is better."""
+        return 1.0 if self.direction == "maximize" else -1.0

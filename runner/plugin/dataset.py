@@ -1,0 +1,284 @@
+"""Sources that draw from a dataset: in epochs, shuffled, and resumable in the middle of one."""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from runner.plugin.context import Context, derived_seed
+from runner.plugin.dataset_config import DatasetConfig
+from runner.plugin.learner import Learner
+from runner.plugin.progress import Progress
+from runner.plugin.source import Batch, Source, State
+from runner.system.errors import UsageError
+from runner.system.tree import leaves, map_tensors
+
+RESIDENT_SHARE = 0.25
+"""Of an accelerator's free memory; data that take no more are kept there."""
+UNBOUNDED = 2**30
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Data that are in memory as a whole, of which many samples can be had at once."""
+
+    nbytes: int
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: Tensor) -> Batch:
+        """The samples with these numbers, [B], as a batch."""
+
+    def to(self, device: torch.device) -> Rows:
+        """The same data on a device."""
+
+
+class TensorRows:
+    """Tensors by name, with one row for each sample."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = dict(tensors)
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def take(self, index: Tensor) -> Batch:
+        """The rows with these numbers."""
+        return {name: tensor.index_select(0, index) for name, tensor in self.tensors.items()}
+
+    def to(self, device: torch.device) -> TensorRows:
+        """The same rows on a device."""
+        return TensorRows({name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+
+class DatasetSource(Source):
+    """A training set and a held-out set.
+
+    Write ``datasets``. Each may be tensors by name, ``Rows``, or torch's map-style or iterable ``Dataset``, whose
+    samples ``collate`` makes into batches. Every batch follows from the recipe's seed and its number alone, also where
+    samples are augmented at random and whatever the number of workers, so a resumed run draws the same ones.
+    The last batch of an epoch is left out if it would be smaller.
+    """
+
+    def __init__(self, config: DatasetConfig, context: Context) -> None:
+        self.config, self.context, self.device = config, context, context.device
+        train, held_out = self.datasets(config)
+        self.train, self.held_out = self._kept(train), self._kept(held_out)
+        self.consumed = 0
+        """Batches that were learnt from."""
+        self.drawn = 0
+        self._stream: Iterator[Batch] | None = None
+        self._order: tuple[int, Tensor] | None = None
+        self.shapes = {name: tuple(leaf.shape[1:]) for name, leaf in leaves(self._first()) if isinstance(leaf, Tensor)}
+
+    @abstractmethod
+    def datasets(self, config: Any) -> tuple[Any, Any]:
+        """What to train on, and what to evaluate on."""
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Makes samples into a batch; torch's way unless told."""
+        return default_collate(list(samples))
+
+    def tokens(self, batch: Batch) -> int:
+        """How many tokens a batch holds, for sources that count in them."""
+        return 0
+
+    # --- drawing ------------------------------------------------------------------------------------------------------
+
+    def draw(self, batch_size: int, progress: Progress) -> Batch:
+        """The next batch of the present epoch, or the first of the next one."""
+        if isinstance(self.train, Rows):
+            batch = self.train.take(self._indices(self.drawn, batch_size))
+        else:
+            if self._stream is None:
+                self._stream = self._batches(self.train, batch_size, self.drawn)
+            batch = next(self._stream)
+        self.drawn += 1
+        return batch
+
+    def ahead(self) -> int:
+        """As many as one likes: what has been drawn ahead of the updates is drawn again by a resumed run."""
+        return UNBOUNDED
+
+    def counts(self, batch: Batch | None) -> Mapping[str, int]:
+        """Samples, and tokens if it counts in them."""
+        self.consumed += 1
+        counts = {"samples": self.size(batch)}
+        if "tokens" in self.config.units:
+            counts["tokens"] = self.tokens(batch)
+        return counts
+
+    def epoch_samples(self, batch_size: int) -> int | None:
+        """All samples but those of a smaller last batch."""
+        if isinstance(self.train, IterableDataset):
+            return None
+        return self._per_epoch(batch_size) * batch_size
+
+    def state_dict(self) -> State:
+        """How many batches were learnt from."""
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state: State) -> None:
+        """Goes on with the batch after those that were learnt from."""
+        self.consumed = self.drawn = state["consumed"]
+        self._stream = None
+
+    def _per_epoch(self, batch_size: int) -> int:
+        count = len(self.train) // batch_size
+        if not count:
+            raise UsageError(
+                f"train.batch_size: {batch_size:,} is more than the {len(self.train):,} samples that "
+                f"'{self.config.kind}' has to train on"
+            )
+        return count
+
+    def _indices(self, number: int, batch_size: int) -> Tensor:
+        """Which samples are in the batch of that number."""
+        epoch, place = divmod(number, self._per_epoch(batch_size))
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(derived_seed(self.context.seed, f"epoch/{epoch}"))
+            order = torch.randperm(len(self.train), generator=generator)
+            self._order = epoch, order.to(self.device) if self._resident(self.train) else order
+        return self._order[1][place * batch_size : (place + 1) * batch_size]
+
+    def _batches(self, data: Any, batch_size: int, first: int) -> Iterator[Batch]:
+        """Batches without end, from the one with that number."""
+        if isinstance(data, IterableDataset):
+            yield from self._iterated(data, batch_size, first)
+            return
+        plan = ((number, self._indices(number, batch_size).tolist()) for number in _count_from(first))
+        seed = derived_seed(self.context.seed, "samples")
+        yield from self._loader(_Numbered(data, self.collate, seed), sampler=plan, batch_size=None)
+
+    def _iterated(self, data: IterableDataset[Any], batch_size: int, skipped: int) -> Iterator[Batch]:
+        number = 0
+        for epoch in _count_from(0):
+            if hasattr(data, "set_epoch"):
+                data.set_epoch(epoch)
+            generator = torch.Generator().manual_seed(derived_seed(self.context.seed, f"epoch/{epoch}"))
+            loader = self._loader(
+                data, batch_size=batch_size, drop_last=True, collate_fn=self.collate, generator=generator
+            )
+            stream, begun = iter(loader), number
+            while True:
+                with seeded(derived_seed(self.context.seed, f"batch/{number}")):
+                    batch = next(stream, None)
+                if batch is None:
+                    break
+                number += 1
+                if number > skipped:
+                    yield batch
+            if number == begun:
+                raise UsageError(f"data: '{self.config.kind}' has not a single batch of {batch_size:,} samples")
+
+    def _loader(self, data: Any, **settings: Any) -> DataLoader[Any]:
+        workers = self.config.workers
+        return DataLoader(
+            data,
+            num_workers=workers,
+            pin_memory=self.device.type == "cuda",
+            prefetch_factor=4 if workers else None,
+            multiprocessing_context="forkserver" if workers else None,
+            **settings,
+        )
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, learner: Learner) -> dict[str, float]:
+        """The learner's metrics over all held-out batches, sums and counts added up."""
+        with seeded(derived_seed(self.context.seed, "evaluation")), learner.evaluating():
+            return self._measure(learner, self.held_out_batches())
+
+    def rehearse(self, learner: Learner, batch: Batch) -> None:
+        """Evaluates a single held-out batch."""
+        super().rehearse(learner, batch)
+        with seeded(0), learner.evaluating(), torch.no_grad():
+            self._measure(learner, [next(iter(self.held_out_batches()))])
+
+    def held_out_batches(self) -> Iterator[Batch]:
+        """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller."""
+        size = self.context.batch_size
+        if isinstance(self.held_out, Rows):
+            device = self.device if self._resident(self.held_out) else None
+            for start in range(0, len(self.held_out), size):
+                stop = min(start + size, len(self.held_out))
+                yield self.held_out.take(torch.arange(start, stop, device=device))
+        else:
+            yield from self._loader(self.held_out, batch_size=size, collate_fn=self.collate)
+
+    def _measure(self, learner: Learner, batches: Iterator[Batch] | Sequence[Batch]) -> dict[str, float]:
+        totals: dict[str, list[float]] = {}
+        for batch in batches:
+            on_device = map_tensors(lambda tensor: tensor.to(self.device), batch)
+            for name, mean in learner.metrics(on_device).items():
+                total = totals.setdefault(name, [0.0, 0.0])
+                total[0] += float(mean.sum)
+                total[1] += float(mean.count)
+        return {name: total / count for name, (total, count) in totals.items()}
+
+    # --- where the data are -------------------------------------------------------------------------------------------
+
+    def _kept(self, data: Any) -> Any:
+        """Data in memory where they are used, if they fit there."""
+        rows = TensorRows(data) if isinstance(data, Mapping) else data
+        return rows.to(self.device) if isinstance(rows, Rows) and self._resident(rows) else rows
+
+    def _resident(self, rows: Any) -> bool:
+        if self.device.type != "cuda" or not isinstance(rows, Rows):
+            return False
+        return rows.nbytes <= RESIDENT_SHARE * torch.cuda.get_device_properties(self.device).total_memory
+
+    def _first(self) -> Batch:
+        if isinstance(self.train, Rows):
+            return self.train.take(torch.zeros(1, dtype=torch.int64, device=self.device if self._on_gpu() else None))
+        with seeded(0):
+            sample = next(iter(self.train)) if isinstance(self.train, IterableDataset) else self.train[0]
+            return self.collate([sample])
+
+    def _on_gpu(self) -> bool:
+        return self._resident(self.train)
+
+
+class _Numbered(Dataset[Any]):
+    """A map-style dataset that is asked for whole batches: each by its number, which seeds what is random in it."""
+
+    def __init__(self, data: Any, collate: Any, seed: int) -> None:
+        self.data, self.collate, self.seed = data, collate, seed
+
+    def __getitem__(self, numbered: tuple[int, list[int]]) -> Batch:
+        number, indices = numbered
+        with seeded(derived_seed(self.seed, str(number))):
+            if hasattr(self.data, "__getitems__"):
+                return self.collate(self.data.__getitems__(indices))
+            return self.collate([self.data[index] for index in indices])
+
+
+def _count_from(first: int) -> Iterator[int]:
+    while True:
+        yield first
+        first += 1
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the generators of Python, NumPy and torch (on the host) inside the ``with``, and puts them back."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])

@@ -1,0 +1,226 @@
+"""What learns: the settings of a learner, and the free storey of learners, which write their own update."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from runner.plugin.config import Config
+from runner.plugin.contract import Objective
+from runner.plugin.roles import Role
+from runner.plugin.slots import PIPELINE
+from runner.plugin.source import Batch, State
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from runner.plugin.context import Context
+    from runner.plugin.progress import Progress
+
+
+class Mean(NamedTuple):
+    """A sum and of how many things it is: means over several batches are then true means."""
+
+    sum: Any
+    """A scalar tensor, or a number."""
+    count: Any
+    """Items, tokens, pixels; a tensor or a number."""
+
+
+class LearnerConfig(Config, ABC):
+    """The settings of a learner, and where its works are. The docstring is its card."""
+
+    kind: ClassVar[str]
+    """The name under which it is registered: ``model.kind``."""
+    learns_from: ClassVar[str]
+    """The form of data it needs; a source with the same ``provides`` fits."""
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw"}}
+    """What it optimizes, by name, each with the optimizer that a recipe need not write."""
+    slots: ClassVar[frozenset[str]] = frozenset()
+    """Its methods that stages may hold, beside the steps that every pipeline has."""
+    headline: ClassVar[tuple[str, ...]] = ()
+    """The evaluation metrics that a person looks at first, without ``eval/``, where the source names none."""
+    objective: ClassVar[Objective | None] = None
+    """By what a model is judged, where the source does not say."""
+
+    @abstractmethod
+    def implementation(self) -> type[Learner]:
+        """Imports and returns the learner's class."""
+
+    def lacks(self, slot: str) -> str | None:
+        """Why these settings offer no slot of that name, for the message to the user; None if they do."""
+        if slot in self.slots | PIPELINE:
+            return None
+        return f"learner '{self.kind}' has no slot '{slot}'"
+
+    def draws(self) -> bool:
+        """Whether an update draws from torch's global generator (dropout), so that cutting a batch changes it."""
+        return False
+
+
+class Learner(ABC):
+    """Parameters, losses and one ``update``, written as a short story of slots.
+
+    Beside the slots that its settings declare, every learner has ``make_optimizer``, ``precision`` (to enter around a
+    forward), ``zero_grad``, ``backward``, ``unscale`` (before a look at gradients, to clip them), ``clip`` and
+    ``optimizer_step``.
+    """
+
+    story: tuple[str, ...] = ()
+    """The slots whose outputs the guards look through, in order, when a number stops being finite."""
+    compilable: ClassVar[tuple[str, ...]] = ()
+    """The slots that ``torch.compile`` can take: functions of tensors, without a host sync or other effects."""
+
+    def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
+        """Builds parameters on ``context.device``.
+
+        Args:
+            config: the learner's settings.
+            shapes: shapes of the tensors in the source's batches, without the batch dimension.
+            context: device, slots, optimizers and random generators.
+        """
+        self.config = config
+        self.context = context
+        self.device = context.device
+        self.slots = context.slots
+        self.roles: dict[str, Any] = {}
+        self.slots.define(
+            make_optimizer=_make_optimizer,
+            precision=nullcontext,
+            zero_grad=_zero_grad,
+            backward=_backward,
+            unscale=_unscale,
+            clip=_clip,
+            optimizer_step=_optimizer_step,
+            **{name: getattr(self, name) for name in sorted(config.slots)},
+        )
+
+    def role(self, name: str, module: nn.Module, every: int = 1) -> Role:
+        """Declares that an optimizer steps this module; see ``Role``."""
+        self.roles[name] = Role(name, module.to(self.device), self.context, every)
+        found: Role = self.roles[name]
+        return found
+
+    @abstractmethod
+    def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
+        """One training step.
+
+        Returns:
+            Detached tensors and ``Mean``s by name. Scalars and means are logged as ``train/<name>``, each over the
+            updates that returned it; others go to ``Source.feedback``.
+        """
+
+    @abstractmethod
+    def predict(self, inputs: Any) -> Any:
+        """The deterministic answer that is evaluated and served (a policy's mean action, a classifier's logits)."""
+
+    def inputs(self, batch: Batch) -> Any:
+        """What of a batch ``predict`` answers to: the batch itself unless told."""
+        return batch
+
+    def metrics(self, batch: Batch) -> Mapping[str, Mean]:
+        """What a held-out batch says about the model; sums and counts are added up over all of them."""
+        raise TypeError(f"{type(self).__name__} has no metrics(batch), which evaluation on held-out batches needs")
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Entered around evaluation: modules are in evaluation mode inside."""
+        return nullcontext()
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """The random numbers of one update; drawn outside so that every variant can be given the same.
+
+        What an update draws from torch's global generator instead is repeatable too: it is seeded before each.
+        """
+        return {}
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """The parts of the model whose activations may be forgotten and computed again, first to last."""
+        return ()
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Everything with parameters, by name."""
+        return {name: role.module for name, role in self.roles.items()}
+
+    def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
+        """Every optimizer with the name of its role."""
+        for name, role in self.roles.items():
+            yield name, role.optimizer
+
+    def configure_optimizers(self) -> None:
+        """Makes the optimizers; called once, after all stages are attached."""
+        for role in self.roles.values():
+            role.configure()
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """Trainable parameters by name, the same names with every stage."""
+        for name, role in self.roles.items():
+            for own, parameter in role.module.named_parameters():
+                if parameter.requires_grad:
+                    yield f"{name}.{own}", parameter
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """The last gradient of every trainable parameter, None where none arrived."""
+        return {name: parameter.grad for name, parameter in self.named_parameters()}
+
+    def periods(self) -> dict[str, int]:
+        """How many updates pass between two steps of a parameter, by name; those not named are stepped in every one."""
+        return {
+            f"{name}.{own}": role.every
+            for name, role in self.roles.items()
+            for own, _ in role.module.named_parameters()
+            if role.every > 1
+        }
+
+    def least_work(self, batch_size: int) -> tuple[int, int] | None:
+        """FLOP and bytes that one update cannot do without, where a formula is known."""
+        return None
+
+    def state_dict(self) -> State:
+        """Parameters, buffers and optimizers; the same structure with every stage, so that a state can move."""
+        return {
+            "modules": {name: dict(module.state_dict()) for name, module in self.modules().items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers()},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned, in place."""
+        from runner.plugin.optimizer_state import restore
+
+        for name, module in self.modules().items():
+            module.load_state_dict(state["modules"][name])
+        for name, optimizer in self.optimizers():
+            restore(optimizer, state["optimizers"][name])
+
+
+# --- default steps ----------------------------------------------------------------------------------------------------
+
+
+def _make_optimizer(optimizer: type[Optimizer], parameters: Any, **settings: Any) -> Optimizer:
+    return optimizer(parameters, **settings)
+
+
+def _zero_grad(optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
+
+
+def _backward(loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _unscale(optimizer: Optimizer) -> None:
+    """Gradients have their true scale unless a stage scales the loss."""
+
+
+def _clip(parameters: Sequence[Tensor], max_norm: float) -> None:
+    """Scales gradients to a total norm of at most ``max_norm``."""
+    from torch.nn.utils import clip_grad_norm_
+
+    clip_grad_norm_(parameters, max_norm)
+
+
+def _optimizer_step(optimizer: Optimizer) -> None:
+    optimizer.step()

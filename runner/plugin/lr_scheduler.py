@@ -1,0 +1,108 @@
+"""Learning rates as a function of how far the training is, so that nothing has to be kept to resume them."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from runner.plugin.config import Config
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+WARMUP_START = 0.01
+"""Where a warm-up begins: at zero, the first update would be lost."""
+
+
+class _Schedule(Config):
+    warmup: Share = 0.0
+    """Share of the training in which the learning rate rises linearly from 1 % to all of it."""
+
+    def factor(self, fraction: float) -> float:
+        """What the optimizer's learning rate is multiplied by.
+
+        Args:
+            fraction: share of the training that is over, 0 to 1.
+        """
+        if fraction < self.warmup:
+            return WARMUP_START + (1 - WARMUP_START) * fraction / self.warmup
+        return self.after((fraction - self.warmup) / (1 - self.warmup))
+
+    def after(self, fraction: float) -> float:
+        """The same after the warm-up, by the share of what is left then."""
+        return 1.0
+
+
+class ConstantConfig(_Schedule):
+    """The same learning rate all the time, after a warm-up."""
+
+    kind: Literal["constant"] = "constant"
+    """Constant."""
+
+
+class LinearConfig(_Schedule):
+    """Falls linearly."""
+
+    kind: Literal["linear"] = "linear"
+    """Linear decay."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the learning rate that is left in the end."""
+
+    def after(self, fraction: float) -> float:
+        """A straight line from 1 to ``floor``."""
+        return 1 - (1 - self.floor) * fraction
+
+
+class CosineConfig(_Schedule):
+    """Falls along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, equation 5 without restarts)."""
+
+    kind: Literal["cosine"] = "cosine"
+    """Cosine decay."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the learning rate that is left in the end."""
+
+    def after(self, fraction: float) -> float:
+        """From 1 to ``floor``, slowly at both ends."""
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * fraction)) / 2
+
+
+class StepConfig(_Schedule):
+    """Falls in steps."""
+
+    kind: Literal["step"] = "step"
+    """Step decay."""
+    every: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of the training after the warm-up between two steps."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """What each step multiplies the learning rate by."""
+
+    def after(self, fraction: float) -> float:
+        """A power of ``gamma``; the rounding of a sum of shares is forgiven."""
+        return float(self.gamma ** math.floor(fraction / self.every + 1e-9))
+
+
+class OneCycleConfig(_Schedule):
+    """Rises and falls along half cosines (Smith and Topin 2018, arXiv:1708.07120); the optimizer's is the highest."""
+
+    kind: Literal["one_cycle"] = "one_cycle"
+    """One cycle."""
+    peak: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """Share of the training after the warm-up at which the learning rate is highest."""
+    start: Annotated[float, Field(gt=0, le=1)] = 0.04
+    """Share of the highest learning rate at the beginning."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 4e-6
+    """Share of the highest learning rate that is left in the end."""
+
+    def after(self, fraction: float) -> float:
+        """Up to 1 at ``peak``, and down."""
+        if fraction < self.peak:
+            low, way = self.start, 1 - fraction / self.peak
+        else:
+            low, way = self.floor, (fraction - self.peak) / (1 - self.peak)
+        return low + (1 - low) * (1 + math.cos(math.pi * way)) / 2
+
+
+LrSchedulerConfig = Annotated[
+    ConstantConfig | LinearConfig | CosineConfig | StepConfig | OneCycleConfig, Field(discriminator="kind")
+]
+"""How learning rates move, told apart by ``kind``."""

@@ -1,0 +1,71 @@
+"""How far a training is, in every unit that it can be counted in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+Unit = Literal["updates", "epochs", "samples", "tokens", "env_steps"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+"""What a training can be counted in; a recipe's ``train`` names exactly one."""
+
+
+@dataclass
+class Progress:
+    """Counts of a training, and its length in the recipe's own unit."""
+
+    unit: Unit
+    length: int
+    """In the recipe's unit."""
+    epoch_samples: int | None = None
+    """Samples of an epoch; None if the data have no epochs."""
+    updates: int = 0
+    samples: int = 0
+    tokens: int = 0
+    env_steps: int = 0
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that are complete."""
+        return self.samples // self.epoch_samples if self.epoch_samples else 0
+
+    @property
+    def done(self) -> int:
+        """How much of ``length`` is done."""
+        return int(getattr(self, self.unit))
+
+    @property
+    def position(self) -> int:
+        """What grows with every update that may end a stretch of work: ``done``, or of epochs the samples."""
+        return self.samples if self.unit == "epochs" else self.done
+
+    @property
+    def fraction(self) -> float:
+        """Share of the training that is over, 0 to 1; grows within an epoch, too."""
+        return min(1.0, self.position / self.whole)
+
+    @property
+    def whole(self) -> int:
+        """``position`` when the training is over."""
+        return self.length * (self.epoch_samples or 1) if self.unit == "epochs" else self.length
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.done >= self.length
+
+    def advance(self, counts: Mapping[str, int]) -> None:
+        """Adds what a step of the training has come further by, by unit."""
+        for unit, count in counts.items():
+            setattr(self, unit, getattr(self, unit) + count)
+
+    def state_dict(self) -> dict[str, int]:
+        """The counts."""
+        counts = asdict(self)
+        return {unit: counts[unit] for unit in UNITS if unit in counts}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restores what ``state_dict`` returned."""
+        for unit, count in state.items():
+            setattr(self, unit, count)

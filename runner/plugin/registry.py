@@ -1,0 +1,166 @@
+"""Which plugins there are, by section and kind; nothing is imported until it is asked for."""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig
+from runner.recipe.catalog import SECTIONS, Provider, Section
+from runner.recipe.errors import shown_path, suggestion
+from runner.system.errors import UsageError
+
+GROUP = "runner.plugins"
+"""The entry-point group; its names are ``section.kind``, its objects are faces."""
+
+_FACES: dict[Section, type[Any]] = {"model": LearnerConfig, "data": SourceConfig, "optimization": StageConfig}
+
+
+class PluginError(UsageError):
+    """A plugin that cannot be used."""
+
+
+@dataclass(frozen=True)
+class _Plugin:
+    provider: Provider
+    load: Callable[[], Any]
+
+
+class Registry:
+    """The plugins of this environment and of the files that the user names.
+
+    Args:
+        plugin_files: Python files; every class in them that is a face with a ``kind`` is registered.
+        installed: entry points to use in place of those of the environment.
+
+    Raises:
+        PluginError: two plugins have one kind, a file cannot be imported, or an entry point's name is no
+            ``section.kind``.
+    """
+
+    def __init__(self, plugin_files: Sequence[Path] = (), installed: Iterable[EntryPoint] | None = None) -> None:
+        self.files = tuple(plugin_files)
+        self._plugins: dict[tuple[Section, str], _Plugin] = {}
+        for entry_point in entry_points(group=GROUP) if installed is None else installed:
+            self._add_entry_point(entry_point)
+        for path in plugin_files:
+            self._add_file(path)
+
+    def kinds(self, section: Section) -> list[str]:
+        """The kinds of a section, sorted."""
+        return sorted(kind for of, kind in self._plugins if of == section)
+
+    def get(self, section: Section, kind: str) -> type[Any]:
+        """The face of a kind.
+
+        Raises:
+            PluginError: there is no such kind, it cannot be imported, or it is not what its name says.
+        """
+        plugin = self._plugin(section, kind)
+        where = f"{section}.{kind} of {plugin.provider}"
+        try:
+            face = plugin.load()
+        except Exception as error:
+            raise PluginError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+        old = _of_the_old_api(face)
+        if old:
+            raise PluginError(
+                f"{where} is written for version 1 of the plugin API, and this is 2: {old}; {_HOW_TO_MOVE}"
+            )
+        base = _FACES[section]
+        if not (isinstance(face, type) and issubclass(face, base)):
+            raise PluginError(f"{where} is no {base.__name__}: {face!r}")
+        if inspect.isabstract(face):
+            raise PluginError(f"{where} is abstract: it lacks a method that every {base.__name__} has")
+        if getattr(face, "kind", None) != kind:
+            raise PluginError(f"{where} calls itself kind {getattr(face, 'kind', None)!r}")
+        return face
+
+    def provider(self, section: Section, kind: str) -> Provider:
+        """Who brought a kind.
+
+        Raises:
+            PluginError: there is no such kind.
+        """
+        return self._plugin(section, kind).provider
+
+    def _plugin(self, section: Section, kind: str) -> _Plugin:
+        if (section, kind) not in self._plugins:
+            raise PluginError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
+        return self._plugins[section, kind]
+
+    def _add(self, section: Section, kind: str, plugin: _Plugin) -> None:
+        other = self._plugins.setdefault((section, kind), plugin)
+        if other is not plugin:
+            both = f"{other.provider} and {plugin.provider}"
+            raise PluginError(f"{section}.{kind} is registered twice, by {both}: remove one of them")
+
+    def _add_entry_point(self, entry_point: EntryPoint) -> None:
+        distribution = entry_point.dist
+        provider = Provider(distribution.name, distribution.version) if distribution else Provider("unknown", "")
+        section, _, kind = entry_point.name.partition(".")
+        if section not in SECTIONS or not kind:
+            expected = ", ".join(f"{name}.KIND" for name in SECTIONS)
+            raise PluginError(f"entry point '{entry_point.name}' of {provider} should be one of {expected}")
+        self._add(section, kind, _Plugin(provider, entry_point.load))
+
+    def _add_file(self, path: Path) -> None:
+        module, provider = _import_file(path)
+        own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+        bases: list[tuple[Section, type[Any]]] = [
+            *_FACES.items(),
+            ("optimization", Stage),
+        ]  # the last one is what the old API registered
+        pairs = [(section, face) for face in own for section, base in bases if issubclass(face, base)]
+        kinds = [(section, vars(face)["kind"], face) for section, face in pairs if "kind" in vars(face)]
+        if not kinds:
+            raise PluginError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
+        for section, kind, face in kinds:
+            self._add(section, kind, _Plugin(provider, partial(getattr, module, face.__name__)))
+
+
+_HOW_TO_MOVE = "docs/plugins.md has a section on moving"
+
+
+def _of_the_old_api(face: Any) -> str | None:
+    """What gives a class away as one of the plugin API's first version; None if nothing does."""
+    if not isinstance(face, type):
+        return None
+    if issubclass(face, Stage):
+        return "a stage's settings are a StageConfig, whose implementation() names the Stage"
+    if issubclass(face, LearnerConfig) and callable(face.slots):
+        return "slots is a set of names on the class, no method"
+    if issubclass(face, SourceConfig) and "simulates" in vars(face):
+        return "simulates is gone: units says what a source counts"
+    if issubclass(face, SourceConfig) and isinstance(vars(face).get("objective"), tuple):
+        return "objective is an Objective(name, direction), no tuple"
+    return None
+
+
+def _import_file(path: Path) -> tuple[ModuleType, Provider]:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise PluginError(f"plugin {shown_path(path)} cannot be read: {error.strerror}") from None
+    provider = Provider(shown_path(path), digest)
+    name = f"runner_plugin_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name], provider
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"plugin {shown_path(path)} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # classes look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise PluginError(f"plugin {shown_path(path)} cannot be imported: {type(error).__name__}: {error}") from error
+    return module, provider

@@ -1,0 +1,147 @@
+"""Where batches come from: the settings of a source, and the source itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.plugin.config import Config
+from runner.plugin.contract import Objective
+from runner.plugin.progress import Progress, Unit
+from runner.system.tree import map_tensors, tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from runner.plugin.context import Context
+    from runner.plugin.learner import Learner
+
+Batch = Any
+"""A tree of tensors: dictionaries, lists and tuples in one another. Its size is the source's to say."""
+
+State = dict[str, Any]
+"""Nested dictionaries and lists of tensors, rings, numbers, strings and None: what a checkpoint can hold."""
+
+
+class SourceConfig(Config, ABC):
+    """The settings of a source, and where its works are. The docstring is its card."""
+
+    kind: ClassVar[str]
+    """The name under which it is registered: ``data.kind``."""
+    provides: ClassVar[str]
+    """The form of its batches, matched with ``LearnerConfig.learns_from``."""
+    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples"})
+    """What it counts, so what a training on it can be counted in."""
+    headline: ClassVar[tuple[str, ...]] = ()
+    """The evaluation metrics that a person looks at first, without ``eval/``."""
+    objective: ClassVar[Objective | None] = None
+    """By what a model is judged; None leaves it to the learner."""
+    depends_on_feedback: ClassVar[bool] = False
+    """Whether what an update returns changes which batches are drawn next (priorities)."""
+    shapes_vary: ClassVar[bool] = False
+    """Whether batches of one size may have tensors of different shapes."""
+
+    @abstractmethod
+    def implementation(self) -> type[Source]:
+        """Imports and returns the source's class."""
+
+    def largest_batch(self) -> int | None:
+        """The largest batch that can be drawn, None if there is no limit."""
+        return None
+
+    def resident(self, device: str) -> bool:
+        """Whether its batches are made on a device of that type (``cpu``, ``cuda``), so that none has to be moved."""
+        return device == "cpu"
+
+    def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
+        """What in these settings cannot be in a training of that length: pairs of a key and what is wrong with it."""
+        return iter(())
+
+
+class Source(ABC):
+    """Where batches come from.
+
+    The base class is for sources that evaluate a model themselves: a simulator, a sampler. For a dataset there is
+    ``DatasetSource``.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shape of the tensors in a batch by name, without the batch dimension, as far as a learner needs to know them."""
+    sizes: Mapping[str, int] = {}
+    """What else a learner may need to know, by name (``classes``, ``vocabulary``)."""
+    activities: ClassVar[tuple[str, ...]] = ()
+    """Slots that the source defines and whose time is reported apart."""
+
+    @abstractmethod
+    def __init__(self, config: Any, context: Context) -> None: ...
+
+    def bind(self, learner: Learner) -> None:  # noqa: B027 (a dataset does not need it)
+        """Gets to know who learns; a simulator acts with it."""
+
+    @abstractmethod
+    def draw(self, batch_size: int, progress: Progress) -> Batch | None:
+        """The next batch, or None if the source has moved on without having one (a simulator that warms up)."""
+
+    def ahead(self) -> int:
+        """How many more batches may be drawn now without any update, or its feedback, changing what they hold."""
+        return 0
+
+    def size(self, batch: Batch) -> int:
+        """How many samples a batch holds: unless told, the first dimension of its first tensor."""
+        return len(next(tensors(batch)))
+
+    def split(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """Cuts a batch into parts of so many samples; the last may be smaller.
+
+        Unless told, every tensor whose first dimension is the batch's size is cut, and others go into every part.
+        """
+        return split_rows(batch, self.size(batch), size)
+
+    def counts(self, batch: Batch | None) -> Mapping[str, int]:
+        """What the training has come further by now that a batch has been learnt from, by unit (``samples``, ...).
+
+        Called once for every ``draw``, in order: also, with None, for those that had no batch. Updates are not counted
+        here.
+        """
+        return {} if batch is None else {"samples": self.size(batch)}
+
+    def epoch_samples(self, batch_size: int) -> int | None:
+        """Samples of one epoch in batches of that size; None if there are no epochs."""
+        return None
+
+    def fingerprint(self) -> str | None:
+        """What tells these data from others, for the lock of a run; None if the recipe says it all."""
+        return None
+
+    def feedback(self, batch: Batch, output: Batch) -> None:  # noqa: B027 (a dataset does not need it)
+        """Receives what an update returned for a batch (priorities)."""
+
+    @abstractmethod
+    def evaluate(self, learner: Learner) -> dict[str, float]:
+        """Measures a learner on held-out data or seeds; metrics are logged as ``eval/<name>``."""
+
+    def rehearse(self, learner: Learner, batch: Batch) -> None:
+        """Tries once, before training, what ``evaluate`` will need, so that a mistake shows at once."""
+        learner.predict(learner.inputs(batch))
+
+    def statistics(self) -> dict[str, float]:
+        """What happened while drawing since the last call; logged as ``train/<name>``."""
+        return {}
+
+    def state_dict(self) -> State:
+        """What a resumed run needs to draw the same batches; the context's generators are kept anyway."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:  # noqa: B027 (there may be nothing)
+        """Restores what ``state_dict`` returned."""
+
+
+def split_rows(tree: Any, rows: int, size: int) -> Iterator[Any]:
+    """Cuts every tensor of a tree whose first dimension is ``rows`` into parts of ``size`` rows."""
+
+    def part(start: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda tensor: tensor[start : start + size] if tensor.dim() and len(tensor) == rows else tensor
+
+    for start in range(0, rows, size):
+        yield map_tensors(part(start), tree)

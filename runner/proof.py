@@ -1,0 +1,35 @@
+"""Is a change of a training step harmless, and is it faster? For any PyTorch loop; no recipe is needed.
+
+A step and its state make a ``Subject``; ``verify`` compares two of them, and ``clock`` times them.
+"""
+
+from runner.api import Close, Exact
+from runner.compare.clock import Timing, clock
+from runner.compare.close import close
+from runner.compare.exact import exact
+from runner.compare.health import fresh, health
+from runner.compare.noninferiority import NonInferiority, Ratio, ratio
+from runner.compare.subject import Build, Subject
+from runner.compare.verdict import Difference, Outcome, Verdict, worst
+from runner.compare.verify import verify
+
+__all__ = [
+    "Build",
+    "Close",
+    "Difference",
+    "Exact",
+    "NonInferiority",
+    "Outcome",
+    "Ratio",
+    "Subject",
+    "Timing",
+    "Verdict",
+    "clock",
+    "close",
+    "exact",
+    "fresh",
+    "health",
+    "ratio",
+    "verify",
+    "worst",
+]

@@ -1,0 +1,205 @@
+"""Fills a pydantic model from nodes, and says what is wrong at the place where it was written."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from runner.recipe.errors import Problem, nearest, suggestion
+from runner.recipe.hidden import remember
+from runner.recipe.scalars import resolve
+from runner.recipe.yaml_nodes import Node
+from runner.system.secrets import looks_secret, redact
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_WORDING = (
+    ("Input should be", "should be"),
+    ("String should", "should"),
+    ("a valid number", "a number"),
+    ("a valid integer", "a whole number"),
+    ("a valid string", "text"),
+    ("a valid boolean", "true or false"),
+    ("a valid array", "a list"),
+    ("a valid tuple", "a list"),
+    ("a valid dictionary", "a mapping"),
+    ("an object", "a mapping"),
+)
+"""What pydantic says about JSON, in the words of YAML."""
+_LONGEST_VALUE = 60
+
+
+def fill(
+    model: type[Model], node: Node, path: str, problems: list[Problem], others: Iterable[str] = ()
+) -> Model | None:
+    """Validates a mapping strictly.
+
+    Args:
+        model: what the mapping should be.
+        node: the mapping.
+        path: its dotted path, for messages; empty for the document.
+        problems: receives everything that is wrong with it.
+        others: keys that may stand beside the model's own, for suggestions.
+
+    Returns:
+        The filled model, or None if anything is wrong.
+    """
+    _hide_declared(model, node, path)
+    while True:
+        try:
+            # In JSON a list may fill a tuple, and nothing else is coerced.
+            return model.model_validate_json(json.dumps(node.plain()), strict=True)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+        unknown = [_walk(node, found["loc"])[1] for found in errors if found["type"] == "extra_forbidden"]
+        leftovers = {id(each) for each in unknown if each.leftover}
+        if not leftovers:
+            problems += [_problem(found, model, node, path, others) for found in errors]
+            return None
+        node = _without(node, leftovers)
+
+
+def display(value: Any) -> str:
+    """A value as it would be written in a recipe, short enough for a message."""
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = f"'{redact(value)}'" if isinstance(value, str) else "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel], node: Node, path: str, others: Iterable[str]) -> Problem:
+    parts, found, missing = _walk(node, error["loc"])
+    keys = [path] if path else []
+    dotted = ".".join(keys + parts)
+    if looks_secret(dotted):
+        remember(found, dotted)  # a password of digits alone was read as a number
+    kind = error["type"]
+    context = error.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = {name for each in _models_at(model, error["loc"][:-1]) for name in each.model_fields}
+        siblings = known.union(others) if len(parts) == 1 else known
+        return Problem(found.anchor, dotted, f"unknown key{suggestion(parts[-1], siblings)}")
+    if kind == "missing" and missing is not None:
+        if isinstance(missing, int):
+            return Problem(found.place, dotted, f"needs at least {missing + 1} items")
+        return Problem(found.anchor, ".".join(filter(None, (dotted, missing))), "is missing")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _tag_problem(context, found, dotted)
+    return Problem(found.place, dotted, _message(error, found))
+
+
+def _tag_problem(context: dict[str, Any], found: Node, dotted: str) -> Problem:
+    discriminator = context["discriminator"].strip("'")
+    dotted = f"{dotted}.{discriminator}"
+    tag = found.get(discriminator)
+    if tag is None:
+        return Problem(found.anchor, dotted, "is missing: it says which settings follow")
+    hint = suggestion(str(tag.value), _quoted(context["expected_tags"]))
+    return Problem(tag.place, dotted, f"unknown {discriminator} {display(tag.value)}{hint}")
+
+
+def _message(error: ErrorDetails, found: Node) -> str:
+    message = error["msg"]
+    if error["type"] in ("value_error", "assertion_error"):
+        return message.partition(", ")[2]
+    for theirs, ours in _WORDING:
+        message = message.replace(theirs, ours)
+    if not message.startswith("should"):
+        return message[0].lower() + message[1:]
+    message += f", got {display(found.value)}"
+    if not isinstance(found.value, str):
+        return message
+    if error["type"] == "literal_error":
+        near = nearest(found.value, _quoted(error["ctx"]["expected"]))
+        return f"{message} - did you mean '{near}'?" if near else message
+    # Text that reads as a number must have been quoted.
+    is_number = error["type"] in ("int_type", "float_type") and isinstance(resolve(found.value), int | float)
+    return f"{message} - remove the quotes" if is_number else message
+
+
+def _quoted(text: str) -> list[str]:
+    """The names in pydantic's ``'a', 'b' or 'c'``."""
+    return re.findall(r"'([^']*)'", text)
+
+
+def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int | str | None]:
+    """Follows a location, passing over what is no part of the document (names of union members).
+
+    Returns:
+        The keys that are in the document, the node they lead to, and the last part if it leads nowhere.
+    """
+    parts: list[str] = []
+    missing: int | str | None = None
+    for part in loc:
+        child = _child(node, part)
+        missing = part if child is None else None
+        if child is not None:
+            node = child
+            parts.append(str(part))
+    return parts, node, missing
+
+
+def _child(node: Node, part: int | str) -> Node | None:
+    if isinstance(part, str):
+        return node.get(part)
+    return node.value[part] if isinstance(node.value, list) and part < len(node.value) else None
+
+
+def _hide_declared(model: type[BaseModel], node: Node, path: str) -> None:
+    """Remembers what is written where a model has a ``SecretStr``, whether or not it is valid."""
+    if not isinstance(node.value, dict):
+        return
+    for name, child in node.value.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            continue
+        where = f"{path}.{name}"
+        if _holds_secret(field.annotation):
+            remember(child, where)
+        for inner in _models_in(field.annotation):
+            for part in (child, *_parts(child)):
+                _hide_declared(inner, part, where)
+
+
+def _holds_secret(annotation: Any) -> bool:
+    return annotation in (SecretStr, SecretBytes) or any(_holds_secret(inner) for inner in get_args(annotation))
+
+
+def _parts(node: Node) -> list[Node]:
+    return list(
+        node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    )
+
+
+def _without(node: Node, dropped: set[int]) -> Node:
+    """The same tree without the nodes of these identities; lists are never merged, so none is in a list."""
+    if not isinstance(node.value, dict):
+        return node
+    children = {key: _without(child, dropped) for key, child in node.value.items() if id(child) not in dropped}
+    return replace(node, value=children)
+
+
+def _models_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[type[BaseModel]]:
+    """The models that may stand at a location; a union member's name chooses between them."""
+    models = [model]
+    for part in loc:
+        fields = [each.model_fields[part] for each in models if isinstance(part, str) and part in each.model_fields]
+        if fields:
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+        else:
+            models = [each for each in models if part in _tags(each)] or models
+    return models
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def _tags(model: type[BaseModel]) -> set[Any]:
+    return {model.__name__, *(tag for field in model.model_fields.values() for tag in get_args(field.annotation))}

@@ -1,0 +1,1 @@
+"""What the rest stands on: errors, files, hardware, random generators, secrets."""

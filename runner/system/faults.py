@@ -1,0 +1,101 @@
+"""Named places at which a test can make this process fail; without ``RUNNER_FAULTS`` they do nothing."""
+
+import errno
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.system.errors import UsageError
+
+VARIABLE = "RUNNER_FAULTS"
+POINTS = (
+    "start.folder",  # the run's folder exists, MLflow knows nothing of it
+    "start.tracked",  # MLflow has the run, its folder does not know the id yet
+    "start.locked",  # the lock is written, training has not begun
+    "resume.loaded",  # the state is restored, training has not begun
+    "spool.append",  # a line has been written
+    "spool.sync",  # before the disk is asked to keep the lines
+    "ship.sent",  # MLflow has a batch, the place reached is not written yet
+    "ship.placed",  # the place reached is written
+    "checkpoint.begin",  # the folder beside the final place exists
+    "checkpoint.tensors",  # a file of tensors has been written
+    "checkpoint.segment",  # rows of a ring buffer have been written
+    "checkpoint.state",  # everything but tensors has been written
+    "checkpoint.manifest",  # the manifest has been written
+    "checkpoint.synced",  # all is durable, but does not bear its name yet
+    "checkpoint.renamed",  # all is durable and bears its name, older ones are not pruned yet
+    "checkpoint.pruned",
+    "study.claimed",  # a worker holds a trial that has not begun
+    "study.begun",  # Optuna has the trial as running, nothing is suggested
+    "study.suggested",  # all settings are suggested, nothing is trained
+    "study.trained",  # it is trained, and not told
+    "study.told",  # it is told, the lease is still held
+)
+ACTIONS = ("kill", "raise", "enospc", "torn")
+_SPEC = re.compile(rf"({'|'.join(map(re.escape, POINTS))})=({'|'.join(ACTIONS)})(?:@(\d+)(\+?))?")
+
+
+@dataclass
+class _Fault:
+    action: str
+    at: int
+    """The visit at which it happens, counted from 1."""
+    onwards: bool
+    """Whether it happens at every later visit too."""
+    visits: int = 0
+
+
+def parse(text: str) -> dict[str, _Fault]:
+    """Reads ``point=action[@visit[+]]``, separated by commas: ``checkpoint.synced=kill@2,spool.append=enospc@5+``.
+
+    ``kill`` is SIGKILL; ``raise`` an ``OSError`` for a failing disk; ``enospc`` one for a full disk; ``torn`` cuts the
+    file that has just been written in half, then SIGKILL.
+
+    Raises:
+        UsageError: a point or an action does not exist.
+    """
+    faults = {}
+    for spec in filter(None, text.split(",")):
+        match = _SPEC.fullmatch(spec.strip())
+        if match is None:
+            raise UsageError(
+                f"{VARIABLE}: '{spec}' is not POINT=ACTION[@VISIT[+]]; points: {', '.join(POINTS)}; "
+                f"actions: {', '.join(ACTIONS)}"
+            )
+        point, action, at, onwards = match.groups()
+        faults[point] = _Fault(action, int(at or 1), onwards == "+")
+    return faults
+
+
+_armed = parse(os.environ.get(VARIABLE, ""))
+
+
+def reach(point: str, path: Path | None = None, last: int | None = None) -> None:
+    """Passes a named place; fails there if a test wants it.
+
+    Args:
+        point: one of ``POINTS``.
+        path: the file that has just been written, for ``torn``.
+        last: how many of its bytes were written last, if not all.
+    """
+    if _armed:
+        _act(point, path, last)
+
+
+def _act(point: str, path: Path | None, last: int | None) -> None:
+    fault = _armed.get(point)
+    if fault is None:
+        return
+    fault.visits += 1
+    if fault.visits != fault.at and not (fault.onwards and fault.visits > fault.at):
+        return
+    if fault.action == "raise":
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    if fault.action == "enospc":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if fault.action == "torn" and path is not None:
+        size = path.stat().st_size
+        os.truncate(path, size - (size if last is None else last) // 2)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,207 @@
+"""What differs between runs: settings, then environment, then results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from runner.recipe.lock import LOCK_NAME
+from runner.recipe.recipe import flatten
+from runner.recipe.yaml_nodes import read
+from runner.system.errors import UsageError
+from runner.system.secrets import redact_values
+from runner.tracking.connection import is_http, shown
+from runner.tracking.links import compare_page
+from runner.tracking.store import Store
+from runner.tracking.ui import HOST, PORT
+from runner.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+_SHOWN_CANDIDATES = 8
+_NAME_WIDTH = 28
+_RUN_WIDTH = 17
+_MISSING = "-"
+_LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
+"""Sections of a lock beside the recipe itself."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Values that differ between runs; every row has one value a run, None where a run has none."""
+
+    runs: list[dict[str, str]]
+    """``run_id``, ``name``, ``status`` and ``experiment_id`` of each run, in the order asked for."""
+    settings: dict[str, list[str | None]]
+    environment: dict[str, list[str | None]]
+    metrics: dict[str, list[float | None]]
+    """The last value of each metric."""
+    link: str
+    """MLflow's page that shows the runs side by side."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with a ``schema_version``; numbers that are not finite are strings."""
+        metrics = {name: [_plain(value) for value in values] for name, values in self.metrics.items()}
+        return {
+            "schema_version": 1,
+            "runs": self.runs,
+            "settings": self.settings,
+            "environment": self.environment,
+            "metrics": metrics,
+            "link": self.link,
+        }
+
+
+def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
+    """Compares runs of a workspace.
+
+    Args:
+        workspace: where the runs are.
+        names: for each run its id, its name, the start of either that no other run shares, or ``latest``.
+
+    Raises:
+        StorageError: the store cannot be read.
+        UsageError: fewer than two runs are named, or a name fits none or several.
+    """
+    if len(names) < 2:
+        raise UsageError("compare needs at least two runs, for example: runner compare marl_phase1 latest")
+    store = Store.open(workspace)
+    runs = [find_run(store.client, name) for name in names]
+    experiments = [run.info.experiment_id for run in runs]
+    run_ids = [run.info.run_id for run in runs]
+    if len(set(run_ids)) < len(run_ids):
+        raise UsageError(f"{', '.join(names)}: the same run is named twice")
+    server = shown(store.uri) if is_http(store.uri) else f"http://{HOST}:{PORT}"
+    return Comparison(
+        runs=[_about(run) for run in runs],
+        settings=redact_values(_differing([run.data.params for run in runs])),
+        environment=redact_values(_differing([_environment(store.client, run) for run in runs])),
+        metrics=_differing([run.data.metrics for run in runs]),
+        link=compare_page(server, experiments, run_ids),
+    )
+
+
+def find_run(client: MlflowClient, name: str) -> Run:
+    """The run with that id or name, or the only one whose id, name or digits start so; ``latest`` is the newest.
+
+    Raises:
+        UsageError: no run fits, or several do.
+    """
+    runs = _all_runs(client)
+    fitting = runs[:1] if name == "latest" else [run for run in runs if name in (run.info.run_id, run.info.run_name)]
+    if not fitting:
+        fitting = [run for run in runs if any(each.startswith(name) for each in _names(run))]
+    if len(fitting) == 1:
+        return fitting[0]
+    candidates = fitting or runs
+    listed = ", ".join(run.info.run_name for run in candidates[:_SHOWN_CANDIDATES])
+    more = ", ..." if len(candidates) > _SHOWN_CANDIDATES else ""
+    if fitting:
+        raise UsageError(f"'{name}' fits {len(fitting)} runs: {listed}{more}")
+    raise UsageError(f"no run '{name}'; the workspace has: {listed}{more}" if runs else "the workspace has no runs yet")
+
+
+def _names(run: Run) -> tuple[str, ...]:
+    name = str(run.info.run_name)
+    return run.info.run_id, name, name.rpartition("-")[2]
+
+
+def _all_runs(client: MlflowClient) -> list[Run]:
+    """All runs, the newest first."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs: list[Run] = []
+    page = None
+    while True:
+        found = client.search_runs(experiments, order_by=["attributes.start_time DESC"], page_token=page)
+        runs += found
+        page = found.token
+        if not page:
+            return runs
+
+
+def _about(run: Run) -> dict[str, str]:
+    info = run.info
+    return {
+        "run_id": info.run_id,
+        "name": info.run_name,
+        "status": info.status,
+        "experiment_id": info.experiment_id,
+    }
+
+
+def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
+    """Where and from what the run was made: its tags and lock, without what names it or repeats its settings."""
+    own = ("mlflow.", "recipe.", "run_dir")
+    tags = {name: value for name, value in run.data.tags.items() if not name.startswith(own)}
+    return {"status": run.info.status, **tags, **_locked(client, run.info.run_id)}
+
+
+def _locked(client: MlflowClient, run_id: str) -> dict[str, str]:
+    """Source, packages, plugins, hardware and threads from the run's lock, if it has one."""
+    from mlflow.exceptions import MlflowException
+
+    with TemporaryDirectory() as folder:
+        try:
+            lock = client.download_artifacts(run_id, LOCK_NAME, folder)
+        except (MlflowException, OSError):
+            return {}
+        values = read(Path(lock), []).plain()
+    return {
+        name: str(value) for section in _LOCKED for name, value in flatten(values.get(section) or {}, f"{section}.")
+    }
+
+
+def _differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = sorted({name for side in sides for name in side})
+    rows = {name: [side.get(name) for side in sides] for name in names}
+    return {name: row for name, row in rows.items() if len({repr(value) for value in row}) > 1}
+
+
+def _plain(value: float | None) -> float | str | None:
+    return value if value is None or isfinite(value) else str(value)
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Prints a comparison; runs that do not fit side by side follow in further tables."""
+    per_table = max(1, (console.width - _NAME_WIDTH) // _RUN_WIDTH)
+    for start in range(0, len(comparison.runs), per_table):
+        shown = range(start, min(start + per_table, len(comparison.runs)))
+        _table(console, "settings", comparison, comparison.settings, shown)
+        _table(console, "environment", comparison, comparison.environment, shown)
+        _table(console, "metrics: last value (ratio to the first run)", comparison, comparison.metrics, shown)
+    console.print(comparison.link, soft_wrap=True, markup=False, highlight=False)
+
+
+def _table(
+    console: Console, title: str, comparison: Comparison, rows: Mapping[str, Sequence[Any]], shown: range
+) -> None:
+    if not rows:
+        console.print(f"{title.partition(':')[0]}: no difference", style="dim")
+        return
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", overflow="fold")
+    for run in shown:
+        stem, _, digits = comparison.runs[run]["name"].rpartition("-")
+        table.add_column(f"{stem}\n{digits}".strip(), overflow="fold")
+    for name, row in rows.items():
+        table.add_row(name, *(Text(_cell(row[run], row[0], first=run == 0)) for run in shown))
+    console.print(table)
+
+
+def _cell(value: object, reference: object, first: bool) -> str:
+    if not isinstance(value, float):
+        return _MISSING if value is None else str(value)
+    if first or not isinstance(reference, float) or reference == 0 or not isfinite(value / reference):
+        return f"{value:.6g}"
+    return f"{value:.6g} ({value / reference:.3g}x)"

@@ -1,0 +1,1 @@
+"""One training: assembled, stepped, watched, saved and resumed."""

@@ -1,0 +1,270 @@
+"""From a recipe to learner, source and stages that are ready to train."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from runner.api import Batch, Context, Probe, Progress, Setting, Slots, State, UsageError, map_tensors
+from runner.recipe.errors import DEFAULT, Problem, RecipeError
+from runner.system.errors import CheckpointError
+from runner.system.secrets import redact
+
+if TYPE_CHECKING:
+    from runner.api import Learner, Source, Stage, StageConfig
+    from runner.recipe.recipe import Recipe
+
+
+@dataclass
+class StageReport:
+    """What became of a stage that the recipe switches on."""
+
+    kind: str
+    active: bool
+    reason: str | None = None
+    """Why it is not active."""
+    notes: list[str] = field(default_factory=list)
+    """What the stage has to say about this run."""
+
+
+@dataclass
+class Plan:
+    """What is about to be built; ``batch_autotune`` changes it before anything is."""
+
+    recipe: Recipe
+    plugin_files: Sequence[Path]
+    batch_size: int
+    reports: dict[str, StageReport]
+    preparing: str = ""
+
+    def probe(self, batch_size: int) -> Probe | None:
+        """Trains a few steps with that batch size in a child process; None if memory does not suffice there."""
+        largest = self.recipe.data.largest_batch()
+        if largest is not None and batch_size > largest:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "probe.yaml"
+            path.touch(mode=0o600)
+            path.write_text(
+                json.dumps(self.recipe.values(masked=False), ensure_ascii=False)
+            )  # the trial needs the secrets too
+            command = [
+                sys.executable,
+                "-m",
+                "runner.train.probe",
+                str(path),
+                str(batch_size),
+                *map(str, self.plugin_files),
+            ]
+            child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
+        if child.returncode == OUT_OF_MEMORY or child.returncode < 0:
+            return None  # refused by torch, or killed by the kernel
+        if child.returncode != 0:
+            raise UsageError(f"batch_autotune: a trial with batch size {batch_size} failed:\n{child.stderr.strip()}")
+        return Probe(**json.loads(child.stdout))
+
+    def note(self, text: str) -> None:
+        """Adds a note to the stage that is being prepared."""
+        self.reports[self.preparing].notes.append(redact(text))
+
+
+OUT_OF_MEMORY = 77
+"""Exit code of the probe when an allocation failed."""
+
+
+PROBE_SECONDS = 900
+"""Longer than any compilation takes; a probe that hangs must not hang the run."""
+
+
+class Pipeline:
+    """One learner, one source and the active stages around one set of slots."""
+
+    def __init__(self, recipe: Recipe, context: Context, plan: Plan, prepared: dict[str, list[str]]) -> None:
+        self.recipe = recipe
+        self.context = context
+        self.slots = context.slots
+        self.device = context.device
+        self.batch_size = plan.batch_size
+        self.reports = plan.reports
+        self.prepared = prepared
+        """What stages have said about their choices (a batch size), which a resumed run must not make again."""
+        self.stages: dict[str, Stage] = {}
+        self._attaching = ""
+        self._recorded = {"model": recipe.model.recorded(), "data": recipe.data.recorded()}
+        model, data = self._recorded["model"], self._recorded["data"]
+        self.source: Source = recipe.data.implementation()(data, context)
+        context.sizes = self.source.sizes
+        self.learner: Learner = recipe.model.implementation()(model, self.source.shapes, context)
+        unit, length = recipe.length
+        self.progress = Progress(unit, length, self.source.epoch_samples(self.batch_size))
+        self.slots.define(
+            draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
+        )
+
+    def attach(self, stages: Mapping[str, Stage]) -> None:
+        """Attaches stages in the order given, then makes the optimizers."""
+        for kind, stage in stages.items():
+            self._attaching = kind
+            self._recorded[f"optimization.{kind}"] = stage.config
+            stage.attach(self)
+            self.stages[kind] = stage
+        self.learner.configure_optimizers()
+        self.source.bind(self.learner)
+
+    def note(self, text: str) -> None:
+        """Adds a note to the stage that is being attached."""
+        self.reports[self._attaching].notes.append(redact(text))
+
+    def next_batch(self, batch_size: int, progress: Progress) -> Batch | None:
+        """A batch on the device, or None if the source has nothing to learn from yet."""
+        batch = self.slots.draw(batch_size, progress)
+        return None if batch is None else self.slots.transfer(batch)
+
+    def transfer(self, batch: Batch) -> Batch:
+        """Moves a batch to the device; tensors that are there already stay as they are."""
+        return map_tensors(lambda tensor: tensor.to(self.device), batch)
+
+    def refuse_unread(self) -> None:
+        """Looks for values that somebody wrote and that nobody has read, although a step has been taken.
+
+        Raises:
+            RecipeError: there are some; they would be ignored in silence.
+        """
+        unread = [path for section, config in self._recorded.items() for path in config.unread(f"{section}.")]
+        written = [path for path in unread if self.recipe.origins.get(path, DEFAULT) is not DEFAULT]
+        if written:
+            raise RecipeError(
+                [_problem(self.recipe, path, "no plugin reads this value; remove it") for path in written]
+            )
+
+    def state_dict(self) -> State:
+        """Everything that training changes."""
+        return {
+            "learner": self.learner.state_dict(),
+            "source": self.source.state_dict(),
+            "progress": self.progress.state_dict(),
+            "stages": {kind: stage.state_dict() for kind, stage in self.stages.items()},
+            "generators": {name: generator.get_state() for name, generator in self.context.generators.items()},
+            "batch_size": self.batch_size,
+            "prepared": self.prepared,
+            "device": self.device.type,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned, in place.
+
+        Raises:
+            CheckpointError: it is the state of another pipeline.
+        """
+        if state["device"] != self.device.type:
+            raise CheckpointError(
+                f"the checkpoint was written on device '{state['device']}', and this is '{self.device.type}'; resume "
+                "where there is one"
+            )
+        try:
+            self._load(state)
+        except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:  # torch's for shapes and names
+            raise CheckpointError(f"the checkpoint does not fit this recipe: {error}") from error
+
+    def _load(self, state: State) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.source.load_state_dict(state["source"])
+        self.progress.load_state_dict(state["progress"])
+        for kind, stage in self.stages.items():
+            stage.load_state_dict(state["stages"][kind])
+        for name, saved in state["generators"].items():
+            self.context.generator(name).set_state(saved.cpu())
+        self.batch_size = state["batch_size"]
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` means here.
+
+    Raises:
+        UsageError: a GPU is asked for that does not exist.
+    """
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device(name)
+    if name == "cuda":
+        device = torch.device("cuda", 0)  # torch selects only what has a number
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        raise UsageError(
+            f"device: {name}: this machine offers {torch.cuda.device_count()} CUDA devices; use device: auto or cpu"
+        )
+    return device
+
+
+def assemble(
+    recipe: Recipe,
+    plugin_files: Sequence[Path] = (),
+    *,
+    batch_size: int | None = None,
+    resumed: State | None = None,
+) -> Pipeline:
+    """Builds the pipeline of a recipe.
+
+    Args:
+        recipe: validated.
+        plugin_files: local plugin files that the recipe was validated with.
+        batch_size: instead of the recipe's.
+        resumed: the pipeline's state in a checkpoint; what stages have chosen before (the batch size) stays chosen.
+
+    Raises:
+        UsageError: a stage must not run here, or a value of the recipe is read by nobody.
+    """
+    device = resolve_device(recipe.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams and graphs belong to the current device
+    setting = setting_of(recipe, device)
+    reports = {kind: StageReport(kind, active=True) for kind in recipe.stages}
+    active = [kind for kind, stage in recipe.stages.items() if _is_active(stage, setting, reports, recipe)]
+    works = {kind: recipe.stages[kind].implementation()(recipe.stages[kind].recorded()) for kind in active}
+
+    plan = Plan(recipe, plugin_files, batch_size or recipe.train.batch_size, reports)
+    if resumed is not None:
+        plan.batch_size = resumed["batch_size"]
+        for kind, notes in resumed["prepared"].items():
+            if kind in reports:  # a drifted recipe may have switched it off
+                reports[kind].notes += notes
+    else:
+        for kind, stage in works.items():
+            plan.preparing = kind
+            stage.prepare(plan)
+    prepared = {kind: list(report.notes) for kind, report in reports.items() if report.notes}
+
+    context = Context(device, Slots(), recipe.seed, recipe.train.batch_size, recipe.optimizer, recipe.train.ema)
+    pipeline = Pipeline(recipe, context, plan, prepared)
+    pipeline.attach(works)
+    return pipeline
+
+
+def setting_of(recipe: Recipe, device: torch.device, kinds: Collection[str] | None = None) -> Setting:
+    """What stages are asked about, with all of the recipe's stages or only these."""
+    stages = {kind: stage for kind, stage in recipe.stages.items() if kinds is None or kind in kinds}
+    return Setting(recipe.model, recipe.data, device, stages, recipe.length[0])
+
+
+def _is_active(stage: StageConfig, setting: Setting, reports: dict[str, StageReport], recipe: Recipe) -> bool:
+    report = reports[stage.kind]
+    try:
+        report.reason = stage.inactive(setting)
+    except UsageError as error:
+        raise RecipeError([_problem(recipe, f"optimization.{stage.kind}", str(error))]) from None
+    for other in stage.requires:
+        if not reports[other].active:
+            report.reason = f"it requires '{other}', which is inactive: {reports[other].reason}"
+    report.active = report.reason is None
+    return report.active
+
+
+def _problem(recipe: Recipe, path: str, message: str) -> Problem:
+    return Problem(recipe.origins.get(path, DEFAULT), path, message)

@@ -1,0 +1,1 @@
+"""Checkpoints: packed, written and read back."""

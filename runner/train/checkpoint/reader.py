@@ -1,0 +1,193 @@
+"""Checkpoints: tensors as safetensors, the rest as JSON, never a pickle.
+
+A checkpoint is a folder, ``step-000000001234``. Its manifest has the SHA-256 of every file, and of itself.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from runner.api import Ring, State
+from runner.system.errors import CheckpointError
+from runner.train.checkpoint.packing import rings_in, unpack
+
+FORMAT = 1
+REST, MANIFEST = "state.json", "manifest.json"
+_CHECKPOINT = re.compile(r"step-\d{12}")
+_ROWS = re.compile(r"rows-(\d+)-(\d+)-(\d+)\.safetensors")
+_FILE = re.compile(rf"{re.escape(REST)}|tensors-\d+\.safetensors|{_ROWS.pattern}")
+_ASIDE = "damaged-"
+_log = logging.getLogger(__name__)
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint that is not what was written."""
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of a run, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if _CHECKPOINT.fullmatch(path.name))
+
+
+def name_of(step: int) -> str:
+    """The folder of the checkpoint at that step."""
+    return f"step-{step:012d}"
+
+
+def step_of(path: Path) -> int:
+    """The step that a checkpoint was written at."""
+    return int(path.name.removeprefix("step-"))
+
+
+def rows_name(ring: str, first: int, last: int) -> str:
+    """The file that has the rows of a ring from the number ``first`` up to ``last``, which is left out."""
+    return f"rows-{ring}-{first:012d}-{last:012d}.safetensors"
+
+
+def rows_of(name: str) -> tuple[str, int, int] | None:
+    """The arguments of ``rows_name``; None if the file is another one."""
+    match = _ROWS.fullmatch(name)
+    return (match[1], int(match[2]), int(match[3])) if match else None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def manifest_text(step: int, score: float | None, files: Mapping[str, str]) -> str:
+    """A manifest: one line of JSON, and one with its SHA-256."""
+    text = json.dumps({"format": FORMAT, "step": step, "score": score, "sha256": dict(files)})
+    return f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; the files are not looked at.
+
+    Raises:
+        DamagedError: it is missing or not what was written.
+        CheckpointError: a newer version of the runner wrote it.
+    """
+    file = path / MANIFEST
+    try:
+        if file.is_symlink():
+            raise DamagedError(f"{file}: is a link")
+        text, _, rest = file.read_text().partition("\n")
+        manifest: dict[str, Any] = json.loads(text)
+        newer = manifest["format"] > FORMAT
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{file}: {_reason(error)}") from None
+    if newer:
+        raise CheckpointError(
+            f"{path}: its format {manifest['format']} is newer than {FORMAT}, the newest that this version of the "
+            "runner reads; resume with the version that wrote it"
+        )
+    if rest.strip() != hashlib.sha256(text.encode()).hexdigest():
+        raise DamagedError(f"{file}: damaged (its checksum differs)")
+    return manifest
+
+
+def load(path: Path) -> State:
+    """Reads a checkpoint, after every file has been compared with the manifest.
+
+    Tensors come into host memory at once, rings when their rows are asked for.
+
+    Raises:
+        DamagedError: a file is missing or damaged.
+        CheckpointError: a newer version of the runner wrote it.
+    """
+    files: dict[str, str] = read_manifest(path)["sha256"]
+    for name, expected in files.items():
+        _verify(path, name, expected)
+    try:
+        rest = json.loads((path / REST).read_text())
+        tensors: dict[str, torch.Tensor] = {}
+        for name in files:
+            if name.startswith("tensors-"):
+                tensors |= load_file(path / name)
+        rings = {ring["name"]: _ring(path, list(files), **ring) for ring in rings_in(rest)}
+        state: State = unpack(rest, tensors, rings)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise DamagedError(f"{path}: {_reason(error)}") from None
+    return state
+
+
+def load_newest(folder: Path) -> tuple[Path, State] | None:
+    """Reads the newest checkpoint that is whole.
+
+    Damaged ones are said and set aside, so that the training can write them again. The caller holds the run's lock.
+
+    Returns:
+        The checkpoint and its state; None if none has been written yet.
+
+    Raises:
+        CheckpointError: all are damaged, or a newer version of the runner wrote the newest.
+    """
+    found = checkpoints(folder)
+    damaged = []
+    for path in reversed(found):
+        try:
+            state = load(path)
+        except DamagedError as error:
+            _log.warning("%s; the checkpoint before it is used, if there is one", error)
+            damaged.append(path)
+            continue
+        for each in damaged:
+            each.rename(each.with_name(_ASIDE + each.name))
+        return path, state
+    if found:
+        raise CheckpointError(f"{folder}: all {len(found)} checkpoints are damaged; start the run anew: runner run")
+    return None
+
+
+def set_aside(folder: Path) -> list[Path]:
+    """Damaged checkpoints that ``load_newest`` passed over."""
+    return list(folder.glob(f"{_ASIDE}step-*"))
+
+
+def _verify(path: Path, name: str, expected: str) -> None:
+    file = path / name
+    if not _FILE.fullmatch(name):
+        raise DamagedError(f"{path / MANIFEST}: names a file that no checkpoint has: {name!r}")
+    if file.is_symlink():
+        raise DamagedError(f"{file}: is a link")
+    try:
+        found = digest(file)
+    except OSError as error:
+        raise DamagedError(f"{file}: {_reason(error)}") from None
+    if found != expected:
+        raise DamagedError(f"{file}: damaged (its checksum differs from the manifest's)")
+
+
+def _ring(path: Path, files: list[str], name: str, capacity: int, written: int) -> Ring:
+    """A ring whose rows are read from files when they are asked for."""
+    segments = sorted(found[1:] for file in files if (found := rows_of(file)) and found[0] == name)
+
+    @lru_cache(maxsize=2)
+    def rows(first: int, last: int) -> torch.Tensor:
+        return load_file(path / rows_name(name, first, last))["rows"]
+
+    def read(first: int, last: int) -> torch.Tensor:
+        parts = [
+            rows(start, end)[max(first - start, 0) : last - start]
+            for start, end in segments
+            if start < last and end > first
+        ]
+        return torch.cat(parts)
+
+    return Ring(capacity, written, read)
+
+
+def _reason(error: Exception) -> str:
+    strerror = getattr(error, "strerror", None)
+    return str(strerror or error)

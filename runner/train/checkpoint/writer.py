@@ -1,0 +1,310 @@
+"""Writes checkpoints so that whatever happens, the one before stays whole."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from runner.api import Ring, State
+from runner.system.errors import CheckpointError
+from runner.system.faults import reach
+from runner.train.checkpoint import reader as checkpoint
+from runner.train.checkpoint.packing import Packed, pack
+from runner.train.checkpoint.reader import MANIFEST, REST
+
+KEPT = 2
+"""Newest checkpoints that are kept, beside the best."""
+FILE_BYTES = 64 * 2**20
+"""Tensors are spread over files of about this size, so that writing needs no more memory than that."""
+SEGMENT_BYTES = 4 * 2**20
+"""About the size of a file with rows of a ring."""
+BESIDE_BYTES = 64 * 2**20
+"""A checkpoint up to this size is copied and written while the training goes on; a larger one is waited for."""
+_MIB = 2**20
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Piece:
+    """One file of tensors."""
+
+    name: str
+    size: int
+    """Bytes, about."""
+    tensors: Callable[[], dict[str, Tensor]]
+    """Copies of them."""
+    earlier: Path | None = None
+    """The same file in an earlier checkpoint."""
+    digest: str = ""
+    """Its SHA-256, once it is in its place."""
+
+    def link(self, folder: Path, digest: str) -> None:
+        """Links the file of the earlier checkpoint, whose checksum is known."""
+        if self.earlier is not None:
+            with suppress(OSError):  # a disk without links, or a file that is gone: it is written
+                os.link(self.earlier, folder / self.name)
+                self.digest = digest
+
+    def hold(self) -> None:
+        """Copies the tensors now, so that they may change before they are written."""
+        held = self.tensors()
+        self.tensors = lambda: held
+
+    def write(self, folder: Path) -> None:
+        """Writes the file and makes it durable."""
+        path = folder / self.name
+        save_file(self.tensors(), path)
+        _sync(path)
+        reach("checkpoint.segment" if checkpoint.rows_of(self.name) else "checkpoint.tensors", path)
+        self.digest = checkpoint.digest(path)
+
+
+@dataclass
+class _Job:
+    """A checkpoint on its way."""
+
+    step: int
+    folder: Path
+    """Beside its final place."""
+    rest: Any
+    pieces: list[_Piece]
+    score: float | None
+    size: int
+    """Bytes that have to be written."""
+
+
+class Writer:
+    """Writes the checkpoints of one run.
+
+    A checkpoint is written beside its final place, made durable and renamed, so that what bears a checkpoint's name is
+    whole; then older ones are pruned. Rows of a ring that the checkpoint before the last has are linked, not written
+    again: the two newest checkpoints share no file, so that one damaged file never spoils both.
+    """
+
+    def __init__(self, folder: Path, prepare: Callable[[], None] = lambda: None) -> None:
+        """Removes what a process that died has left half written.
+
+        Args:
+            folder: where the run's checkpoints are.
+            prepare: called before a checkpoint gets its name; raises ``OSError`` if it must not.
+        """
+        self.folder = folder
+        self.failure: OSError | None = None
+        """Why the last checkpoint could not be written."""
+        self.written_bytes = 0
+        """Size of the last checkpoint, without what was linked."""
+        self._prepare = prepare
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._warned = False
+        for partial_folder in folder.glob(".*.partial"):
+            shutil.rmtree(partial_folder, ignore_errors=True)
+
+    def save(self, step: int, state: State, score: float | None = None) -> None:
+        """Writes ``step-<step>``, beside the training if it is small; waits for the one before.
+
+        A disk that is full or fails is said once, and leaves older checkpoints as they are; see ``failure``.
+
+        Args:
+            step: environment steps or updates so far.
+            state: nested dictionaries and lists of tensors, rings, numbers, strings, booleans and None.
+            score: the larger, the better; the best checkpoint is kept.
+        """
+        self.wait()
+        if (self.folder / checkpoint.name_of(step)).exists():
+            return
+        try:
+            job = self._begin(step, state, score)
+        except OSError as error:
+            self._report(step, error)
+            return
+        if job.size > BESIDE_BYTES:
+            self._finish(job)
+            return
+        for piece in job.pieces:
+            if not piece.digest:
+                piece.hold()
+        self._thread = threading.Thread(target=self._beside, args=(job,), name="runner-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits until what is being written is written, and raises what went wrong with it, but for the disk."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is written."""
+        return next(reversed(checkpoint.checkpoints(self.folder)), None)
+
+    def _begin(self, step: int, state: State, score: float | None) -> _Job:
+        """Makes the folder beside, links what is there already, and sees to it that the rest fits on the disk."""
+        folder = self.folder / f".{checkpoint.name_of(step)}.partial"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        reach("checkpoint.begin")
+        packed = pack(state)
+        pieces = [*_parts(packed), *self._segments(packed, folder)]
+        size = sum(piece.size for piece in pieces if not piece.digest)
+        free = shutil.disk_usage(folder).free
+        if free < size + _MIB:
+            message = f"it needs {size / _MIB:.1f} MiB and the disk has {free / _MIB:.1f} MiB free"
+            raise OSError(errno.ENOSPC, message)
+        return _Job(step, folder, packed.rest, pieces, score, size)
+
+    def _segments(self, packed: Packed, folder: Path) -> Iterator[_Piece]:
+        """The rows of all rings; those that the checkpoint before the last has are linked."""
+        earlier = checkpoint.checkpoints(self.folder)[:-1]
+        digests: dict[str, str] = {}
+        if earlier:
+            with suppress(CheckpointError):  # then nothing is linked and everything is written
+                digests = checkpoint.read_manifest(earlier[-1])["sha256"]
+        for ring_name, ring in packed.rings.items():
+            there = [rows for name in digests if (rows := checkpoint.rows_of(name)) and rows[0] == ring_name]
+            for first, last, size in _ranges(ring):
+                found = next((rows for rows in there if rows[1] <= first and last <= rows[2]), None)
+                name = checkpoint.rows_name(*(found or (ring_name, first, last)))
+                piece = _Piece(name, size, partial(_rows, ring, first, last), earlier[-1] / name if found else None)
+                piece.link(folder, digests.get(name, ""))
+                if not piece.digest:
+                    piece.name = checkpoint.rows_name(ring_name, first, last)
+                yield piece
+
+    def _beside(self, job: _Job) -> None:
+        try:
+            self._finish(job)
+        except BaseException as error:  # raised again in the training's thread
+            self._error = error
+
+    def _finish(self, job: _Job) -> None:
+        try:
+            self._write(job)
+        except OSError as error:
+            self._report(job.step, error)
+            return
+        try:
+            self._prune()
+        except OSError as error:
+            _log.warning("older checkpoints in %s could not be removed: %s", self.folder, _said(error))
+        self.failure = None
+        self.written_bytes = job.size
+        self._warn_ahead(job.size)
+
+    def _report(self, step: int, error: OSError) -> None:
+        shutil.rmtree(self.folder / f".{checkpoint.name_of(step)}.partial", ignore_errors=True)
+        if self.failure is None:
+            newest = self.newest() or "none"
+            _log.warning("the checkpoint at step %d was not written: %s; the newest is %s", step, _said(error), newest)
+        self.failure = error
+
+    def _warn_ahead(self, size: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if free < 2 * size and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the disk of %s is nearly full: %.1f MiB free, and a checkpoint takes %.1f MiB",
+                self.folder, free / _MIB, size / _MIB,
+            )  # fmt: skip
+
+    def _write(self, job: _Job) -> None:
+        folder = job.folder
+        for piece in job.pieces:
+            if not piece.digest:
+                piece.write(folder)
+        (folder / REST).write_text(json.dumps(job.rest))
+        _sync(folder / REST)
+        reach("checkpoint.state", folder / REST)
+        digests = {piece.name: piece.digest for piece in job.pieces} | {REST: checkpoint.digest(folder / REST)}
+        (folder / MANIFEST).write_text(checkpoint.manifest_text(job.step, job.score, digests))
+        _sync(folder / MANIFEST)
+        reach("checkpoint.manifest", folder / MANIFEST)
+        _sync(folder)
+        self._prepare()
+        reach("checkpoint.synced")
+        folder.rename(self.folder / checkpoint.name_of(job.step))
+        _sync(self.folder)
+
+    def _prune(self) -> None:
+        reach("checkpoint.renamed")
+        found = checkpoint.checkpoints(self.folder)
+        keep = {*found[-KEPT:], _best(found)}
+        for path in [each for each in found if each not in keep] + checkpoint.set_aside(self.folder):
+            shutil.rmtree(path)
+        reach("checkpoint.pruned")
+
+
+def _best(paths: list[Path]) -> Path | None:
+    """The checkpoint with the highest score, the newest of several; None if none has a score."""
+    best, highest = None, float("-inf")
+    for path in paths:
+        try:
+            score = checkpoint.read_manifest(path)["score"]
+        except CheckpointError:
+            continue
+        if score is not None and score >= highest:
+            best, highest = path, score
+    return best
+
+
+def _parts(packed: Packed) -> Iterator[_Piece]:
+    """The tensors, spread over files."""
+    names: list[str] = []
+    size = count = 0
+    for name, tensor in packed.tensors.items():
+        if names and size + tensor.nbytes > FILE_BYTES:
+            yield _part(packed, names, count, size)
+            names, size, count = [], 0, count + 1
+        names.append(name)
+        size += tensor.nbytes
+    if names:
+        yield _part(packed, names, count, size)
+
+
+def _part(packed: Packed, names: list[str], number: int, size: int) -> _Piece:
+    tensors = {name: packed.tensors[name] for name in names}
+    return _Piece(f"tensors-{number}.safetensors", size, lambda: {n: _copy(t) for n, t in tensors.items()})
+
+
+def _ranges(ring: Ring) -> Iterator[tuple[int, int, int]]:
+    """First and last number and bytes of the rows of every file; the same numbers always begin a file."""
+    if ring.written == 0:
+        return
+    row = max(1, ring.read(ring.first, ring.first + 1).nbytes)
+    rows = max(1, SEGMENT_BYTES // row)
+    for start in range(ring.first // rows * rows, ring.written, rows):
+        first, last = max(start, ring.first), min(start + rows, ring.written)
+        yield first, last, (last - first) * row
+
+
+def _rows(ring: Ring, first: int, last: int) -> dict[str, Tensor]:
+    return {"rows": _copy(ring.read(first, last))}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _said(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,112 @@
+"""Stops a training that has gone wrong, and says where."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from runner.api import Batch, Learner, Mean, Progress, RunnerError, Slots, State
+from runner.recipe.errors import shown_path
+from runner.system.errors import DivergedError
+from runner.train.diagnosis import Finding, diagnosis, find, is_broken, named_tensors, write_diagnosis
+
+FIRST_UPDATES = 20
+"""By then, every trainable parameter that is stepped in each update must have received a gradient."""
+
+
+class FiniteGuard:
+    """Finds the first number of an update that is not finite.
+
+    It keeps a reference to what every slot of the learner's story, and ``update`` itself, returned last; nothing is
+    looked at until a loss says that something is wrong.
+    """
+
+    def __init__(self, slots: Slots, learner: Learner, folder: Path) -> None:
+        """Wraps the slots.
+
+        Args:
+            slots: with all stages attached.
+            learner: whose story they tell.
+            folder: the run's, for the diagnosis.
+        """
+        self.learner = learner
+        self.folder = folder
+        self.outputs: dict[str, Any] = {}
+        for name in dict.fromkeys((*learner.story, "update")):
+            slots.wrap(name, partial(self._remembered, name))
+
+    def check(self, progress: Progress, batch: Batch) -> None:
+        """Says where a number came from that is not finite.
+
+        Args:
+            progress: of the training.
+            batch: what the last update learnt from.
+
+        Raises:
+            DivergedError: always; the run's folder then holds ``diagnosis.json``.
+        """
+        told = {slot: output for slot, output in self.outputs.items() if slot != "update"}
+        output = self.outputs.get("update") or {}
+        means = {name: value.sum for name, value in output.items() if isinstance(value, Mean)}
+        scalars = {name: loss for name, loss in named_tensors({**output, **means}) if loss.dim() == 0}
+        finding = find(batch, told, self.learner) or _lost(scalars)
+        step, update = progress.done, progress.updates
+        content = diagnosis(step, update, finding, scalars, batch, told, self.learner)
+        try:
+            where = f"statistics are in {shown_path(write_diagnosis(self.folder, content))}"
+        except OSError as error:
+            where = f"no diagnosis could be written ({error})"
+        raise DivergedError(f"{progress.unit} {step}, update {update}: {finding}; the run was stopped; {where}")
+
+    def _remembered(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def remembered(*args: Any, **kwargs: Any) -> Any:
+            output = step(*args, **kwargs)
+            self.outputs[name] = output
+            return output
+
+        return remembered
+
+
+def _lost(scalars: Mapping[str, Tensor]) -> Finding:
+    """The scalar that is to blame when nothing before it is."""
+    name = next((name for name, scalar in scalars.items() if is_broken(scalar)), None)
+    return Finding("loss", name, "update")
+
+
+class GradientGuard:
+    """Sees to it that no part of the model stays untrained in silence."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.missing = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        self.periods = learner.periods()
+        self.done = False
+
+    def check(self, update: int) -> None:
+        """Looks at the gradients of one of the first updates.
+
+        Raises:
+            RunnerError: a trainable parameter has received no finite gradient other than zero so far.
+        """
+        if self.done:
+            return
+        for name, gradient in self.learner.gradients().items():
+            if gradient is not None and not is_broken(gradient) and bool(gradient.any()):
+                self.missing.discard(name)
+        self.done = not self.missing
+        names = sorted(name for name in self.missing if update >= FIRST_UPDATES * self.periods.get(name, 1))
+        if names:
+            raise RunnerError(
+                f"no gradient has reached {', '.join(names[:5])}{' ...' if len(names) > 5 else ''} "
+                f"({len(names)} parameters) in the first {update} updates: a module is detached, or no loss uses it"
+            )
+
+    def state_dict(self) -> State:
+        """Which parameters have received no gradient yet."""
+        return {"missing": sorted(self.missing), "done": self.done}
+
+    def load_state_dict(self, state: State) -> None:
+        """Goes on judging where ``state_dict`` was asked: neither anew nor more leniently."""
+        self.missing, self.done = set(state["missing"]), state["done"]

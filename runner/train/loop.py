@@ -1,0 +1,250 @@
+"""The training loop: steps, reports, evaluations and checkpoints, counted in the recipe's unit."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from runner.api import RunnerError, State
+from runner.system import generators
+from runner.system.errors import DivergedError
+from runner.train.activities import Activities
+from runner.train.assemble import Pipeline
+from runner.train.checkpoint.packing import pack
+from runner.train.checkpoint.writer import Writer
+from runner.train.guards import FiniteGuard, GradientGuard
+from runner.train.metrics import Means
+from runner.train.signals import Stop
+from runner.train.step import Step
+
+CHECKPOINTS = "checkpoints"
+COUNTERS = ("metrics", "complete", "best")
+"""What a checkpoint holds of the loop itself, beside its parts."""
+LOOK_EVERY = 50
+"""Updates between two looks at the losses of a GPU."""
+
+
+class Journal(Protocol):
+    """Who keeps what the training logs."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Logs metrics of one step."""
+
+    def mark(self) -> int:
+        """Where a run that resumes here goes on."""
+
+    def sync(self) -> None:
+        """Makes durable what was logged so far."""
+
+
+class Display(Protocol):
+    """Who shows a person how the training goes."""
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows progress and the newest value of every metric."""
+
+
+class Loop:
+    """One training; ``step`` in what it logs is ``progress.done``, in the recipe's unit."""
+
+    def __init__(self, pipeline: Pipeline, run_dir: Path, journal: Journal, display: Display, stop: Stop) -> None:
+        train = pipeline.recipe.train
+        self.pipeline, self.journal, self.display, self.stop = pipeline, journal, display, stop
+        self.progress = pipeline.progress
+        self.writer = Writer(run_dir / CHECKPOINTS, journal.sync)
+        self.every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
+        self.metrics: dict[str, float] = {}
+        self.means = Means(type(pipeline.learner).__name__, pipeline.device.type == "cpu")
+        self.activities = Activities(pipeline.device)
+        for name in pipeline.source.activities:
+            self.activities.time(pipeline.slots, name)
+        self.timed_from = dict(self.progress.state_dict())
+        """Counts when the clock was last read; it knows nothing of what came before this process."""
+        self.complete = False
+        self.best = -math.inf
+        self.score: float | None = None
+        self.saved: int | None = None
+        self.rehearsed = False
+        self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
+        self.gradients = GradientGuard(pipeline.learner)
+        self.step = Step(pipeline)
+
+    def run(self) -> None:
+        """Trains to the end or to a signal, evaluates, and leaves a checkpoint.
+
+        A signal leaves no trace in what is learnt or logged, so that the resumed run is the one never interrupted.
+
+        Raises:
+            DivergedError: a number stopped being finite.
+            RunnerError: a part of the model receives no gradient, or the last checkpoint could not be written.
+        """
+        try:
+            if self.pipeline.prepared and not self.progress.position:
+                self.save()  # what was measured to choose it would come out differently another time
+            while not self.progress.over and not self.stop:
+                before, position = self.progress.done, self.progress.position
+                while self.progress.position == position:
+                    self.advance()
+                self.act_on_schedule(before)
+            if not self.stop and not self.complete:
+                self.conclude()
+            self.save()
+        finally:
+            self.writer.wait()
+        if self.writer.failure is not None:
+            raise RunnerError(
+                f"the checkpoint at {self.progress.done} {self.progress.unit} could not be written: "
+                f"{self.writer.failure.strerror}; the newest is {self.writer.newest() or 'none'}; free some space and "
+                "continue with: runner resume"
+            )
+
+    def advance(self) -> None:
+        """One step of the training, and what has to be looked at after each."""
+        started, inner = time.perf_counter(), self.activities.inner
+        output = self.step()
+        seconds = time.perf_counter() - started
+        if output is None:
+            return
+        self.means.add(output)
+        updates = self.progress.updates
+        if not self.means.finite or (not self.means.on_host and updates % LOOK_EVERY == 0):
+            self.check()
+        if not self.gradients.done:
+            self.gradients.check(updates)
+        self.activities.add("update", seconds - (self.activities.inner - inner))
+        if updates == 1:
+            self._publish({"perf/first_update_seconds": seconds})
+        if not self.rehearsed:
+            self.rehearse()
+
+    def rehearse(self) -> None:
+        """Tries once, after the first update, what will be needed later, so that a mistake shows at once."""
+        self.rehearsed = True
+        self.pipeline.refuse_unread()
+        try:
+            pack(self.pipeline.state_dict())
+        except TypeError as error:
+            raise RunnerError(f"the state of this training cannot be kept: {error}") from error
+
+    def conclude(self) -> None:
+        """Reports and evaluates what was learnt in the end."""
+        if not self.progress.updates:
+            raise RunnerError("the training ended before its first update: the warm-up is too long, or too little data")
+        self.report()
+        self.evaluate()
+        self.complete = True
+
+    def check(self) -> None:
+        """Stops the training if a loss since the last report was not finite."""
+        if self.means.look():
+            return
+        try:
+            self.finite.check(self.progress, self.step.batch)
+        except DivergedError as error:
+            self.writer.wait()
+            good = self.writer.newest() or "none"
+            raise DivergedError(f"{error}; the last good checkpoint is {good}") from None
+
+    def act_on_schedule(self, before: int) -> None:
+        """Reports, evaluates and saves where the count has passed a multiple of their interval."""
+        done = self.progress.done
+        self.display.advance(done, self.metrics)
+        if self.progress.over:
+            return  # the end does all three
+        due = {name for name, every in self.every.items() if every and before // every != done // every}
+        if not due:
+            return
+        if "log" in due:
+            self.report()
+        if "evaluate" in due:
+            self.evaluate()
+        # The best model is worth a checkpoint of its own where there are any on the way.
+        if "checkpoint" in due or (self.score is not None and self.score == self.best and self.every["checkpoint"]):
+            self.save()
+        self.score = None
+
+    def report(self) -> None:
+        """Logs the means of the losses, what happened while drawing, and the speed since the last report."""
+        self.check()
+        elapsed, seconds = self.activities.read()
+        metrics = {f"train/{name}": mean for name, mean in self.means.take().items()}
+        metrics |= {f"train/{name}": value for name, value in self.pipeline.source.statistics().items()}
+        metrics["train/updates"] = float(self.progress.updates)
+        counts = self.progress.state_dict()
+        if elapsed > 0:
+            added = {unit: count - self.timed_from[unit] for unit, count in counts.items()}
+            shown = dict.fromkeys(("updates", "samples" if self.progress.unit == "epochs" else self.progress.unit))
+            metrics |= {f"perf/{unit}_per_second": added[unit] / elapsed for unit in shown}
+            if added["updates"]:
+                metrics["perf/update_ms"] = 1e3 * seconds.get("update", 0.0) / added["updates"]
+            activities = (*self.pipeline.source.activities, "update", "evaluate", "checkpoint")
+            metrics |= {f"perf/{name}_share": seconds.get(name, 0.0) / elapsed for name in activities}
+        self.timed_from = counts
+        self._publish(metrics)
+
+    def evaluate(self) -> None:
+        """Measures the model on held-out data."""
+        with self.activities.measure("evaluate"):
+            metrics = evaluated(self.pipeline)
+        self._publish({f"eval/{name}": value for name, value in metrics.items()})
+        objective = self.pipeline.recipe.objective
+        if objective and math.isfinite(metrics[objective.name]):
+            self.score = metrics[objective.name] * objective.sign
+            self.best = max(self.best, self.score)
+
+    def save(self) -> None:
+        """Hands a checkpoint to its writer, never one with numbers that are not finite.
+
+        ``perf/checkpoint_ms`` is the time that the training waits for it.
+        """
+        self.check()
+        started, position = time.perf_counter(), self.progress.position
+        with self.activities.measure("checkpoint"):
+            self.writer.save(position, self.state_dict(), self.score)
+        if self.saved != position:  # a signal may ask for another at the same place
+            self._publish({"perf/checkpoint_ms": 1e3 * (time.perf_counter() - started)})
+        self.saved = position
+
+    def state_dict(self) -> State:
+        """Everything that a resumed training needs."""
+        return {
+            "pipeline": self.pipeline.state_dict(),
+            "step": self.progress.done,
+            "means": self.means.state_dict(),
+            "generators": generators.state_dict(),
+            "gradients": self.gradients.state_dict(),
+            "cursor": self.journal.mark(),
+            **{name: getattr(self, name) for name in COUNTERS},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned."""
+        self.pipeline.load_state_dict(state["pipeline"])
+        self.step.reset()
+        self.means.load_state_dict(state["means"], self.pipeline.device)
+        self.gradients.load_state_dict(state["gradients"])
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+        self.timed_from = dict(self.progress.state_dict())
+        self.rehearsed = bool(self.progress.updates)
+        generators.load_state_dict(state["generators"])  # last, because restoring may draw from them
+
+    def _publish(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+        self.journal.log(metrics, self.progress.done)
+
+
+def evaluated(pipeline: Pipeline) -> dict[str, float]:
+    """What the source measures of the learner.
+
+    Raises:
+        RunnerError: it returns no numbers by name, or the objective is not among them.
+    """
+    source, objective = pipeline.source, pipeline.recipe.objective
+    metrics: Any = source.evaluate(pipeline.learner)
+    who = f"{type(source).__name__}.evaluate"
+    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
+        raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")
+    if objective and objective.name not in metrics:
+        raise RunnerError(f"the objective is '{objective.name}', which {who} does not return: {', '.join(metrics)}")
+    return metrics

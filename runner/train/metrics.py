@@ -1,0 +1,100 @@
+"""What updates return, summed and counted by name until it is reported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from runner.api import Mean, RunnerError, State
+
+RESERVED = frozenset({"updates"})
+"""Names under ``train/`` that are the runner's own."""
+
+
+class Means:
+    """Sums and counts of scalars by name.
+
+    On a CPU they are numbers; on a GPU, tensors that stay there, so that nothing waits for it.
+    """
+
+    def __init__(self, who: str, on_host: bool) -> None:
+        """Begins with nothing.
+
+        Args:
+            who: returns the scalars, for messages.
+            on_host: whether looking at a scalar is free.
+        """
+        self.who, self.on_host = who, on_host
+        self.sums: dict[str, Any] = {}
+        self.counts: dict[str, Any] = {}
+        self.finite = True
+        """Whether all that was looked at so far was finite; on a GPU, nothing is before ``look``."""
+
+    def add(self, output: Mapping[str, Any]) -> None:
+        """Adds the scalars and ``Mean``s that an update returned.
+
+        Raises:
+            RunnerError: it returned no scalar, or what is no mapping of tensors and numbers.
+        """
+        if not isinstance(output, Mapping):
+            raise RunnerError(f"{self.who}.update should return a dictionary of tensors, got {type(output).__name__}")
+        found = False
+        for name, value in output.items():
+            if type(value) is Mean:
+                total, count = value
+            elif isinstance(value, torch.Tensor):
+                if value.dim():
+                    continue
+                total, count = value, 1
+            elif isinstance(value, int | float):
+                total, count = value, 1
+            else:
+                raise RunnerError(f"{self.who}.update returned a {type(value).__name__} as '{name}', not a tensor")
+            found = True
+            if self.on_host:
+                total, count = float(total), float(count)
+                self.finite = self.finite and math.isfinite(total)
+            elif isinstance(total, torch.Tensor):
+                total = total.detach().double()
+            if name in self.sums:
+                self.sums[name] += total
+                self.counts[name] += count
+            else:
+                self._begin(name, total, count)
+        if not found:
+            raise RunnerError(f"{self.who}.update returns no scalar: there is no loss to watch")
+
+    def look(self) -> bool:
+        """Whether all sums are finite; waits for a GPU."""
+        if not self.on_host and self.sums:
+            self.finite = all(math.isfinite(float(total)) for total in self.sums.values())
+        return self.finite
+
+    def take(self) -> dict[str, float]:
+        """The means of all that was added since the last time."""
+        means = {name: float(total) / float(self.counts[name]) for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
+    def state_dict(self) -> State:
+        """Sums and counts."""
+        return {"sums": dict(self.sums), "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: State, device: torch.device) -> None:
+        """Restores what ``state_dict`` returned, where it is added up."""
+        for name, mine in (("sums", self.sums), ("counts", self.counts)):
+            mine |= {
+                key: value.to(device) if isinstance(value, torch.Tensor) else value
+                for key, value in state[name].items()
+            }
+
+    def _begin(self, name: str, total: Any, count: Any) -> None:
+        if name in RESERVED:
+            raise RunnerError(
+                f"{self.who}.update returns a scalar '{name}', which is what the runner calls its own count"
+            )
+        self.sums[name] = total.clone() if isinstance(total, torch.Tensor) else total
+        self.counts[name] = count.clone() if isinstance(count, torch.Tensor) else count

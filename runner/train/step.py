@@ -1,0 +1,103 @@
+"""One step of a training: draw, transfer, update, feedback; the only place that knows this sequence."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from runner.api import Batch
+from runner.plugin.context import derived_seed
+from runner.train.assemble import Pipeline
+
+_MIX = 0x9E3779B97F4A7C15
+"""The golden ratio in 64 bits: neighbouring updates get seeds that are far apart (Steele et al. 2014, SplitMix)."""
+
+
+class Drawn(NamedTuple):
+    """What one update needs."""
+
+    batch: Batch
+    noise: Batch
+
+
+class Step:
+    """The sequence of a training step, in parts for those who look at one of them."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline, self.slots, self.progress = pipeline, pipeline.slots, pipeline.progress
+        self.source, self.learner = pipeline.source, pipeline.learner
+        self.noise = pipeline.context.generator("noise")
+        self.batch: Batch = None
+        """What was learnt from last."""
+        self._seed = derived_seed(pipeline.context.seed, "update")
+        self._generator = _global_generator(pipeline.device)
+        self._schedule = pipeline.recipe.lr_scheduler
+        self.reset()
+
+    def __call__(self) -> dict[str, Any] | None:
+        """A whole step.
+
+        Returns:
+            What the update returned; None if the source had nothing to learn from yet.
+        """
+        drawn = self.draw()
+        if drawn is None:
+            return None
+        self.seed(self.progress.updates)
+        output = self.update(drawn)
+        self.source.feedback(drawn.batch, output)
+        self.progress.updates += 1
+        self.count(drawn.batch)
+        self.batch = drawn.batch
+        return output
+
+    def draw(self) -> Drawn | None:
+        """A batch on the device, and the update's random numbers; None if there is nothing to learn from yet."""
+        batch = self.slots.next_batch(self.pipeline.batch_size, self.progress)
+        if batch is None:
+            self.count(None)
+            return None
+        return Drawn(batch, self.learner.noise(batch, self.noise))
+
+    def count(self, batch: Batch | None) -> None:
+        """Says that a batch which was drawn is done with."""
+        self.progress.advance(self.source.counts(batch))
+
+    def update(self, drawn: Drawn) -> dict[str, Any]:
+        """The update alone, with the learning rates that belong to it."""
+        factor = self._schedule.factor(self.progress.fraction)
+        if factor != self._factor:
+            self._set_rates(factor)
+        output: dict[str, Any] = self.slots.update(drawn.batch, drawn.noise, self.progress)
+        return output
+
+    def seed(self, update: int) -> None:
+        """Seeds torch's global generator of the device for the update of that number.
+
+        So a stage that draws more or fewer numbers than the baseline does not shift what later updates draw.
+        """
+        self._generator.manual_seed((self._seed + update * _MIX) % 2**63)
+
+    def reset(self) -> None:
+        """Looks for the learning rates anew, after another state was loaded."""
+        self._factor: float | None = None
+        self._rates = [
+            (group, self.pipeline.context.optimizers[role].lr)
+            for role, optimizer in self.learner.optimizers()
+            for group in optimizer.param_groups
+        ]
+
+    def _set_rates(self, factor: float) -> None:
+        for group, lr in self._rates:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr * factor)
+            else:
+                group["lr"] = lr * factor
+        self._factor = factor
+
+
+def _global_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator

@@ -1,0 +1,1 @@
+"""The comparison bound to recipes: do their stages keep what they promise?"""

@@ -1,0 +1,274 @@
+"""Whether the stages of a recipe are harmless: each alone, and all together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from runner.api import Close, Contract, Exact, Statistical
+from runner.compare.exact import exact
+from runner.compare.health import health
+from runner.compare.isolation import StepError
+from runner.compare.verdict import Outcome, Verdict, worst
+from runner.compare.verify import verify
+from runner.plugin.registry import Registry
+from runner.recipe import Recipe
+from runner.system.errors import ExitCode, UsageError
+from runner.train.assemble import assemble, resolve_device, setting_of
+from runner.verify.statistical import NOT_BEGUN, Trainings, statistical
+from runner.verify.training_subject import recipe_with, recorded, subject
+from runner.verify.variants import ALL, Variant, plan, required
+
+_STRENGTH = {Exact: 0, Close: 1, Statistical: 2}
+"""What a recipe as a whole promises is what its weakest stage does."""
+_FETCHING = frozenset({"draw", "next_batch", "transfer"})
+"""Slots that act before an update has its batch."""
+_EXIT = {
+    Outcome.PASS: ExitCode.DONE,
+    Outcome.FAIL: ExitCode.GATE_FAILED,
+    Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How thoroughly to look."""
+
+    updates: int = 20
+    """Compared one by one for Exact and Close."""
+    steps: int | None = None
+    """Length of a training for Statistical; the recipe's own unless told."""
+    seeds: int = 8
+    """The most pairs of trainings for one stage."""
+    budget: float = 3600.0
+    """Seconds after which no further training is begun."""
+    stages: tuple[str, ...] = ()
+    """Only these, and not the recipe as a whole; all if empty."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found about one set of stages."""
+
+    name: str
+    """The stage, or ``all`` for the recipe as a whole."""
+    stages: tuple[str, ...]
+    contract: Contract
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``runner verify`` says."""
+
+    recipe: str
+    rows: tuple[Row, ...]
+    inactive: dict[str, str]
+    """Stages that have nothing to do here, with the reason."""
+    seconds: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """FAIL if anything failed, else INCONCLUSIVE if anything is not clear."""
+        return worst(row.verdict.outcome for row in self.rows)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """0, 3 or 4."""
+        return _EXIT[self.outcome]
+
+    def data(self) -> dict[str, Any]:
+        """As one JSON object."""
+        rows = [
+            {
+                "name": row.name,
+                "stages": list(row.stages),
+                "contract": shown(row.contract),
+                "verdict": row.verdict.outcome,
+                "summary": row.verdict.summary,
+                "evidence": row.verdict.evidence,
+            }
+            for row in self.rows
+        ]
+        return {
+            "recipe": self.recipe,
+            "verdict": self.outcome,
+            "seconds": self.seconds,
+            "inactive": self.inactive,
+            "stages": rows,
+        }
+
+
+def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Report:
+    """Compares every active stage alone, with what it requires, and the whole recipe with the baseline.
+
+    Args:
+        recipe: its stages that are on are looked at.
+        registry: where its plugins come from.
+        options: how thoroughly.
+        say: told of each step.
+
+    Raises:
+        UsageError: the recipe has no stage to look at.
+    """
+    started = time.perf_counter()
+    planned = plan(recipe, resolve_device(recipe.device), ("alone", "all"))
+    variants = _chosen(planned.variants, options.stages)
+    if not variants:
+        raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
+    gate = Gate(recipe, registry, options, say)
+    rows = []
+    for name, variant in variants:
+        contract = weakest(recipe, variant.stages)
+        say(f"{name}: {shown(contract)} ...")
+        verdict = gate(variant.stages)
+        say(f"{name}: {verdict.outcome}, {verdict.summary}")
+        rows.append(Row(name, variant.stages, contract, verdict))
+    return Report(recipe.name, tuple(rows), dict(planned.inactive), time.perf_counter() - started)
+
+
+class Gate:
+    """Judges sets of stages of one recipe."""
+
+    def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
+        self.recipe, self.registry, self.options, self.say = recipe, registry, options, say
+        self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
+        self._verdicts: dict[tuple[str, ...], Verdict] = {}
+        self._close: dict[tuple[str, ...], Verdict] = {}
+
+    def __call__(self, stages: Sequence[str]) -> Verdict:
+        """The verdict on a set of stages, by the weakest of their contracts."""
+        key = tuple(stages)
+        if key not in self._verdicts:
+            try:
+                self._verdicts[key] = self._judge(key)
+            except (StepError, torch.OutOfMemoryError, MemoryError) as error:
+                contract = type(weakest(self.recipe, key)).__name__
+                summary = f"it cannot be compared: {str(error) or type(error).__name__}"
+                self._verdicts[key] = Verdict(Outcome.INCONCLUSIVE, contract, summary, {})
+        return self._verdicts[key]
+
+    def _judge(self, stages: tuple[str, ...]) -> Verdict:
+        contract = weakest(self.recipe, stages)
+        baseline, changed = (subject(self.recipe, self.registry, each) for each in ((), stages))
+        if isinstance(contract, Exact):  # draws its own batches, so that stages that fetch them are judged too
+            same = exact(baseline, changed, range(self.options.updates))
+            return verify(baseline, changed, self._batches, contract) if same else same
+        elsewhere = self._beyond_updates(stages)
+        if isinstance(contract, Close):
+            if elsewhere:
+                summary = f"{elsewhere} changes what batches are drawn, which promises Exact or Statistical if anything"
+                return Verdict(Outcome.INCONCLUSIVE, "Close", summary, {})
+            return self._as_close(stages)
+        if not elsewhere:
+            more_than_promised = self._as_close(stages)
+            if more_than_promised:
+                summary = f"nothing is lost but rounding, which needs no training to see: {more_than_promised.summary}"
+                return replace(more_than_promised, summary=summary)
+        healthy = health(changed, self._batches, baseline)
+        return self._statistical(stages) if healthy else healthy
+
+    def _as_close(self, stages: tuple[str, ...]) -> Verdict:
+        """The verdict on stages that promise to be Close, or would if they were asked."""
+        if stages not in self._close:
+            baseline, changed = (subject(self.recipe, self.registry, each) for each in ((), stages))
+            self._close[stages] = verify(baseline, changed, self._batches, Close())
+        return self._close[stages]
+
+    @cached_property
+    def _batches(self) -> list[Any]:
+        return recorded(self.recipe, self.registry, self.options.updates)
+
+    def _beyond_updates(self, stages: Sequence[str]) -> str | None:
+        """A stage that acts where batches come from, which recorded batches cannot show, and is not Exact."""
+        for kind in stages:
+            stage = self.recipe.stages[kind]
+            exact = isinstance(contract_of(self.recipe, kind), Exact)
+            if not exact and (stage.prepares or (stage.claims | stage.wraps) & _FETCHING):
+                return kind
+        return None
+
+    def _statistical(self, stages: Sequence[str]) -> Verdict:
+        objective = self.recipe.objective
+        if objective is None:
+            summary = (
+                f"neither data '{self.recipe.data.kind}' nor model '{self.recipe.model.kind}' names an objective "
+                "by which trainings could be compared"
+            )
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, {})
+        if self.options.budget <= 0:
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN, {})
+        # What is equal to the baseline up to rounding may stand for it, and be beside the change as well: trainings
+        # take a fraction of the time, and those of a stage and of the whole recipe are often the same.
+        equal = [kind for kind in self._active if self._is_equal(kind)]
+        changed = [kind for kind in self._active if kind in stages or kind in equal]
+        verdict = statistical(
+            self._training(equal), self._training(changed), objective, self._trainings, self.options.seeds,
+        )  # fmt: skip
+        return replace(verdict, evidence={**verdict.evidence, "stages": {"reference": equal, "changed": changed}})
+
+    @cached_property
+    def _active(self) -> tuple[str, ...]:
+        """The recipe's stages that have something to do here."""
+        planned = plan(self.recipe, resolve_device(self.recipe.device))
+        return tuple(kind for kind in self.recipe.stages if kind not in planned.inactive)
+
+    def _is_equal(self, kind: str) -> bool:
+        """Whether a stage, with what it requires, was seen to lose nothing but rounding."""
+        needed = required(self.recipe.stages, kind) | {kind}
+        stages = tuple(each for each in self._active if each in needed)
+        if isinstance(weakest(self.recipe, stages), Statistical):
+            return self._beyond_updates(stages) is None and bool(self._as_close(stages))
+        return bool(self(stages))
+
+    def _training(self, kinds: Sequence[str]) -> dict[str, Any]:
+        """The values of a recipe with these stages that is evaluated at its end only, its batch size chosen already."""
+        recipe = recipe_with(self.recipe, self.registry, kinds)
+        unit, length = recipe.length
+        steps = self.options.steps or length
+        values = recipe.values(masked=False)
+        values["train"] |= {unit: steps, "evaluate_every": None, "checkpoint_every": None, "log_every": steps}
+        choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
+        if choosing:  # beside other trainings, another choice might come out
+            values["train"]["batch_size"] = assemble(recipe, self.registry.files).batch_size
+            values["optimization"] = {k: v for k, v in values["optimization"].items() if k not in choosing}
+        return values
+
+
+def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
+    """The verdict without any training: what only trainings can show stays INCONCLUSIVE."""
+    return Gate(recipe, registry, Options(updates=10, budget=0.0), lambda _: None)(stages)
+
+
+def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
+    """What these stages promise together."""
+    contracts = [contract_of(recipe, kind) for kind in stages]
+    return max(contracts, key=lambda each: _STRENGTH[type(each)], default=Exact())
+
+
+def contract_of(recipe: Recipe, kind: str) -> Contract:
+    """What a stage of a recipe promises on this machine."""
+    return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))
+
+
+def shown(contract: Contract) -> str:
+    """``Exact``, ``Close`` or ``Statistical``."""
+    return type(contract).__name__
+
+
+def _chosen(variants: Sequence[Variant], kinds: Sequence[str]) -> list[tuple[str, Variant]]:
+    """The sets to look at with the name to show: stages in their order, then the whole."""
+    by_name = {name: variant for variant in variants for name in variant.names}
+    every = [(name, variant) for name, variant in by_name.items() if variant.stages and " + " not in name]
+    ordered = [pair for pair in every if pair[0] != ALL] + [pair for pair in every if pair[0] == ALL]
+    if not kinds:
+        return ordered
+    unknown = set(kinds) - by_name.keys()
+    if unknown:
+        raise UsageError(f"no active stage '{min(unknown)}'; there are: {', '.join(name for name, _ in ordered)}")
+    return [pair for pair in ordered if pair[0] in kinds]

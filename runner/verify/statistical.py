@@ -1,0 +1,134 @@
+"""Whether a recipe still learns as much with a stage as without, judged by whole trainings with paired seeds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.api import Objective
+from runner.compare.noninferiority import NonInferiority
+from runner.compare.verdict import Outcome, Verdict
+from runner.system.errors import DivergedError, ExitCode, RunnerError, UsageError
+from runner.system.hardware import usable_cores
+from runner.system.secrets import redact
+
+NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
+
+
+@dataclass
+class Trainings:
+    """Trains recipes in child processes, as many at a time as there are cores, one thread each.
+
+    A training that several stages are compared with is done once.
+    """
+
+    plugin_files: Sequence[Path]
+    deadline: float
+    """By ``time.monotonic``; no training is begun after it."""
+    say: Callable[[str], None]
+    _done: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, recipes: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
+        """Evaluations before and after the training of every recipe with every seed, recipes outermost.
+
+        Raises:
+            DivergedError: a training of the last recipe did, and none of another.
+            RunnerError: a training failed in another way.
+        """
+        seeded = [{**recipe, "seed": seed} for recipe in recipes for seed in seeds]
+        wanted = [json.dumps(recipe, sort_keys=True, ensure_ascii=False) for recipe in seeded]
+        new = [text for text in dict.fromkeys(wanted) if text not in self._done]
+        changed = set(wanted[-len(seeds) :])
+        children: list[subprocess.Popen[str]] = []
+        with ThreadPoolExecutor(max(1, usable_cores())) as pool:
+            futures = {text: pool.submit(self._train, text, children) for text in new}
+            try:
+                for number, text in enumerate(sorted(new, key=changed.__contains__), start=1):
+                    self._done[text] = _result(futures[text].result(), may_diverge=text in changed)
+                    self.say(f"trained {number} of {len(new)}")
+            finally:  # an error or Ctrl-C: nobody waits for the others
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in children:
+                    child.kill()
+        return [self._done[text] for text in wanted]
+
+    def _train(self, text: str, children: list[subprocess.Popen[str]]) -> tuple[int, str, str]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "recipe.yaml"
+            path.touch(mode=0o600)
+            path.write_text(text, encoding="utf-8")
+            command = [sys.executable, "-m", "runner.verify.training", str(path), *map(str, self.plugin_files)]
+            threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # several compute side by side
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | threads,
+                start_new_session=True,
+            ) as child:  # fmt: skip
+                children.append(child)
+                out, err = child.communicate()
+        return child.returncode, out, err
+
+
+def _result(ended: tuple[int, str, str], may_diverge: bool) -> dict[str, Any]:
+    code, out, err = ended
+    said = redact(err.strip())
+    if code == ExitCode.DIVERGED and may_diverge:
+        raise DivergedError(said)
+    if code == ExitCode.USAGE:
+        raise UsageError(said)
+    if code != 0:
+        raise RunnerError(f"a training for the comparison failed:\n{said}")
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return result
+
+
+def statistical(
+    reference: Mapping[str, Any],
+    changed: Mapping[str, Any],
+    objective: Objective,
+    trainings: Trainings,
+    most_seeds: int,
+) -> Verdict:
+    """Trains both recipes with the same seeds until it is clear whether the changed one learns less.
+
+    What is learnt is the objective after the training less that before it. The changed recipe may lose less, in the
+    mean over seeds, than the objective's margin: in its unit, or as a share of what the reference learns.
+
+    Args:
+        reference: the values of the recipe without the stage.
+        changed: of the one with it.
+        objective: the evaluation metric, its direction and its margin.
+        trainings: trains.
+        most_seeds: INCONCLUSIVE if it is not clear by then.
+    """
+    name, sign = objective.name, objective.sign
+    test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
+    for first, look in itertools.pairwise((0, *test.design.looks)):
+        if time.monotonic() > trainings.deadline:
+            break
+        seeds = [int(reference["seed"]) + 1 + i for i in range(first, look)]
+        try:
+            results = trainings.run([reference, changed], seeds)
+        except DivergedError as error:
+            return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}", {})
+        for without, with_stage in zip(results[: len(seeds)], results[len(seeds) :], strict=True):
+            test.add(*(sign * (each["after"][name] - each["before"][name]) for each in (without, with_stage)))
+        learnt = sum(without for without, _ in test.pairs) / len(test)
+        if learnt <= 0:
+            summary = f"the reference learns nothing: {name} does not improve; train longer"
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, test.evidence())
+        trainings.say(f"{name}, {len(test)} seeds: {test.summary()}")
+        if test.decision() is not None:
+            break
+    if not len(test):
+        return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN, {})
+    return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})

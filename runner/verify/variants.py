@@ -1,0 +1,148 @@
+"""Which sets of stages an ablation compares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+
+from runner.api import StageConfig
+from runner.recipe import Recipe
+from runner.system.errors import UsageError
+from runner.train.assemble import setting_of
+
+BASELINE = "baseline"
+AGAIN = "baseline again"
+"""The second child that measures the baseline, for A/A."""
+ALL = "all"
+Group = Literal["alone", "phases", "all", "all_but"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One set of stages."""
+
+    name: str
+    stages: tuple[str, ...]
+    """Kinds that are on, in the order in which they attach; none is the baseline."""
+    also: tuple[str, ...] = ()
+    """Other names of the same set, which is measured once."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names."""
+        return (self.name, *self.also)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an ablation of one recipe measures, and what not."""
+
+    variants: tuple[Variant, ...]
+    """The baseline first, then those that matter most."""
+    inactive: Mapping[str, str] = field(default_factory=dict)
+    """Stages that have nothing to do on this machine, with the reason."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Variants that cannot exist, with the reason."""
+
+    def find(self, stages: Collection[str]) -> Variant | None:
+        """The variant with exactly these stages."""
+        wanted = set(stages)
+        return next((variant for variant in self.variants if set(variant.stages) == wanted), None)
+
+    def named(self, name: str) -> Variant | None:
+        """The variant of that name."""
+        return next((variant for variant in self.variants if name in variant.names), None)
+
+
+def plan(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS) -> Plan:
+    """The variants of a recipe.
+
+    Args:
+        recipe: its stages that are on are those compared.
+        device: where it trains.
+        groups: which kinds of variant, beside the baseline.
+
+    Raises:
+        UsageError: the recipe as a whole must not run here.
+    """
+    inactive = _inactive(recipe, recipe.stages, device)
+    active = [kind for kind in recipe.stages if kind not in inactive]
+    found: dict[tuple[str, ...], list[str]] = {}
+    refused: dict[str, str] = {}
+    for name, stages in _wanted(recipe.stages, active, groups):
+        try:
+            idle = _inactive(recipe, stages, device)
+        except UsageError as error:
+            refused[name] = str(error)
+            continue
+        if idle:
+            refused[name] = "; ".join(f"{kind} would be inactive: {reason}" for kind, reason in idle.items())
+        else:
+            found.setdefault(stages, []).append(name)
+    whole = found.get(tuple(active), [])
+    if ALL not in whole:
+        whole.append(ALL)  # whatever it was asked for as
+    variants = tuple(Variant(names[0], stages, tuple(names[1:])) for stages, names in found.items())
+    return Plan(variants, inactive, refused)
+
+
+def names(recipe: Recipe) -> set[str]:
+    """What the variants of a recipe are called where all of its stages are active."""
+    return {name for name, _ in _wanted(recipe.stages, list(recipe.stages), GROUPS)}
+
+
+def required(stages: Mapping[str, StageConfig], kind: str) -> set[str]:
+    """All that a stage requires, directly or not."""
+    direct = set(stages[kind].requires)
+    return direct.union(*(required(stages, other) for other in direct))
+
+
+def _wanted(
+    stages: Mapping[str, StageConfig], active: list[str], groups: Collection[Group]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names and sets, the most important ones first."""
+
+    def ordered(kinds: Collection[str]) -> tuple[str, ...]:
+        return tuple(kind for kind in active if kind in kinds)
+
+    yield BASELINE, ()
+    if "all" in groups and active:
+        yield ALL, ordered(active)
+    if "phases" in groups:
+        phases = sorted({stages[kind].phase for kind in active})
+        for last in phases:
+            name = f"phase {last}" if last == phases[0] else f"phases {phases[0]}-{last}"
+            yield name, ordered([kind for kind in active if stages[kind].phase <= last])
+    if "alone" in groups:
+        for kind in active:
+            below = required(stages, kind)
+            if below:  # what the stage is compared with, to know what it adds
+                yield " + ".join(ordered(below)), ordered(below)
+            yield kind, ordered({kind} | below)
+    if "all_but" in groups:
+        for kind in active:
+            without = {kind} | {other for other in active if kind in required(stages, other)}
+            yield f"all but {kind}", ordered(set(active) - without)
+
+
+def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> dict[str, str]:
+    """The stages among these that have nothing to do when exactly these are on, with the reason.
+
+    Raises:
+        UsageError: one of them must not run in this company.
+    """
+    setting = setting_of(recipe, device, kinds)
+    stages = setting.stages
+    reasons: dict[str, str] = {}
+    for kind, stage in stages.items():
+        reason = stage.inactive(setting)
+        lacking = next((other for other in stage.requires if other in reasons or other not in stages), None)
+        if reason is None and lacking is not None:
+            reason = f"it requires '{lacking}', which is inactive: {reasons.get(lacking, 'it is off')}"
+        if reason is not None:
+            reasons[kind] = reason
+    return reasons

@@ -1,0 +1,63 @@
+import io
+import json
+import sys
+
+import pytest
+
+from runner.cli.common import print_json, report, say
+from runner.cli.streams import clean_streams, traceback_of
+from runner.system import secrets
+from runner.system.errors import RunnerError
+from runner.system.secrets import MASK, register
+
+SECRET = 'hunter2-"quoted"-é'
+
+
+@pytest.fixture(autouse=True)
+def one_secret(monkeypatch):
+    monkeypatch.setattr(secrets, "_known", secrets._Known())
+    register(SECRET)
+
+
+def test_verbs_talk_without_secrets(capsys):
+    print_json({"a": SECRET, "api_token": "ab", SECRET: 1, "n_tokens": 2, "list": [f"x{SECRET}"]})
+    say(f"it is {SECRET} (password=ab)")
+    report(RunnerError(f"first {SECRET}\n    api_token: a b c"))
+    printed = capsys.readouterr()
+    expected = {"schema_version": 1, "a": MASK, "api_token": MASK, MASK: 1, "n_tokens": 2, "list": [f"x{MASK}"]}
+    assert json.loads(printed.out) == expected
+    assert printed.err == f"it is {MASK} (password={MASK})\nfirst {MASK}\n    api_token: '{MASK}'\n"
+
+
+def test_whatever_is_written_to_a_stream_is_clean(monkeypatch):
+    out, err = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding="utf-8", line_buffering=True))
+    clean_streams()
+    sys.stdout.write(f"{SECRET} {json.dumps(SECRET)} api_token: str, required http://me:pass@host\n")
+    sys.stderr.write(f"{SECRET} api_token: abc\n")
+    assert not out.getvalue()  # buffered, as before
+    sys.stdout.flush()
+    assert out.getvalue().decode() == f'{MASK} "{MASK}" api_token: str, required http://me:{MASK}@host\n'
+    assert err.getvalue().decode() == f"{MASK} api_token: '{MASK}'\n"
+    assert sys.stdout.write("four") == 4
+
+
+def test_streams_that_are_no_files_stay_as_they_are(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    clean_streams()
+    assert sys.stdout is sys.stderr is stream
+
+
+def test_a_traceback_shows_code_and_hides_what_it_held():
+    token = SECRET
+    try:
+        raise ValueError(f"wrong: {token}, password=ab") from KeyError(f"token: {token} ab")
+    except ValueError as error:
+        text = traceback_of(error)
+    assert "hunter2" not in text
+    assert f"ValueError: wrong: {MASK}, password={MASK}\n" in text
+    assert '    raise ValueError(f"wrong: {token}, password=ab")' in text
+    assert "KeyError: " in text

@@ -1,0 +1,124 @@
+import io
+import json
+from importlib import metadata
+
+import psutil
+import pytest
+from rich.console import Console
+from run_folders import run_folder
+
+from runner.cli import doctor
+from runner.cli.doctor import examine, failed, show, to_json
+from runner.tracking.workspace import workspace
+
+
+@pytest.fixture
+def checks():
+    """Examines this machine and returns the checks by name."""
+
+    def checks(where=None, broken=None):
+        return {check.name: check for check in examine(workspace(where), broken or {})}
+
+    return checks
+
+
+def test_a_machine_that_passes_these_tests_is_fit(checks):
+    found = checks()
+    assert not failed(list(found.values()))
+    assert "mlflow" in found["packages"].found
+    assert found["processor"].status == "ok"
+    assert found["workspace"].found.endswith("made by the first run")
+    assert not workspace().root.exists()
+
+
+def test_every_warning_has_a_remedy(checks):
+    assert all(check.remedy for check in checks().values() if check.status != "ok")
+
+
+def test_the_store_is_opened_where_there_is_one(checks, migrated_workspace):
+    assert checks()["tracking"].found.endswith("mlflow.db answers")
+
+
+def test_a_dead_server_fails_with_its_remedy(checks, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    found = checks()
+    assert found["tracking"].status == "fail"
+    assert "MLFLOW_TRACKING_URI" in found["tracking"].remedy
+    assert failed(list(found.values()))
+
+
+def test_a_file_in_the_place_of_the_workspace_fails(checks, tmp_path):
+    (tmp_path / "file").touch()
+    found = checks(tmp_path / "file" / "workspace")["workspace"]
+    assert (found.status, found.remedy) == ("fail", "name a writable folder in RUNNER_WORKSPACE")
+
+
+def test_a_package_that_is_too_old_or_missing_fails(checks, monkeypatch):
+    required = ["psutil>=9999", "no-such-package>=1", "rich>=1", 'pytest>=9999; extra == "test"']
+    monkeypatch.setattr(metadata, "requires", lambda _: required)
+    found = checks()
+    assert found["psutil"].found.endswith(">=9999 is needed")
+    assert found["no-such-package"].remedy == "pip install 'no-such-package>=1'"
+    assert found["packages"].found.startswith("rich ")
+    assert "pytest" not in found
+
+
+def test_a_broken_plugin_is_named_with_its_reason(checks):
+    found = checks(broken={"model.mine": "No module named 'mine'"})
+    assert found["plugin model.mine"].found.endswith("No module named 'mine'")
+    assert "plugins" not in found
+
+
+def test_no_compiler_is_a_warning(checks, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    assert checks()["compiler"].status == "warn"
+
+
+def test_little_memory_and_disk_are_warnings(checks, monkeypatch, tmp_path):
+    memory, disk = psutil.virtual_memory(), psutil.disk_usage(str(tmp_path))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=2**20))
+    monkeypatch.setattr(psutil, "disk_usage", lambda _: disk._replace(free=2**20))
+    found = checks()
+    assert found["memory"].status == found["disk"].status == "warn"
+
+
+def test_more_threads_than_cores_is_a_warning(checks, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
+    assert checks()["threads"].remedy.startswith("set OMP_NUM_THREADS=")
+
+
+def test_runs_that_died_are_ended_and_counted(checks, migrated_workspace):
+    folder = run_folder()
+    assert checks()["runs"].found == f"1 in {workspace().runs}; 1 had died without a word: {folder.name}"
+    assert folder.record().status == "KILLED"
+    assert checks()["runs"].found == f"1 in {workspace().runs}"
+
+
+def test_runs_with_something_to_send_are_a_warning(checks, migrated_workspace):
+    away = {"tracking_uri": "http://127.0.0.1:1", "status": "FINISHED"}
+    names = {run_folder(**away).name for _ in range(6)}
+    found = checks()["unsent"]
+    assert (found.status, found.remedy) == ("warn", "runner sync")
+    assert found.found.startswith("MLflow lacks a part of 6 runs: ")
+    assert sum(name in found.found for name in names) == 4
+
+
+def test_runs_whose_record_is_damaged_are_named(checks, migrated_workspace):
+    folder = run_folder()
+    (folder.path / "run.json").write_text("{")
+    found = checks()["damaged runs"]
+    assert found.status == "warn"
+    assert found.found == f"run.json of 1 runs cannot be read: {folder.name}"
+
+
+def test_it_prints_as_a_table_and_as_json(checks):
+    found = list(checks(broken={"model.mine": "broken"}).values())
+    screen = io.StringIO()
+    show(found, Console(file=screen, width=80))
+    assert "-> reinstall or remove its distribution" in screen.getvalue()
+    data = json.loads(json.dumps(to_json(found)))
+    assert data["schema_version"] == 1
+    assert data["ok"] is True
+    assert {"name", "status", "found", "remedy"} == set(data["checks"][0])

@@ -1,0 +1,218 @@
+"""The contract Close, judged on loops in plain PyTorch."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loops import Loop, Net, batches
+from torch import nn
+
+from runner.compare.isolation import StepError
+from runner.proof import Outcome, Subject, close
+
+BATCHES = batches(6)
+
+
+def judge(changed, baseline=None, **options):
+    verdict = close(baseline or Loop(), changed, BATCHES, **options)
+    json.dumps(verdict.evidence, allow_nan=False)
+    return verdict
+
+
+class Normed(nn.Sequential):
+    """The bias before batch normalisation has a gradient of zero, of which only rounding is left."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
+class Plain(nn.Sequential):
+    """Counts nothing."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def split(model, x):
+    return torch.cat([model(half) for half in x.chunk(2)])
+
+
+HONEST = {
+    "fused": (Loop(options={"lr": 1e-2, "fused": True}), Loop()),
+    "fused, forgotten gradients, schedule": (
+        Loop(options={"lr": 1e-2, "fused": True}, forgets=True, schedule=True),
+        Loop(forgets=True, schedule=True),
+    ),
+    "momentum": (
+        Loop(optimizer=torch.optim.SGD, options={"lr": 0.1, "momentum": 0.9, "fused": True}),
+        Loop(optimizer=torch.optim.SGD, options={"lr": 0.1, "momentum": 0.9}),
+    ),
+    "no optimizer state": (
+        Loop(optimizer=torch.optim.SGD, options={"lr": 0.1, "fused": True}),
+        Loop(optimizer=torch.optim.SGD, options={"lr": 0.1}),
+    ),
+    "half batches": (Loop(net=Plain, forward=split), Loop(net=Plain)),
+    "other sums": (Loop(backward=lambda loss: (loss / 3 + loss * (2 / 3)).backward()), Loop()),
+    "another name": (Loop(net=lambda: torch.compile(Net(), backend="eager")), Loop()),
+    "a gradient of rounding alone": (
+        Loop(net=Normed, backward=lambda loss: (loss / 3 + loss * (2 / 3)).backward()),
+        Loop(net=Normed),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_the_same_algebra_passes(name):
+    changed, baseline = HONEST[name]
+    verdict = judge(changed, baseline)
+    assert verdict.outcome is Outcome.PASS, verdict
+    assert verdict.evidence["states"] == len(BATCHES)
+    assert max(verdict.evidence["rounding"].values()) <= 2
+
+
+@given(st.floats(1e-7, 1e-2), st.sampled_from([-1, 1]))
+def test_a_loss_that_is_a_little_off_fails_in_its_gradient(amount, sign):
+    factor = 1 + sign * amount
+    verdict = judge(Loop(backward=lambda loss: (loss * factor).backward(), named=True), Loop(named=True))
+    assert verdict.outcome is Outcome.FAIL
+    assert "in float64, update 1, slot 'backward': 'model.hidden.weight.grad' differs" in str(verdict)
+    assert verdict.evidence["difference"]["relative"] == pytest.approx(amount, rel=1e-3)
+
+
+def test_less_precision_is_not_only_other_rounding():
+    def bf16(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).to(x.dtype)
+
+    verdict = judge(Loop(forward=bf16, named=True), Loop(named=True))
+    assert verdict.outcome is Outcome.FAIL
+    assert "slot 'forward': 'output' differs" in str(verdict)
+    assert verdict.evidence["rounding"]["outputs"] > 100
+    assert judge(Loop(forward=bf16), Loop(forward=bf16)), "it is the baseline that is the measure"
+
+
+def test_an_optimizer_that_rounds_its_moments_is_found():
+    class Rough(torch.optim.Adam):
+        def step(self, closure=None):
+            super().step(closure)
+            for entry in self.state.values():
+                if entry["exp_avg"].dtype == torch.float32:
+                    entry["exp_avg"] = entry["exp_avg"].bfloat16().float()
+
+    verdict = judge(Loop(optimizer=Rough))
+    assert verdict.outcome is Outcome.FAIL
+    assert "'exp_avg' of the state" in str(verdict)
+    assert "exp_avg' differs by" in str(verdict)
+
+
+def test_kernels_stay_with_the_optimizer_that_has_them_when_a_state_moves():
+    subjects = []
+
+    def fused():
+        subjects.append(Loop(options={"lr": 1e-2, "fused": True})())
+        return subjects[-1]
+
+    assert judge(fused)
+    assert all(subject.state["optimizer"].param_groups[0]["fused"] for subject in subjects)
+    assert len(subjects) == 2, "one in float64, and one for single updates"
+
+
+def test_a_number_that_is_none_is_never_close():
+    def broken(model, x):
+        return model(x) * (float("nan") if x.dtype == torch.float32 else 1.0)
+
+    verdict = judge(Loop(forward=broken))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.evidence["rounding"]["outputs"] == "Infinity"
+
+
+def test_a_baseline_of_another_kind_in_float64_is_no_measure():
+    def noisy(model, x):
+        return model(x) + torch.randn_like(x)[:, :1]
+
+    verdict = judge(Loop(forward=noisy), Loop(forward=noisy))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "draw them before and hand them in with the batch" in str(verdict)
+
+    def moody(model, x):
+        return model(x) * (1 if x.dtype == torch.float64 else -1)
+
+    verdict = judge(Loop(forward=moody), Loop(forward=moody))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "computes something else there" in str(verdict)
+
+
+def test_what_cannot_be_had_in_float64_is_inconclusive():
+    def half(model, x):
+        return model(x.bfloat16()).to(x.dtype)
+
+    def build():
+        return Net().bfloat16()
+
+    verdict = judge(Loop(net=build, forward=half), Loop(net=build, forward=half))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "in float64 the baseline raises RuntimeError" in str(verdict)
+
+    def stubborn():
+        subject = Loop()()
+        frozen = nn.Parameter(torch.zeros(1, dtype=torch.float32))
+        return Subject(subject.step, subject.state, parameters=lambda: [("w", frozen)])
+
+    def unknown():
+        if torch.get_default_dtype() == torch.float64:
+            raise TypeError("no float64 here")
+        return Loop()()
+
+    assert "cannot be built in float64: no float64 here" in str(judge(unknown, unknown))
+    verdict = judge(stubborn, stubborn)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "'w' is still torch.float32; build it in the default type" in str(verdict)
+
+
+def test_a_step_that_fails_in_float64_alone_is_inconclusive_and_one_that_always_fails_a_failure():
+    def narrow(model, x):
+        if x.dtype == torch.float64:
+            raise TypeError("float32 only")
+        return model(x)
+
+    def broken(model, x):
+        raise TypeError("never")
+
+    verdict = judge(Loop(forward=narrow))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "in float64 the changed step raises TypeError: float32 only" in str(verdict)
+    verdict = judge(Loop(forward=broken))
+    assert verdict.outcome is Outcome.FAIL
+    assert "the changed step raises TypeError: never" in str(verdict)
+    with pytest.raises(StepError):
+        judge(Loop(), Loop(forward=broken))
+
+
+def test_a_baseline_that_does_not_repeat_itself_is_no_measure():
+    counter = iter(range(1000))
+
+    def drifting(model, x):
+        return model(x) + next(counter)
+
+    verdict = judge(Loop(), Loop(forward=drifting))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "make it deterministic" in str(verdict)
+
+
+def test_the_default_type_and_the_batches_are_left_alone():
+    own = batches(2)
+    close(Loop(), Loop(options={"lr": 1e-2, "fused": True}), own)
+    assert torch.get_default_dtype() == torch.float32
+    assert all(torch.equal(one["x"], other["x"]) for one, other in zip(own, batches(2), strict=True))
+
+
+@pytest.mark.parametrize(("states", "expected"), [(1, 1), (3, 3), (12, 6)])
+def test_states_are_spread_over_the_way(states, expected):
+    assert judge(Loop(), states=states).evidence["states"] == expected
+
+
+def test_no_batch_is_no_comparison():
+    with pytest.raises(ValueError, match="there is no batch"):
+        close(Loop(), Loop(), [])

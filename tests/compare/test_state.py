@@ -1,0 +1,174 @@
+"""Nested states: their leaves, copies of them, and how they move."""
+
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loops import Loop, Net, batches
+from torch import nn
+
+from runner.api import Ring
+from runner.compare.state import clones, doubled, leaves, load, named_parameters, saved
+
+NUMBERS = st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.none() | st.text(max_size=3)
+TENSORS = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]).map(
+    lambda dtype: torch.ones(2, 3).to(dtype)
+)
+NESTED = st.recursive(
+    NUMBERS | TENSORS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3) | st.tuples(inner)
+    ),
+    max_leaves=8,
+)
+
+
+class Pair(NamedTuple):
+    loss: torch.Tensor
+    error: float
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+    logits: torch.Tensor | None = None
+
+
+def shape(value):
+    """The same nested value with types for tensors."""
+    if isinstance(value, dict):
+        return {key: shape(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(shape(child) for child in value)
+    return ("tensor", value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+@given(NESTED)
+def test_copies_are_equal_and_share_nothing(value):
+    copied = clones(value)
+    assert shape(copied) == shape(value)
+    for (path, mine), (other, theirs) in zip(leaves(value), leaves(copied), strict=True):
+        assert path == other
+        if isinstance(mine, torch.Tensor):
+            assert torch.equal(mine, theirs)
+            assert mine.data_ptr() != theirs.data_ptr()
+
+
+@given(NESTED)
+def test_only_floating_point_tensors_are_doubled(value):
+    for (_, mine), (_, theirs) in zip(leaves(value), leaves(doubled(value)), strict=True):
+        if isinstance(mine, torch.Tensor):
+            assert theirs.dtype == (torch.float64 if mine.is_floating_point() else mine.dtype)
+            assert torch.equal(mine.double(), theirs.double())
+        else:
+            assert mine == theirs
+
+
+def test_containers_stay_what_they_are():
+    x = torch.ones(2, requires_grad=True)
+    batch = UserDict(a=x, b=OrderedDict(c=(x, [x])), d=Pair(x, 0.5))
+    copied = clones(batch)
+    assert isinstance(copied, UserDict)
+    assert isinstance(copied["b"], OrderedDict)
+    assert isinstance(copied["d"], Pair)
+    assert copied["d"].loss.requires_grad
+    assert copied["d"].loss is not x
+    assert batch["a"] is x
+
+
+def test_leaves_have_dotted_names():
+    ring = Ring(4, 6, lambda first, last: torch.arange(first, last))
+    value = {
+        "pair": Pair(torch.zeros(1), 0.5),
+        "output": Output(torch.zeros(2)),
+        "list": [1, {"x": "text"}],
+        "array": np.ones(3),
+        "kind": torch.float16,
+        "strange": object(),
+        "ring": ring,
+        "empty": {},
+    }
+    found = dict(leaves(value))
+    assert list(found) == [
+        "pair.loss", "pair.error", "output.loss", "output.logits", "list.0", "list.1.x", "array", "kind", "strange",
+        "ring.written", "ring.rows",
+    ]  # fmt: skip
+    assert found["array"].tolist() == [1, 1, 1]
+    assert found["kind"] == "torch.float16"
+    assert found["strange"] == "object"
+    assert found["ring.rows"].tolist() == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("settings", [{"fused": True}, {"foreach": True}, {}])
+def test_how_an_optimizer_computes_is_no_part_of_its_state(settings):
+    found = dict(leaves(torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], **settings).state_dict()))
+    assert "param_groups.0.lr" in found
+    assert not {"param_groups.0.fused", "param_groups.0.foreach", "param_groups.0.capturable"} & found.keys()
+
+
+def compiled():
+    return Loop(net=lambda: torch.compile(Net(), backend="eager"), options={"lr": 1e-2, "fused": True}, schedule=True)()
+
+
+def inside():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.compile(Net(), backend="eager")
+
+        def forward(self, x):
+            return self.net(x)
+
+    return Loop(net=Outer)()
+
+
+@pytest.mark.parametrize(("source", "target"), [(Loop(schedule=True), compiled), (compiled, Loop(schedule=True))])
+def test_a_state_moves_between_compiled_and_plain(source, target):
+    one, other = source(), target()
+    for batch in batches(3):
+        one.step(batch)
+    kept = saved(one)
+    load(other, kept)
+    assert_equal(saved(one), saved(other))
+    for batch in batches(2, seed=1):
+        one.step(batch)
+        other.step(batch)
+    assert not any(
+        torch.equal(mine, theirs)
+        for (name, mine), (_, theirs) in zip(leaves(kept), leaves(saved(one)), strict=True)
+        if name.endswith("weight")
+    ), "what is saved does not move with the subject"
+    assert bool(other.state["optimizer"].param_groups[0].get("fused")) is (target is compiled)
+
+
+def assert_equal(one, other):
+    for (name, mine), (theirs_name, theirs) in zip(leaves(one), leaves(other), strict=True):
+        assert name == theirs_name
+        assert torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs, name
+
+
+def test_names_of_parameters_are_those_of_the_plain_module():
+    names = set(named_parameters(Loop()()))
+    assert names == set(named_parameters(compiled()))
+    assert {name.replace("model.", "model.net.") for name in names} == set(named_parameters(inside()))
+
+
+def test_a_state_moves_into_a_wider_type():
+    narrow = Loop()()
+    for batch in batches(2):
+        narrow.step(batch)
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = Loop(options={"lr": 1e-2, "fused": True})()
+        load(wide, saved(narrow))
+        wide.step(doubled(batches(1)[0]))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert wide.state["model"].head.weight.dtype == torch.float64
+    moments = [entry["exp_avg"] for entry in wide.state["optimizer"].state.values()]
+    assert all(moment.dtype == torch.float64 for moment in moments)

@@ -1,0 +1,109 @@
+import json
+
+import pytest
+from ablations import BASE_S, OFF, analysed, case, entries, planned, result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.compare.noninferiority import Effect
+from runner.measure.analysis import analyse, slope
+from runner.system.errors import ExitCode, RunnerError
+
+CASE = case()
+STAGES = ("forward_cache", "merged_critic_loss", "stacked_agents", "fused_optimizer")
+
+
+@settings(max_examples=10)
+@given(st.fixed_dictionaries({stage: st.floats(0.3, 3) for stage in STAGES}))
+def test_gains_that_multiply_come_out_as_such(factors):
+    found = analysed(CASE, factors)
+    product = 1.0
+    for worth in found.worth:
+        assert worth.alone.value == pytest.approx(factors[worth.stage])
+        product *= factors[worth.stage]
+    assert found.named("all").ratio.value == pytest.approx(product)
+    assert found.interaction.value == pytest.approx(1.0)
+    assert found.a_a.value == pytest.approx(1.0)
+    assert found.named("all").steady_ms == pytest.approx(1e3 * BASE_S / product)
+
+
+def test_a_stage_that_others_require_adds_what_is_lost_with_all_of_them():
+    factors = {"forward_cache": 2.0, "stacked_agents": 3.0}
+    worth = {each.stage: each for each in analysed(CASE, factors).worth}
+    assert worth["stacked_agents"].together.value == pytest.approx(3.0)
+    assert worth["forward_cache"].together.value == pytest.approx(6.0)  # without it, no stacked_agents
+
+
+def test_interaction_is_seen():
+    own = list(entries(CASE, {"fused_optimizer": 1.5}))
+    for entry in own:
+        if "update" in entry:
+            entry["update"]["all"] *= 1.25
+    found = analyse(CASE, planned(CASE), own)
+    assert found.interaction.value == pytest.approx(0.8)
+
+
+def test_break_even_is_where_the_start_up_has_paid():
+    found = analysed(CASE, {"fused_optimizer": 2.0}, overhead={"fused_optimizer": 10.0})
+    assert found.named("fused_optimizer").break_even_updates == pytest.approx(10.0 / (BASE_S / 2), abs=1)
+    assert found.named("forward_cache").break_even_updates is None  # it gains nothing
+
+
+def test_effects_that_a_a_reaches_are_inconclusive():
+    factors = {"fused_optimizer": 1.05, "stacked_agents": 3.0}
+    noisy = analysed(CASE, factors, a_a=1.2)
+    assert noisy.named("fused_optimizer").effect is Effect.INCONCLUSIVE
+    assert noisy.named("stacked_agents").effect is Effect.FASTER
+    assert analysed(CASE, factors).named("fused_optimizer").effect is Effect.FASTER
+    assert analysed(CASE, {"stacked_agents": 0.5}).named("stacked_agents").effect is Effect.SLOWER
+
+
+def test_limit_shares_and_throughput():
+    found = analysed(CASE, {"fused_optimizer": 2.0})
+    variant = found.named("fused_optimizer")
+    assert variant.limit_fraction == pytest.approx(found.limit_ms / variant.steady_ms)
+    assert variant.throughput.ratio.value == pytest.approx(2.0)
+    assert variant.throughput.shares == pytest.approx(
+        {"collect": 0.5, "sample": 0.0, "transfer": 0.0, "update": 0.5, "other": 0.0}
+    )
+
+
+def test_what_was_not_measured_is_missing_with_its_reason():
+    own = [entry for entry in entries(CASE, {}) if entry.get("variant") != "all"]
+    for entry in own:
+        if "update" in entry:
+            del entry["update"]["all"]
+    own.append({"session": 1, "case": "", "variant": "all", "lost": "memory does not suffice"})
+    found = analyse(CASE, planned(CASE), own)
+    assert found.missing == {"all": "memory does not suffice"}
+    assert found.interaction is None
+    assert found.named("all") is None
+
+
+def test_without_a_round_there_is_nothing_to_say():
+    with pytest.raises(RunnerError, match="larger budget"):
+        analyse(CASE, planned(CASE), [])
+
+
+def test_the_slope_compares_time_with_flop():
+    small, large = (case(f"{n} agents", (*OFF, f"data.followers={n - 1}")) for n in (2, 4))
+    few, many = analysed(small, {}, agents=2), analysed(large, {"fused_optimizer": 0.5}, agents=4)
+    assert slope([few]) is None
+    assert slope([few, many]) > 0
+
+
+def test_exit_codes_and_json():
+    clear = {"stacked_agents": 3.0}
+    assert result(analysed(CASE, clear)).exit_code is ExitCode.DONE
+    assert result(analysed(CASE, {})).exit_code is ExitCode.INCONCLUSIVE
+    unproven = analysed(CASE, clear, verdicts={"all": "INCONCLUSIVE"})
+    assert result(unproven).exit_code is ExitCode.DONE  # it is the time that was asked for
+    failed = result(analysed(CASE, clear, verdicts={"all": "FAIL", "fused_optimizer": "INCONCLUSIVE"}))
+    assert failed.exit_code is ExitCode.GATE_FAILED
+    data = json.loads(json.dumps(failed.data(), allow_nan=False))
+    wanted = {"name", "stages", "ratio", "ci95", "compile_s", "warmup_s", "steady_ms", "peak_memory", "verdict",
+              "limit_fraction"}  # fmt: skip
+    for variant in data["variants"]:
+        assert wanted <= variant.keys()
+        assert variant["ci95"][0] <= variant["ratio"] * (1 + 1e-9)
+    assert next(v for v in data["variants"] if v["name"] == "all")["verdict"] == "FAIL"

@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+from ablations import OFF, analysed, case
+
+from runner.measure.recommend import planned_updates, recommend, write
+from runner.plugin.registry import Registry
+from runner.recipe import load
+
+CASE = case()
+ALL = {"forward_cache", "merged_critic_loss", "stacked_agents", "fused_optimizer"}
+
+
+def recommended(factors, **settings):
+    found = analysed(CASE, factors, **settings)
+    return recommend(CASE, found), found
+
+
+def test_the_fastest_is_recommended_with_a_reason_for_every_stage_that_is_off():
+    chosen, _ = recommended(dict.fromkeys(ALL, 2.0))
+    assert set(chosen.stages) == ALL
+    assert set(chosen.reasons) == {"async_transfer", "cuda_graph"}
+    assert chosen.reasons["cuda_graph"] == "inactive here: CUDA graphs need a CUDA device"
+    assert chosen.seconds < chosen.baseline_seconds
+
+
+def test_a_stage_without_gain_is_off_and_a_slower_one_too():
+    chosen, _ = recommended({"stacked_agents": 3.0, "fused_optimizer": 0.5})
+    assert set(chosen.stages) == ALL - {"fused_optimizer"}
+    assert chosen.reasons["fused_optimizer"].startswith("slower: 0.50x")
+    none, _ = recommended({})
+    assert none.stages == ()
+    assert "no gain that can be told from noise" in none.reasons["fused_optimizer"]
+    assert "it requires" in none.reasons["stacked_agents"]
+
+
+def test_start_up_that_a_training_does_not_make_up_for_counts():
+    updates = planned_updates(CASE.recipe)
+    assert updates == (160 - 64) * 0.5
+    chosen, _ = recommended({"fused_optimizer": 2.0, "stacked_agents": 3.0}, overhead={"fused_optimizer": 30.0})
+    assert "fused_optimizer" not in chosen.stages
+    assert "start-up of 30 s is not made up for in 48 updates" in chosen.reasons["fused_optimizer"]
+
+
+def test_what_nobody_measured_is_off_for_that_reason():
+    _, found = recommended(dict.fromkeys(ALL, 2.0))
+    bare = replace(found, variants=found.variants[:1], worth=())
+    chosen = recommend(CASE, bare)
+    assert chosen.stages == ()
+    assert {chosen.reasons[kind] for kind in ALL} == {"nothing with it was measured"}
+
+
+def test_what_the_gate_failed_is_never_recommended():
+    chosen, _ = recommended(dict.fromkeys(ALL, 2.0), verdicts={"all": "FAIL", "fused_optimizer": "FAIL"})
+    assert "fused_optimizer" not in chosen.stages
+    assert chosen.reasons["fused_optimizer"].startswith("the gate failed: fused_optimizer fails in critic_step")
+
+
+def test_the_file_is_a_recipe_with_exactly_these_stages(tmp_path):
+    sets = (*OFF, "data.followers=1", "optimization.batch_autotune=off")
+    given = case("few", sets)
+    found = analysed(given, {"stacked_agents": 3.0, "fused_optimizer": 0.5})
+    chosen = recommend(given, found)
+    path = tmp_path / "deep" / "recommended.yaml"
+    path.parent.mkdir()
+    write(chosen, given, found, path)
+    loaded = load(path, (), Registry())
+    assert set(loaded.stages) == set(chosen.stages)
+    assert loaded.data.followers == 1
+    text = path.read_text()
+    assert "  fused_optimizer: off  # slower: 0.50x" in text
+    assert "nobody has checked it" in text
+
+
+def test_settings_of_a_stage_are_kept(tmp_path):
+    given = case(sets=("optimization.fused_optimizer=off", "optimization.compile=off", "optimization.amp.dtype=bf16"))
+    found = analysed(given, {"amp": 2.0, "stacked_agents": 2.0, "float32_matmul": 2.0})
+    chosen = recommend(given, found)
+    write(chosen, given, found, tmp_path / "recommended.yaml")
+    loaded = load(tmp_path / "recommended.yaml", (), Registry())
+    for kind in chosen.stages:
+        assert loaded.stages[kind].config.model_dump() == given.recipe.stages[kind].config.model_dump()

@@ -1,0 +1,221 @@
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import yaml
+from ablations import planned
+from hypothesis import given
+from hypothesis import strategies as st
+from running import TINY_UAV
+
+from runner.child.process import Child, ChildError
+from runner.compare.verdict import Outcome, Verdict
+from runner.measure.ablate import ablate
+from runner.measure.experiment import load_experiment
+from runner.measure.journal import ROUNDS, is_finished
+from runner.measure.rounds import Ablation, order
+from runner.plugin.registry import Registry
+from runner.recipe import load
+from runner.system.errors import ExitCode, UsageError
+from runner.tracking import workspace
+from runner.tracking.store import Store
+from runner.train.signals import Stop
+
+STAGES = ("forward_cache", "merged_critic_loss")
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    def experiment(*sets, **changes):
+        settings = {"kind": "ablation", "name": "small", "recipe": "marl_phase1", "set": [*TINY_UAV, *sets],
+                    "variants": ["all"], "budget": 600, "rounds": {"least": 3, "most": 3}}  # fmt: skip
+        path = tmp_path / "experiment.yaml"
+        path.write_text(yaml.safe_dump(settings | changes))
+        return load_experiment(path, (), Registry())
+
+    return experiment
+
+
+def measure(experiment, registry=None, gate=None, out=None, fresh=False, say=lambda _: None):
+    return ablate(experiment, registry or Registry(), workspace(), out, fresh, "runner ablate small.yaml", gate, say)
+
+
+def passes(recipe, registry, stages):
+    assert set(stages) <= set(recipe.stages)
+    return Verdict(Outcome.PASS, "Exact", f"{len(stages)} stages are the same bits", {})
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
+    """And measured once, given again it is refused; the folder has all that it takes to look again."""
+    out = tmp_path / "out"
+    done = measure(experiment(cases={"three": {"set": ["data.followers=2"], "published": {"phase 1": 1.5}}}), out=out,
+                   gate=passes)  # fmt: skip
+    (case,) = done.result.cases
+    assert [variant.name for variant in case.variants] == ["baseline", "all"]
+    assert done.exit_code in (ExitCode.DONE, ExitCode.INCONCLUSIVE)
+    whole = case.named("all")
+    assert whole.stages == STAGES
+    assert whole.verdict["outcome"] == "PASS"
+    assert whole.ratio.rounds == 3
+    assert whole.peak_memory > 2**20
+    assert whole.throughput.steps_per_second > 0
+    assert sum(whole.throughput.shares.values()) == pytest.approx(1.0, abs=0.01)
+    assert case.work.counted_flop > case.work.least_flop > 0
+    report = (out / "README.md").read_text()
+    assert "| all | " in report.replace("all = phase 1", "all")
+    assert (out / "ratios.png").stat().st_size > 1000
+    assert json.loads((out / "result.json").read_text())["variants"][1]["verdict"] == "PASS"
+    assert set(load(out / "recommended-three.yaml", (), Registry()).stages) <= set(STAGES)
+    check_mlflow(done)
+    with pytest.raises(UsageError, match="--fresh"):
+        measure(experiment(cases={"three": {"set": ["data.followers=2"]}}), out=out)
+
+
+def check_mlflow(done):
+    client = Store.open(workspace()).client
+    parent = client.get_run(done.run_id)
+    assert parent.info.status == "FINISHED"
+    assert parent.info.end_time - parent.info.start_time >= 1000 * done.result.seconds - 1
+    assert "\n| all" in parent.data.tags["mlflow.note.content"]
+    assert "README.md" in {file.path for file in client.list_artifacts(done.run_id)}
+    below = client.search_runs(
+        [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{done.run_id}' and tags.verdict = 'PASS'"
+    )
+    (whole,) = below
+    assert whole.data.metrics["ratio"] == pytest.approx(done.result.cases[0].named("all").ratio.value)
+    assert whole.data.tags["stages"] == ",".join(STAGES)
+    assert len(client.get_metric_history(whole.info.run_id, "update_ms")) == 3
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_an_interrupted_ablation_goes_on_where_it_stopped(experiment):
+    given = experiment()
+    said = []
+
+    class Enough(Exception):  # noqa: N818 (stands for a kill)
+        pass
+
+    def say(text):
+        said.append(text)
+        if "round 1 of 3" in text:
+            raise Enough
+
+    with pytest.raises(Enough):
+        measure(given, say=say)
+    (journal,) = (workspace().root / "ablations").glob(f"*/{ROUNDS}")
+    assert (journal.parent / "locks" / "recipe" / "recipe.lock.yaml").is_file()  # as it was when it began
+    before = journal.read_bytes()
+    assert before.count(b'"round"') == 1
+    with journal.open("ab") as file:
+        file.write(b'{"session": 1, "round": 2, "upd')  # torn by the kill
+    done = measure(given, say=said.append)
+    assert any(text.startswith("going on in") for text in said)
+    assert journal.read_bytes().startswith(before)
+    assert done.result.folder == str(journal.parent)
+    assert done.result.cases[0].named("all").ratio.rounds == 3
+    assert is_finished(journal.parent)  # so that the next one begins anew
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_a_variant_that_breaks_is_missing_with_its_own_words(experiment, tmp_path):
+    plugin = tmp_path / "breaks.py"
+    plugin.write_text(
+        "import os\n"
+        "from runner.api import Exact, Stage\n"
+        "class Breaks(Stage):\n    kind = 'breaks'\n    phase = 3\n    contract = Exact()\n"
+        "    wraps = frozenset({'update'})\n"
+        "    def attach(self, pipeline):\n        pipeline.slots.wrap('update', self.broken)\n"
+        "    def broken(self, step):\n"
+        "        def update(batch, noise):\n            print('no answer')\n            raise ValueError('boom')\n"
+        "        return update\n"
+    )
+    registry = Registry([plugin])
+    path = tmp_path / "experiment.yaml"
+    experiment()
+    written = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(written | {"set": [*written["set"], "optimization.breaks=on"]}))
+    done = measure(load_experiment(path, (), registry), registry)
+    (case,) = done.result.cases
+    assert "ValueError: boom" in case.missing["all"]
+    assert done.exit_code is ExitCode.INCONCLUSIVE
+    assert "boom" in (workspace().root / "ablations").glob("*/README.md").__next__().read_text()
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_a_folder_of_another_ablation_is_left_alone(experiment, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "ablation.json").write_text('{"name": "other", "digest": "x"}')
+    with pytest.raises(UsageError, match=r"another ablation \(code, digest, machine, name, torch differ\)"):
+        measure(experiment(), out=out)
+    assert list(out.iterdir()) == [out / "ablation.json"]
+
+
+@given(st.integers(1, 7))
+def test_orders_are_balanced(count):
+    names = [str(i) for i in range(count)]
+    rounds = [order(names, turn) for turn in range(2 * count)]
+    assert all(sorted(each) == names for each in rounds)
+    places = Counter((name, place) for each in rounds for place, name in enumerate(each))
+    assert set(places.values()) == {2}
+    follows = Counter(pair for each in rounds for pair in pairwise(each))
+    assert all(follows[a, b] == follows[b, a] for a, b in follows)
+
+
+def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
+    asked = []
+
+    @dataclass
+    class Notes:
+        entries: list
+
+        def add(self, **entry):
+            self.entries.append(entry)
+
+    def gate(recipe, registry, stages):
+        asked.append(stages)
+        return Verdict(Outcome.FAIL, "Exact", "actor.0.weight differs in critic_step", {})
+
+    given = experiment(variants=["all", "alone", "phases", "all_but"])
+    notes = Notes([{"case": "", "variant": "all", "verdict": {"outcome": "PASS"}},
+                   {"case": "", "variant": "forward_cache", "lost": "no memory"}])  # fmt: skip
+    ablation = Ablation(given, Registry(), notes, gate, lambda _: None, Stop(), "")
+    ablation._judge(given.cases[0], planned(given.cases[0]))
+    assert asked == [("merged_critic_loss",)]
+    assert notes.entries[-1]["verdict"]["outcome"] == "FAIL"
+
+
+def test_a_child_answers_or_says_why_not(tmp_path, monkeypatch):
+    (tmp_path / "talker.py").write_text(
+        "import sys, time\n"
+        "for line in sys.stdin:\n"
+        "    if line.strip() == 'sleep': time.sleep(60)\n"
+        "    if line.strip() == 'die': sys.exit('it is broken')\n"
+        "    print('{\"said\": \"' + line.strip() + '\"}', flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Child("talker") as child:
+        assert child.ask("hello") == {"said": "hello"}
+        with pytest.raises(ChildError, match="it is broken"):
+            child.ask("die")
+        with pytest.raises(ChildError, match="it is broken"):
+            child.ask("hello")
+    with Child("talker") as child, pytest.raises(ChildError, match="no answer to 'sleep' for 0 s"):
+        child.ask("sleep", timeout=0.2)
+
+
+def test_memory_of_a_child_is_its_own(tmp_path):
+    """Started from a process that holds much, as the parent of an ablation may."""
+    code = (
+        "import subprocess, sys\n"
+        "held = bytearray(600 * 2**20)\n"
+        "child = 'from runner.measure.measured import _peak_host_bytes as peak; print(peak())'\n"
+        "print(subprocess.run([sys.executable, '-c', child], capture_output=True, text=True, check=True).stdout)\n"
+    )
+    peak = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert 20 * 2**20 < peak < 500 * 2**20

@@ -1,0 +1,188 @@
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from runner.plugin.registry import GROUP, PluginError, Registry
+from runner.recipe import load
+
+FACES = '''
+from typing import Any, ClassVar
+from runner.api import Exact, LearnerConfig, SourceConfig, Stage
+
+class Net(LearnerConfig):
+    """A net."""
+    kind: ClassVar[str] = "{prefix}net"
+    learns_from: ClassVar[str] = "rows"
+    def implementation(self) -> Any: ...
+    def slots(self) -> frozenset[str]: return frozenset()
+
+class Rows(SourceConfig):
+    """Rows."""
+    kind: ClassVar[str] = "{prefix}rows"
+    provides: ClassVar[str] = "rows"
+    def implementation(self) -> Any: ...
+
+class Fast(Stage):
+    """Fast."""
+    kind: ClassVar[str] = "{prefix}fast"
+    phase: ClassVar[int] = 1
+    contract = Exact()
+    def attach(self, pipeline: Any) -> None: ...
+
+class Abstract(Stage):
+    phase: ClassVar[int] = 1
+
+NOT_A_FACE = 3
+'''
+
+
+def install(folder: Path, name: str, entry_points: dict[str, str], modules: dict[str, str]) -> None:
+    """Lays out a distribution as pip would."""
+    metadata = folder / f"{name}-1.5.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    lines = [f"[{GROUP}]", *(f"{key} = {value}" for key, value in entry_points.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(text)
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder on ``sys.path`` for distributions; its modules are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    yield tmp_path / "site"
+    for name in [name for name in sys.modules if name.startswith(("acme_", "bolt_"))]:
+        del sys.modules[name]
+
+
+def registry_of(site, *files):
+    installed = [
+        each for found in distributions(path=[str(site)]) for each in found.entry_points if each.group == GROUP
+    ]
+    return Registry(files, installed=installed)
+
+
+def test_plugins_of_a_distribution_are_found_and_imported_when_asked_for(site):
+    install(
+        site, "acme",
+        {"model.net": "acme_faces:Net", "data.rows": "acme_faces:Rows", "optimization.fast": "acme_faces:Fast"},
+        {"acme_faces": FACES.format(prefix="")},
+    )  # fmt: skip
+    registry = registry_of(site)
+    assert [registry.kinds(section) for section in ("model", "data", "optimization")] == [["net"], ["rows"], ["fast"]]
+    assert "acme_faces" not in sys.modules
+    assert registry.get("model", "net").__name__ == "Net"
+    assert str(registry.provider("optimization", "fast")) == "acme 1.5"
+
+
+def test_a_kind_of_two_distributions_names_both(site):
+    for name in ("acme", "bolt"):
+        install(site, name, {"model.net": f"{name}_faces:Net"}, {})
+    with pytest.raises(PluginError, match=r"model.net is registered twice, by (acme|bolt) 1.5 and (acme|bolt) 1.5"):
+        registry_of(site)
+
+
+def test_a_plugin_that_cannot_be_imported_breaks_no_other(site):
+    install(
+        site, "acme", {"model.net": "acme_faces:Net", "data.rows": "acme_broken:Rows"},
+        {"acme_faces": FACES.format(prefix=""), "acme_broken": "import no_such_module"},
+    )  # fmt: skip
+    registry = registry_of(site)
+    assert registry.kinds("data") == ["rows"]
+    assert registry.get("model", "net")
+    message = "data.rows of acme 1.5 cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
+    with pytest.raises(PluginError, match=message) as caught:
+        registry.get("data", "rows")
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "message"),
+    [
+        ("model.net", "NOT_A_FACE", "model.net of acme 1.5 is no LearnerConfig: 3"),
+        ("model.rows", "Rows", "is no LearnerConfig"),
+        ("model.other", "Net", "model.other of acme 1.5 calls itself kind 'net'"),
+        ("optimization.abstract", "Abstract", "is abstract"),
+        ("model.net", "Missing", "cannot be imported: AttributeError"),
+    ],
+)
+def test_an_entry_point_that_is_not_what_its_name_says(site, name, target, message):
+    install(site, "acme", {name: f"acme_faces:{target}"}, {"acme_faces": FACES.format(prefix="")})
+    section, kind = name.split(".")
+    with pytest.raises(PluginError, match=message):
+        registry_of(site).get(section, kind)
+
+
+@pytest.mark.parametrize("name", ["net", "tracker.x", "model."])
+def test_an_entry_point_of_no_section(site, name):
+    install(site, "acme", {name: "acme_faces:Net"}, {})
+    with pytest.raises(PluginError, match=r"of acme 1.5 should be one of model.KIND"):
+        registry_of(site)
+
+
+def test_an_unknown_kind_suggests_the_nearest(site):
+    install(site, "acme", {"model.network": "acme_faces:Net"}, {})
+    with pytest.raises(PluginError, match="unknown kind 'netwrk' in model - did you mean 'network'"):
+        registry_of(site).get("model", "netwrk")
+
+
+def test_a_local_file_registers_every_face_it_defines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.py"
+    path.write_text(FACES.format(prefix="my_") + "from runner.plugins.marl.config import MasacConfig\n")
+    registry = Registry([path], installed=[])
+    assert [registry.kinds(section) for section in ("model", "data", "optimization")] == [
+        ["my_net"], ["my_rows"], ["my_fast"],
+    ]  # fmt: skip
+    assert registry.provider("model", "my_net").name == "mine.py"
+    assert registry.files == (path,)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "name: x\nmodel: {kind: my_net}\ndata: {kind: my_rows}\ntrain: {updates: 1}\noptimization: {my_fast: on}"
+    )
+    assert list(load(recipe, (), registry).stages) == ["my_fast"]
+    assert Registry([path], installed=[]).get("model", "my_net") is registry.get("model", "my_net")
+
+
+def test_a_local_file_may_not_take_the_kind_of_another_plugin(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.py"
+    path.write_text(FACES.format(prefix="").replace('"net"', '"masac"'))
+    with pytest.raises(PluginError, match=r"model.masac is registered twice, by proven-runner .* and mine.py"):
+        Registry([path])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import no_such_module", "plugin mine.py cannot be imported: ModuleNotFoundError"),
+        ("def broken(:", "plugin mine.py cannot be imported: SyntaxError"),
+        ("x = 1", "mine.py has no LearnerConfig, SourceConfig or Stage with a kind"),
+        (None, "plugin mine.py cannot be read: No such file"),
+    ],
+)
+def test_a_local_file_that_is_no_plugin(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PluginError, match=message):
+        Registry([path], installed=[])
+
+
+def test_the_built_in_plugins_are_what_they_say_and_import_nothing_heavy():
+    code = """
+import sys
+from runner.plugin.registry import Registry
+registry = Registry()
+for section in ("model", "data", "optimization"):
+    for kind in registry.kinds(section):
+        assert registry.provider(section, kind).name == "proven-runner"
+        assert registry.get(section, kind).__doc__
+assert not {"torch", "mlflow", "optuna", "numpy"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

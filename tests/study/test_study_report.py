@@ -1,0 +1,322 @@
+import base64
+import builtins
+import io
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import matplotlib.image
+import pytest
+from rich.console import Console
+
+from runner.study.plan import Forecast, StudyPlan
+from runner.study.plots import draw
+from runner.study.report import html, show, show_plan
+from runner.study.summary import Row, Summary, Worth
+from runner.study.worker import Used
+from runner.system import secrets
+
+RETURN, SPEED = "eval/return", "perf/env_steps_per_second"
+SETTINGS = {"optimization.merged_critic_loss": "on", "optimization.amp": "{dtype: bf16}", "model.actor_lr": 0.000123456}
+
+
+def row(number, *values, **changes):
+    known = Row(
+        number=number, state="COMPLETE", cause="done", reason="",
+        values=dict(zip((RETURN, SPEED), values, strict=False)), settings=SETTINGS, verdict="", best=False,
+        is_recipe=False, seconds=33.0,
+    )  # fmt: skip
+    return replace(known, **changes)
+
+
+ROWS = [
+    row(0, -1234.567, 9876.543, is_recipe=True),
+    row(1, -0.0123456, 12345.678, best=True, verdict="PASS"),
+    row(2, -98.7654, 45678.9, best=True),
+    row(3, -50.5, 45.6, cause="infeasible", reason="perf/update_ms is 2.5 beyond its bound"),
+    row(4, state="PRUNED", cause="out of memory", reason="its processes took\n5.1 GiB of host memory, of 4.0"),
+    row(5, state="FAIL", cause="crashed", reason="its process was ended by SIGSEGV"),
+    row(6, state="FAIL", cause="crashed", reason="another"),
+    row(7, state="RUNNING", cause="running"),
+    row(8, state="WAITING", cause="waiting", settings={}, seconds=0.0),
+]
+WORTH = [
+    Worth("merged_critic_loss", RETURN, -12345.678, -9876.54321, -7654.321, -1234.5, 13, 11),
+    Worth("amp", SPEED, 23456.789, 34567.891, -45678.912, -5678.9, 4, 20),
+]
+
+
+def summary(**changes):
+    finished = [each for each in changes.get("rows", ROWS) if each.state not in ("RUNNING", "WAITING")]
+    known = Summary(
+        name="mine", file="/studies/mine.yaml", objectives={RETURN: "maximize", SPEED: "maximize"},
+        budget={"trials": 24, "seconds": 780.0, "device_seconds": None, "parallel": 1}, used=Used(7, 400.4, 7300.0),
+        seconds_left=300.0, rows=ROWS, worth=WORTH, causes=Counter(each.cause for each in finished),
+        importance={RETURN: {"model.actor_lr": 0.71, "optimization.amp": 0.287, "train.batch_size": 0.003}},
+        overhead_s=3.21, disturbed=2,
+    )  # fmt: skip
+    return replace(known, **changes)
+
+
+def single():
+    """With one objective."""
+    rows = [
+        replace(each, values={name: value for name, value in each.values.items() if name == RETURN}) for each in ROWS
+    ]
+    return summary(objectives={RETURN: "maximize"}, rows=rows, worth=WORTH[:1])
+
+
+def printed(found, width, *where):
+    screen = io.StringIO()
+    show(found, Console(file=screen, width=width), where)
+    return screen.getvalue()
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def figures(found):
+    """Every number of the tables, as it is written."""
+    shown = [*found.best, *(each for each in found.rows if each.is_recipe)]
+    yield from (f"{value:.4g}" for each in shown for value in each.values.values())
+    for each in found.worth:
+        yield from (f"{number:.4g}" for number in (each.on, each.off, each.on - each.off))
+        yield from (f"[{each.low:.4g},", f"{each.high:.4g}]", f"({each.trials_on})", f"({each.trials_off})")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("found", [summary(), single()], ids=["several objectives", "one objective"])
+def test_no_number_is_torn_and_no_line_is_too_long(found, width):
+    text = printed(found, width)
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    assert [figure for figure in figures(found) if figure not in words] == []
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_three_objectives_fit_a_narrow_screen(width):
+    names = (RETURN, SPEED, "eval/success_rate")
+    rows = [replace(ROWS[1], values=dict.fromkeys(names, -12345.678))]
+    words = printed(summary(objectives=dict.fromkeys(names, "maximize"), rows=rows), width).split()
+    assert words.count("-1.235e+04") >= 3
+
+
+def test_the_best_come_in_the_order_of_the_first_objective_and_the_recipe_after_them():
+    text = printed(summary(), 200)
+    places = [text.index(part) for part in ("mine: Pareto front", "-0.01235", "-98.77", "the recipe as it is", "-1235")]
+    assert places == sorted(places)
+    assert "0 (recipe)" in text
+    assert "merged_critic_loss on, amp {dtype: bf16}, model.actor_lr 0.0001235, gate PASS" in text
+    assert "best trial" in printed(single(), 200)
+
+
+def test_the_recipe_is_not_shown_twice_and_not_without_values():
+    best = [replace(ROWS[0], best=True), *ROWS[1:]]
+    failed = [replace(ROWS[0], values={}, cause="crashed"), *ROWS[1:]]
+    for rows in (best, failed):
+        assert "the recipe as it is" not in printed(summary(rows=rows), 200)
+
+
+def test_what_decided_and_what_a_stage_was_worth_is_said():
+    text = flat(printed(summary(), 200))
+    assert "trials: model.actor_lr 71%, optimization.amp 29% stages" in text
+    assert "merged_critic_loss eval: return -1.235e+04 (13) -9877 (11) -2469 [-7654, -1234]" in text
+    assert "runner ablate measures a stage by itself" in text
+
+
+def test_budget_failures_and_doubts_are_said():
+    text = flat(printed(summary(), 200))
+    assert (
+        "budget: 7 of 24 trials, 7 min of 13 min, 2.0 h on devices; about 5 min left at this pace "
+        "trials: 2 crashed, 3 done, 1 infeasible, 1 out of memory"
+    ) in text
+    assert "crashed (5, 6): its process was ended by SIGSEGV" in text
+    assert "out of memory (4): its processes took 5.1 GiB of host memory, of 4.0" in text
+    assert "around a trial's training: 3.2 s in the median" in text
+    assert "2 trials were timed while others used the processor" in text
+
+
+def test_a_study_that_is_done_has_nothing_left():
+    text = printed(summary(used=Used(24, 400.0, 400.0), seconds_left=0.0), 200)
+    assert "24 of 24 trials" in text
+    assert "left at this pace" not in text
+
+
+def test_a_study_without_a_best_trial_says_so():
+    empty = summary(rows=ROWS[4:], importance={}, worth=[], overhead_s=None, disturbed=0)
+    text = printed(empty, 60, "report: /a/long/path/that/is/never/folded/on/any/screen/however/narrow/report.html")
+    assert text.startswith("mine: no trial counts yet")
+    assert "report: /a/long/path/that/is/never/folded/on/any/screen/however/narrow/report.html\n" in text
+    assert "stages" not in text
+
+
+def test_what_looks_like_markup_is_shown_as_it_is():
+    rows = [replace(ROWS[1], settings={"model.[bold]x": "[red]no[/red]"})]
+    text = printed(summary(name="[bold]mine", rows=rows, importance={"eval/[b]": {"[i]": 1.0}}), 200)
+    for part in ("[bold]mine", "model.[bold]x [red]no[/red]", "eval/[b], by", "trials: [i] 100%"):
+        assert part in text
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text between them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def rows(self):
+        return [attributes.get("class") for tag, attributes in self.tags if tag == "tr"]
+
+
+def test_the_page_needs_nothing_beside_it(tmp_path):
+    pictures = draw(summary(), tmp_path)
+    text = html(summary(), pictures, "a hint")
+    page = Page(text)
+    sources = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
+    assert len(sources) == len(pictures) == 3
+    for source, picture in zip(sources, pictures, strict=True):
+        kind, _, data = source.partition(",")
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(data) == picture.read_bytes()
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "link", "iframe", "object", "embed", "base", "form"}
+    assert not re.search(r"@import|url\(|https?://", text)
+    assert "a hint" not in text
+
+
+def test_the_page_has_every_trial_and_what_became_of_it():
+    text = html(summary(), [], "a hint")
+    page = Page(text)
+    marks = [mark for mark in page.rows() if mark is not None]
+    assert marks == ["", "best", "best", *["off"] * 4, "", "off"]
+    words = flat(" ".join(page.words))
+    for part in (
+        "a hint",
+        "mine",
+        "/studies/mine.yaml",
+        "0 (recipe)",
+        "-1235",
+        "1.235e+04",
+        "its process was ended by",
+    ):
+        assert part in words
+    for part in ("71 %", "29 %", "-7654 to -1234", "perf/update_ms is 2.5 beyond its bound", "gate PASS"):
+        assert part in words
+    assert "budget: 7 of 24 trials" in words
+
+
+def test_a_page_without_any_value_is_a_page():
+    empty = summary(rows=[], importance={}, worth=[], overhead_s=None, disturbed=0, seconds_left=None)
+    words = Page(html(empty, [], "nothing yet")).words
+    assert any("nothing yet" in each for each in words)
+
+
+def test_what_looks_like_a_tag_is_text():
+    evil = "<script>alert(1)</script>"
+    rows = [
+        row(0, 1.0, 2.0, cause="crashed", state="FAIL", reason=evil, settings={f"model.{evil}": evil}),
+        row(1, 1.0, 2.0, verdict=evil),
+    ]
+    found = summary(
+        name=evil, file=f"/{evil}", rows=rows, objectives={RETURN: "maximize"},
+        importance={evil: {f"model.{evil}": 1.0}}, worth=[replace(WORTH[0], stage=evil, objective=evil)],
+    )  # fmt: skip
+    text = html(found, [], evil)
+    page = Page(text)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "<script" not in text
+    assert "".join(page.words).count(evil) >= 10
+
+
+def test_no_secret_is_shown(monkeypatch):
+    monkeypatch.setattr(secrets, "_known", secrets._known)  # as it was before, when the test is over
+    secrets.register("opensesame7")
+    rows = [
+        row(0, 1.0, 2.0, best=True, settings={"model.note": "opensesame7"}),
+        row(1, state="FAIL", cause="failed", reason="no route to postgresql://me:hunter2hunter2@host/db"),
+        row(2, state="FAIL", cause="crashed", reason="api_token=abcdefgh1234"),
+    ]
+    found = summary(rows=rows)
+    for text in (printed(found, 200, "report: /opensesame7/report.html"), html(found, [], "opensesame7")):
+        assert not re.search("opensesame7|hunter2hunter2|abcdefgh1234", text)
+        assert "postgresql://me:**********@host/db" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        (summary(), ["progress", "front", "importance"]),
+        (summary(importance={}), ["progress", "front"]),
+        (single(), ["progress", "importance"]),
+        (replace(single(), importance={}), ["progress"]),
+        (summary(rows=ROWS[3:5], importance={}), ["progress", "front"]),
+        (summary(rows=ROWS[4:], importance={}), []),
+        (summary(rows=[], importance={}), []),
+    ],
+)
+def test_pictures_are_drawn_of_what_there_is(found, names, tmp_path):
+    files = draw(found, tmp_path)
+    assert files == [tmp_path / f"{name}.png" for name in names]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    for file in files:
+        assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        height, width, _ = matplotlib.image.imread(file).shape
+        assert min(height, width) > 200
+
+
+def test_without_matplotlib_there_are_no_pictures(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments, **settings):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *arguments, **settings)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert draw(summary(), tmp_path) == []
+
+
+PLAN = StudyPlan(
+    name="mine", recipe="/recipes/marl_phase2.yaml",
+    space=(
+        ("optimization.merged_critic_loss", "one of off, on", ""),
+        ("optimization.stacked_agents", "one of off, on", "forward_cache, merged_critic_loss"),
+        ("model.actor_lr", "0.0001 to 0.003, logarithmic", ""),
+    ),
+    configurations=float("inf"), trials=24, trainings=48, budget="trials 24, parallel 1",
+    sampler="tpe", pruner="off", limits=("seconds 180", "silence 600"), remarks=("perf/x is a matter of time",),
+    forecast=Forecast(start_seconds=4.56, seconds_a_step=0.01, trial_seconds=90.4, study_seconds=9000.0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_a_plan_says_what_will_be_tried_and_what_it_costs(width):
+    screen = io.StringIO()
+    show_plan(PLAN, Console(file=screen, width=width))
+    text = screen.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    words = flat(text)
+    assert "budget: trials 24, parallel 1, 48 trainings in all, of endlessly many configurations" in words
+    assert "sampler tpe, pruner off; limits of a training: seconds 180, silence 600" in words
+    assert "forecast: 90 s a trial, with 4.6 s to start; 2.5 h the study" in words
+    assert "* perf/x is a matter of time" in words
+    for part in ("merged_critic_loss", "model.actor_lr", "0.0001", "0.003,", "logarithmic"):
+        assert part in text.split()
+
+
+def test_a_plan_counts_configurations_and_may_have_no_forecast():
+    screen = io.StringIO()
+    show_plan(replace(PLAN, configurations=12345.0, forecast=None), Console(file=screen, width=200))
+    assert "of 12,345 configurations" in screen.getvalue()
+    assert "forecast" not in screen.getvalue()
+    assert replace(PLAN, forecast=None).data()["configurations"] is None
+    assert PLAN.data()["forecast"]["trial_seconds"] == 90.4

@@ -1,0 +1,148 @@
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from runner.system.errors import UsageError
+from runner.system.secrets import MASK
+from runner.tracking.comparison import Comparison, compare, find_run, show
+from runner.tracking.store import Store
+from runner.tracking.workspace import workspace
+
+
+@pytest.fixture
+def store(migrated_workspace):
+    return Store.open(workspace())
+
+
+@pytest.fixture
+def record(store, tmp_path):
+    """Records a finished run and returns its id."""
+
+    def record(name, params=None, tags=None, metrics=None, lock="", status="FINISHED"):
+        run_id = store.create_run(store.experiment("marl"), name)
+        store.client.update_run(run_id, name=f"{name}-{run_id[:8]}")
+        points = [(key, value, 1, step) for key, values in (metrics or {}).items() for step, value in enumerate(values)]
+        store.send(run_id, points, params or {}, tags or {})
+        if lock:
+            (tmp_path / "recipe.lock.yaml").write_text(lock)
+            store.client.log_artifact(run_id, str(tmp_path / "recipe.lock.yaml"))
+        store.client.set_terminated(run_id, status)
+        return run_id
+
+    return record
+
+
+def test_only_what_differs_is_told(record):
+    first = record(
+        "marl_baseline",
+        params={"seed": "1", "optimization.amp": "off"},
+        tags={"stages": "none", "device": "cpu", "run_dir": "/a", "mlflow.user": "me", "recipe.digest": "aaa"},
+        lock="recipe: {seed: 1}\nsource: {commit: aaa}\npackages: {torch: 2.13.0, rich: 14.0.0}\nthreads: {torch: 1}\n",
+        metrics={"eval/return": [1.0, 2.0], "eval/same": [1.0]},
+    )
+    second = record(
+        "marl_phase2",
+        params={"seed": "1", "optimization.amp": "on", "optimization.amp.dtype": "bf16"},
+        tags={"stages": "amp", "device": "cpu", "run_dir": "/b", "mlflow.user": "you", "recipe.digest": "bbb"},
+        lock="recipe: {seed: 1}\nsource: {commit: bbb}\npackages: {torch: 2.13.1, rich: 14.0.0}\nthreads: {torch: 1}\n",
+        metrics={"eval/return": [1.0, 3.0], "eval/same": [1.0]},
+        status="KILLED",
+    )
+    found = compare(workspace(), [first[:8], second])
+    assert [run["run_id"] for run in found.runs] == [first, second]
+    assert found.settings == {"optimization.amp": ["off", "on"], "optimization.amp.dtype": [None, "bf16"]}
+    assert found.environment == {
+        "packages.torch": ["2.13.0", "2.13.1"],
+        "source.commit": ["aaa", "bbb"],
+        "stages": ["none", "amp"],
+        "status": ["FINISHED", "KILLED"],
+    }
+    assert found.metrics == {"eval/return": [2.0, 3.0]}
+    assert found.link.startswith("http://127.0.0.1:5000/#/compare-runs?")
+    assert first in found.link
+
+
+def test_secrets_that_others_logged_are_not_told(record):
+    first = record("a", params={"data.api_token": "hunter2"}, tags={"note": "http://me:hunter2@host", "b_token": "x"})
+    second = record("b", params={"data.api_token": "hunter3", "url": "http://me:hunter2@host"})
+    found = compare(workspace(), [first, second])
+    assert found.settings == {"data.api_token": [MASK, MASK], "url": [None, f"http://me:{MASK}@host"]}
+    assert found.environment == {"b_token": [MASK, None], "note": [f"http://me:{MASK}@host", None]}
+
+
+def test_equal_numbers_that_are_no_numbers_do_not_differ(record):
+    names = ("one", "other")  # an id never begins like these
+    for name in names:
+        record(name, metrics={"loss": [math.nan]})
+    assert compare(workspace(), names).metrics == {}
+
+
+def test_a_run_is_found_by_id_name_start_or_as_the_latest(store, record):
+    first, second = record("alpha"), record("beta")
+    for name in [first, first[:10], f"alpha-{first[:8]}", "alpha", "al"]:
+        assert find_run(store.client, name).info.run_id == first
+    assert find_run(store.client, "latest").info.run_id == second
+
+
+def test_a_name_that_fits_several_runs_lists_them(record):
+    first, second = record("alpha"), record("alpha")
+    with pytest.raises(UsageError, match="'alpha' fits 2 runs") as caught:
+        compare(workspace(), ["alpha", "latest"])
+    assert f"alpha-{first[:8]}" in str(caught.value)
+    assert f"alpha-{second[:8]}" in str(caught.value)
+
+
+def test_a_name_that_fits_none_lists_what_there_is(record):
+    for _ in range(10):
+        record("alpha")
+    with pytest.raises(UsageError, match=r"no run 'gamma'; the workspace has: (alpha-\w+, ){8}\.\.\.$"):
+        compare(workspace(), ["gamma", "latest"])
+
+
+def test_an_empty_workspace_says_so(store):
+    with pytest.raises(UsageError, match="no runs yet"):
+        find_run(store.client, "latest")
+
+
+def test_one_run_or_the_same_twice_cannot_be_compared(record):
+    record("alpha")
+    with pytest.raises(UsageError, match="at least two runs"):
+        compare(workspace(), ["alpha"])
+    with pytest.raises(UsageError, match="named twice"):
+        compare(workspace(), ["alpha", "latest"])
+
+
+def comparison(runs, **changes):
+    about = [
+        {"run_id": str(n), "name": f"marl_phase{n}-0123456{n}", "status": "FINISHED", "experiment_id": "1"}
+        for n in range(runs)
+    ]
+    rows = {
+        "settings": {"optimization.amp.dtype": ["bf16", *["fp16"] * (runs - 1)]},
+        "environment": {},
+        "metrics": {"eval/return": [2.0, *[3.0] * (runs - 1)], "eval/loss": [math.inf, None, *[0.5] * (runs - 2)]},
+    }
+    return Comparison(runs=about, link="http://127.0.0.1:5000/#/compare-runs?" + "x" * 200, **(rows | changes))
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("runs", [2, 3, 9])
+def test_tables_fit_the_screen_and_show_every_run(width, runs):
+    screen = io.StringIO()
+    show(comparison(runs), Console(file=screen, width=width))
+    lines = screen.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines if not line.startswith("http"))
+    assert lines[-1].endswith("x" * 200)  # the link stays in one piece
+    for n in range(runs):
+        assert f"0123456{n}" in screen.getvalue()
+    assert "3 (1.5x)" in screen.getvalue()
+    assert "environment: no difference" in screen.getvalue()
+
+
+def test_json_has_no_infinities():
+    data = comparison(3).to_json()
+    assert json.loads(json.dumps(data, allow_nan=False))["metrics"]["eval/loss"] == ["inf", None, 0.5]
+    assert data["schema_version"] == 1

@@ -1,0 +1,115 @@
+import io
+import json
+import shutil
+
+import pytest
+from rich.console import Console
+from run_folders import run_folder
+
+from runner.tracking import workspace
+from runner.tracking.folder import Record
+from runner.tracking.listing import listing, show
+
+REASON = "the checkpoint at step 400 could not be written: it needs 0.2 MiB and the disk has 0.0 MiB free"
+
+
+def run(name="marl_phase2-3f2a91c0", **changes):
+    known = dict.fromkeys(Record.model_fields) | {
+        "name": name,
+        "status": "FINISHED",
+        "reason": "",
+        "step": 60_000,
+        "goal": 60_000,
+        "unit": "steps",
+        "started": 1_700_000_000.0,
+        "last_checkpoint": 60_000,
+        "resumable": False,
+        "not_resumable": "it is finished",
+        "unsent_bytes": 0,
+    }
+    return known | changes
+
+
+RUNS = [
+    run("marl_phase2-00000001", status="RUNNING", step=120, not_resumable="process 7 on here is training it"),
+    run("marl_phase2-00000002"),
+    run("marl_phase2-00000003", status="FAILED", reason=f"{REASON}\nmore", resumable=True, not_resumable=""),
+    run(
+        "marl_phase2-00000004", status="KILLED", resumable=True, not_resumable="", unsent_bytes=9, last_checkpoint=None
+    ),
+    run("marl_phase2-00000005", status="UNKNOWN", goal=None, started=None, not_resumable="its run.json cannot be read"),
+]
+
+
+def printed(runs, width):
+    screen = io.StringIO()
+    show(runs, Console(file=screen, width=width))
+    return screen.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120, 160])
+@pytest.mark.parametrize("name", ["marl_phase2", "a" * 40, "名" * 12])
+def test_names_and_words_stay_whole_on_any_screen(name, width):
+    runs = [each | {"name": each["name"].replace("marl_phase2", name)} for each in RUNS]
+    lines = printed(runs, width)
+    assert all(line == line.rstrip() for line in lines)
+    for each in runs:
+        (line,) = [line for line in lines if each["name"] in line]
+        own_line = line == each["name"]
+        assert own_line or each["status"] in line
+    for word in ("RUNNING", "120/60,000", "cannot", "sync"):
+        assert any(word in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (160, "run status progress checkpoint started resume"),
+        (80, "run status progress checkpoint resume"),
+        (60, "run status progress"),
+        (40, "run"),
+    ],
+)
+def test_a_narrow_screen_does_without_what_matters_least(width, titles):
+    lines = printed(RUNS, width)
+    assert " ".join(lines[0].split()) == titles
+    columns = [line for line in lines if not line.startswith("    ")]
+    assert max(map(len, columns)) <= width
+
+
+def test_what_is_to_be_said_about_a_run_is_below_it():
+    lines = printed(RUNS, 160)
+    assert lines[2] == "    process 7 on here is training it"
+    assert lines[3].startswith("marl_phase2-00000002  FINISHED  60,000/60,000 steps (100%)  60,000")
+    assert lines[5] == f"    {REASON}"
+    assert lines[7] == "    MLflow lacks a part: runner sync"
+    assert lines[8].split() == ["marl_phase2-00000005", "UNKNOWN", "-", "60,000", "-", "no"]
+    assert lines[9] == "    its run.json cannot be read"
+
+
+def test_an_empty_workspace_says_what_to_do():
+    assert printed([], 80) == ["no runs yet; start one: runner run marl_phase2"]
+
+
+def test_the_data_is_all_that_is_known(isolated_workspace):
+    older = run_folder("older", started=1.0, status="KILLED", step=7)
+    newer = run_folder("newer")
+    (newer.path / "checkpoints" / "step-000000000040").mkdir(parents=True)
+    first, second = json.loads(json.dumps(listing(workspace())))
+    assert (first["name"], second["name"]) == (newer.name, older.name)
+    assert second.items() >= json.loads(older.record().model_dump_json()).items()
+    assert (first["last_checkpoint"], second["last_checkpoint"]) == (40, None)
+    assert first["run_dir"] == str(newer.path)
+    assert first["unsent_bytes"] == newer.spool.stat().st_size
+    assert (first["resumable"], first["not_resumable"]) == (False, "it ended before its lock was written")
+
+
+def test_a_damaged_record_is_shown_as_such(isolated_workspace):
+    whole, damaged = run_folder(), run_folder()
+    (damaged.path / "run.json").write_text('{"name": ')
+    shutil.copytree(whole.path, whole.path.with_name("renamed"))  # the record of another run
+    found = {each["name"]: each for each in listing(workspace())}
+    assert found[damaged.name]["status"] == found["renamed"]["status"] == "UNKNOWN"
+    assert found[whole.name].keys() == found[damaged.name].keys()
+    assert found[damaged.name]["not_resumable"] == "its run.json cannot be read"
+    assert len(printed(list(found.values()), 80)) > len(found)

@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from runner.system.errors import UsageError
+from runner.train.assemble import resolve_device
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "device"),
+    [
+        ("auto", 0, "cpu"),
+        ("auto", 2, "cuda:0"),
+        ("cpu", 2, "cpu"),
+        ("cuda", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_a_gpu_always_has_its_number(monkeypatch, name, gpus, device):
+    """``torch.cuda.set_device`` refuses a device without one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert resolve_device(name) == torch.device(device)
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch, name, gpus):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(UsageError, match=f"device: {name}: this machine offers {gpus} CUDA devices"):
+        resolve_device(name)

@@ -1,0 +1,184 @@
+import json
+
+import pytest
+import torch
+from builders import build_masac, random_batch
+
+from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
+from runner.plugins.stages.stacked_agents import StackedAgents
+from runner.system.errors import DivergedError, RunnerError
+from runner.train.guards import FIRST_UPDATES, FiniteGuard, GradientGuard
+
+
+def update(learner, batch):
+    return learner.slots.update(batch, learner.noise(32, torch.Generator().manual_seed(0)))
+
+
+def guarded_update(learner, guard, batch):
+    losses = torch.stack([v for v in update(learner, batch).values() if v.dim() == 0])
+    guard.check(1234, 567, losses, batch)
+
+
+def diagnosed(folder):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads((folder / "diagnosis.json").read_text(), parse_constant=refuse)
+
+
+def test_a_nan_in_the_batch_is_named_and_counted(tmp_path):
+    learner = build_masac()
+    guard = FiniteGuard(learner.slots, learner, tmp_path / "run")
+    batch = random_batch(0)
+    guarded_update(learner, guard, batch)
+    assert not (tmp_path / "run").exists()
+    batch["reward"][3, 1] = float("nan")
+    expected = r"step 1234, update 567: tensor 'reward' of the batch is not finite; .* in .*run/diagnosis\.json$"
+    with pytest.raises(DivergedError, match=expected):
+        guarded_update(learner, guard, batch)
+    found = diagnosed(tmp_path / "run")
+    assert (found["step"], found["update"]) == (1234, 567)
+    assert (found["found"]["kind"], found["found"]["tensor"], found["found"]["slot"]) == ("batch", "reward", None)
+    assert {name: tensor["nan"] for name, tensor in found["batch"].items()} == dict.fromkeys(batch, 0) | {"reward": 1}
+    assert (found["losses"]["critic_loss"], found["losses"]["actor_loss"]) == ("NaN", "NaN")
+    assert 0.9 < found["losses"]["temperature"] < 1  # no reward reaches it
+
+
+def test_the_diagnosis_holds_every_slot_and_parameter(tmp_path):
+    learner = build_masac()
+    guard = FiniteGuard(learner.slots, learner, tmp_path)
+    loss = learner.slots.critic_loss
+    learner.slots.replace("critic_loss", lambda *args: (loss(*args)[0] * float("inf"), loss(*args)[1]))
+    with pytest.raises(DivergedError, match="slot 'critic_step'"):
+        guarded_update(learner, guard, random_batch(0))
+    found = diagnosed(tmp_path)
+    assert tuple(found["slots"]) == learner.story
+    assert found["slots"]["target_step"] == {}  # it returns nothing
+    assert found["slots"]["targets"]["output"]["shape"] == [3, 32]
+    assert found["slots"]["critic_step"]["loss"] | {"inf": 3, "min": None} == found["slots"]["critic_step"]["loss"]
+    assert found["losses"]["critic_loss"] == "Infinity"
+    assert found["parameters"].keys() == dict(learner.named_parameters()).keys()
+    for name, parameter in learner.named_parameters():
+        described = found["parameters"][name]
+        assert described["parameter_not_finite"] == int((~parameter.isfinite()).sum())
+        if described["parameter_not_finite"] == 0:
+            assert described["parameter_norm"] == pytest.approx(parameter.norm().item(), rel=1e-5)
+        elif described["parameter_not_finite"] == parameter.numel():
+            assert described["parameter_norm"] is None
+
+
+def test_a_loss_of_an_earlier_update_is_enough(tmp_path):
+    learner = build_masac()
+    guard = FiniteGuard(learner.slots, learner, tmp_path)
+    update(learner, random_batch(0))
+    with pytest.raises(DivergedError, match=r"step 8, update 9: a loss was not finite in an earlier update"):
+        guard.check(8, 9, torch.tensor([1.0, float("inf")]), random_batch(0))
+    assert diagnosed(tmp_path)["found"]["tensor"] is None
+
+
+def test_a_loss_that_comes_from_nowhere_is_named(tmp_path):
+    learner = build_masac()
+    learner.slots.wrap("update", lambda step: lambda *args: step(*args) | {"extra_loss": torch.tensor(float("nan"))})
+    guard = FiniteGuard(learner.slots, learner, tmp_path)
+    with pytest.raises(DivergedError, match="slot 'update' returned a tensor 'extra_loss' that is not finite"):
+        guarded_update(learner, guard, random_batch(0))
+
+
+@pytest.mark.parametrize("what", ["gradient", "parameter"])
+def test_a_parameter_and_its_gradient_are_looked_at_last(tmp_path, what):
+    learner = build_masac()
+    guard = FiniteGuard(learner.slots, learner, tmp_path)
+    update(learner, random_batch(0))
+    name, parameter = next(iter(learner.named_parameters()))
+    learner.gradients()
+    with torch.no_grad():
+        (parameter if what == "parameter" else parameter.grad).view(-1)[:2] = float("inf")
+    with pytest.raises(DivergedError, match=rf"{what}.* '{name}' is not finite"):
+        guard.check(8, 9, torch.tensor(float("nan")), random_batch(0))
+    assert diagnosed(tmp_path)["parameters"][name][f"{what}_not_finite"] == 2
+
+
+def test_a_disk_that_is_full_does_not_hide_what_happened(tmp_path):
+    learner = build_masac()
+    (tmp_path / "run").write_text("a file where the folder should be")
+    guard = FiniteGuard(learner.slots, learner, tmp_path / "run")
+    batch = random_batch(0)
+    batch["reward"][:] = float("nan")
+    with pytest.raises(DivergedError, match=r"'reward' of the batch .* no diagnosis could be written \(.*exists"):
+        guarded_update(learner, guard, batch)
+
+
+@pytest.mark.parametrize("stages", [[], ["merged"], ["merged", "stacked"]])
+@pytest.mark.parametrize(
+    ("slot", "named"),
+    [
+        ("target", "slot 'targets'"),
+        ("critic_loss", "slot 'critic_step' returned a tensor 'loss'"),
+        ("actor_loss", "slot 'actor_step' returned a tensor 'loss'"),
+    ],
+)
+def test_the_first_slot_with_a_nan_is_named(slot, named, stages, tmp_path):
+    kinds = {"merged": MergedCriticLoss, "stacked": StackedAgents}
+    learner = build_masac([kinds[name](None) for name in stages])
+    step = getattr(learner.slots, slot)
+
+    def wrong(*args):
+        output = step(*args)
+        return output * float("inf") if slot == "target" else (output[0] * float("nan"), *output[1:])
+
+    learner.slots.replace(slot, wrong)
+    with pytest.raises(DivergedError, match=named):
+        guarded_update(learner, FiniteGuard(learner.slots, learner, tmp_path), random_batch(0))
+
+
+@pytest.mark.parametrize(
+    ("slot", "named"), [("actor_forward", r"actors\.0\.head"), ("critic_forward", r"critics\.0\.q1")]
+)
+def test_a_detached_module_is_noticed(slot, named):
+    learner = build_masac()
+    forward = getattr(learner.slots, slot)
+    learner.slots.replace(slot, lambda *args: forward(*args).detach())
+    learner.slots.replace("backward", lambda loss: loss.backward() if loss.requires_grad else None)
+    guard = GradientGuard(learner)
+    for i in range(1, FIRST_UPDATES):
+        update(learner, random_batch(i))
+        guard.check(i)
+    with pytest.raises(RunnerError, match=f"no gradient has reached {named}"):
+        guard.check(FIRST_UPDATES)
+
+
+def test_a_healthy_model_is_done_with_at_once():
+    learner = build_masac()
+    guard = GradientGuard(learner)
+    update(learner, random_batch(0))
+    guard.check(1)
+    assert guard.done
+
+
+def test_a_resumed_run_does_not_judge_a_trained_parameter_anew():
+    learner = build_masac()
+    guard = GradientGuard(learner)
+    update(learner, random_batch(0))
+    guard.check(1)
+    resumed = GradientGuard(build_masac())
+    resumed.load_state_dict(json.loads(json.dumps(guard.state_dict())))
+    resumed.check(500)  # before any gradient
+
+
+def test_a_resumed_run_does_not_forget_an_untrained_module():
+    learner = build_masac()
+    forward = learner.slots.actor_forward
+    learner.slots.replace("actor_forward", lambda *args: forward(*args).detach())
+    learner.slots.replace("backward", lambda loss: loss.backward() if loss.requires_grad else None)
+    guard = GradientGuard(learner)
+    update(learner, random_batch(0))
+    guard.check(1)
+    resumed = GradientGuard(learner)
+    resumed.load_state_dict(guard.state_dict())
+    assert not resumed.done
+    assert resumed.missing == guard.missing
+    for name, parameter in learner.named_parameters():
+        if name not in guard.missing:
+            parameter.grad = torch.zeros_like(parameter)  # by chance, and no reason to complain
+    with pytest.raises(RunnerError, match=rf"no gradient has reached actors.*\({len(guard.missing)} parameters\)"):
+        resumed.check(FIRST_UPDATES)

@@ -1,0 +1,161 @@
+from pathlib import Path
+
+import mlflow
+import pytest
+from interrupted import flat
+from running import RECIPES, tiny, train_here
+
+from runner.plugin.registry import Registry
+from runner.recipe import RecipeError
+from runner.system.errors import DivergedError, UsageError
+from runner.train.assemble import assemble
+from runner.train.checkpoint import reader as checkpoint
+from runner.train.loop import Loop
+from runner.train.signals import Stop
+from runner.verify.training import Nowhere
+
+pytestmark = pytest.mark.usefixtures("migrated_workspace")
+SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def learnt(result):
+    """The metrics that depend on recipe and seed alone."""
+    return {name: value for name, value in result.metrics.items() if name.startswith(("train/", "eval/"))}
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "marl_phase3"])
+def test_every_shipped_recipe_trains_and_is_tracked(name):
+    result = train_here(name)
+    client = mlflow.MlflowClient(result.tracking_uri)
+    run = client.get_run(result.run_id)
+    assert result.status == run.info.status == "FINISHED"
+    assert run.data.params["model.kind"] == "masac"
+    assert run.data.tags["recipe.name"] == name
+    assert "eval/return" in run.data.metrics
+    assert {artifact.path for artifact in client.list_artifacts(result.run_id)} >= {"recipe.lock.yaml", "recipe.yaml"}
+    assert len(client.get_metric_history(result.run_id, "train/critic_loss")) >= 2
+    assert len(checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")) == 2
+
+
+def test_marl_phase3_trains_with_everything_but_the_compiler():
+    result = train_here("marl_phase3", "optimization.compile=off")
+    reports = {report.kind: report for report in result.stages}
+    assert reports["fused_optimizer"].active
+    assert not reports["cuda_graph"].active
+    assert "CUDA" in reports["cuda_graph"].reason
+
+
+def test_the_same_recipe_and_seed_give_the_same_digits_and_another_seed_others():
+    first, second, other = (train_here("marl_phase2", f"seed={seed}") for seed in (3, 3, 4))
+    assert learnt(first) == learnt(second)
+    assert learnt(first) != learnt(other)
+
+
+def test_phase_1_gives_the_same_digits_as_the_baseline():
+    assert learnt(train_here("marl_baseline")) == learnt(train_here("marl_phase1"))
+
+
+def test_a_pipeline_restored_from_a_checkpoint_holds_the_same_state():
+    result = train_here("marl_phase2")
+    newest = checkpoint.load(checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")[-1])
+    pipeline = assemble(tiny("marl_phase2"))
+    pipeline.context.generator("noise"), pipeline.context.generator("policy")
+    pipeline.load_state_dict(newest["pipeline"])
+    assert flat(pipeline.state_dict()) == flat(newest["pipeline"])
+
+
+def test_the_best_checkpoint_is_kept():
+    sets = ("train.env_steps=320", "train.evaluate_every=40", "train.checkpoint_every=40")
+    result = train_here("marl_baseline", *sets)
+    kept = checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")
+    history = mlflow.MlflowClient(result.tracking_uri).get_metric_history(result.run_id, "eval/return")
+    best = max(point.value for point in history)
+    scores = {checkpoint.step_of(path): checkpoint.read_manifest(path)["score"] for path in kept}
+    assert best in scores.values()
+    assert [point.step for point in history if point.value == best][-1] in scores
+
+
+BROKEN = """
+from runner.api import Exact, Stage
+
+class Poison(Stage):
+    "Makes one reward a NaN."
+    kind = "poison"
+    phase = 1
+    contract = Exact()
+    wraps = frozenset({"transfer"})
+
+    def attach(self, pipeline):
+        def poisoned(step):
+            def transfer(batch):
+                batch = step(batch)
+                batch["reward"] = batch["reward"] * float("nan")
+                return batch
+            return transfer
+        pipeline.slots.wrap("transfer", poisoned)
+"""
+
+
+def test_a_nan_ends_the_run_as_failed_and_names_step_and_tensor(tmp_path):
+    plugin = tmp_path / "poison.py"
+    plugin.write_text(BROKEN)
+    with pytest.raises(DivergedError, match="update 1: tensor 'reward' of the batch"):
+        train_here("marl_baseline", "optimization.poison=on", registry=Registry([plugin]))
+    from runner.tracking import workspace
+
+    client = mlflow.MlflowClient(workspace().tracking_uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("marl").experiment_id])
+    assert run.info.status == "FAILED"
+
+
+IGNORES = """
+from typing import ClassVar
+from runner.api import Config, Exact, Stage
+
+class Ignores(Stage):
+    "Has a setting that it never reads."
+    kind = "ignores"
+    phase = 1
+    contract = Exact()
+
+    class Config(Config):
+        depth: int = 1
+
+    def attach(self, pipeline):
+        pass
+"""
+
+
+def test_a_value_that_no_plugin_reads_is_an_error(tmp_path):
+    plugin = tmp_path / "ignores.py"
+    plugin.write_text(IGNORES)
+    registry = Registry([plugin])
+    assemble(tiny("marl_baseline", "optimization.ignores=on", registry=registry))
+    with pytest.raises(RecipeError, match=r"optimization\.ignores\.depth: no plugin reads this value"):
+        assemble(tiny("marl_baseline", "optimization.ignores.depth=2", registry=registry))
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(UsageError, match="CUDA devices"):
+        assemble(tiny("marl_baseline", "device=cuda:7"))
+
+
+def test_batch_autotune_tries_real_steps_in_child_processes():
+    sets = ("optimization.batch_autotune={largest: 32, gain: 0.0}", "train.batch_size=16")
+    pipeline = assemble(tiny("marl_phase1", *sets))
+    (note,) = pipeline.reports["batch_autotune"].notes
+    assert 16 <= pipeline.batch_size <= 32  # which one is fastest depends on the machine, and on what else it does
+    assert pipeline.batch_size * pipeline.updates_per_step == pytest.approx(16 * 0.5)
+    assert str(pipeline.batch_size) in note
+
+
+def test_the_speed_of_a_resumed_training_counts_what_it_has_done_itself():
+    result = train_here("marl_phase1", "train.log_every=1000")
+    state = checkpoint.load(checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")[0])
+    recipe = tiny("marl_phase1", "train.log_every=1000")
+    loop = Loop(assemble(recipe), Path(result.run_dir), Nowhere(), Nowhere(), Stop())
+    loop.load_state_dict(state)
+    loop.report()
+    assert (loop.step, loop.updates) == (state["step"], state["updates"])
+    assert (loop.metrics["perf/env_steps_per_second"], loop.metrics["perf/updates_per_second"]) == (0.0, 0.0)
+    assert loop.metrics["train/critic_loss"] == pytest.approx(float(state["totals"][0]) / state["since_log"])

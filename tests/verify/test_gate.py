@@ -1,0 +1,126 @@
+"""The verb that says whether stages are harmless, on a small recipe."""
+
+import json
+
+import pytest
+from children import start
+from running import RECIPES, TINY_UAV, tiny
+
+from runner.api import Close, Exact, Statistical
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.registry import Registry
+from runner.plugins.stages.fused_optimizer import FusedOptimizer
+from runner.system.errors import ExitCode
+from runner.verify.gate import Gate, Options, Report, Row, quick, verify_recipe, weakest
+from runner.verify.statistical import NOT_BEGUN
+
+REGISTRY = Registry()
+WRONG = """
+from runner.api import Exact, Stage
+
+class Louder(Stage):
+    "Scales the critics' loss by 1.001, and says that it is the same."
+    kind = "louder"
+    phase = 1
+    contract = Exact()
+    wraps = frozenset({"backward"})
+
+    def attach(self, pipeline):
+        pipeline.slots.wrap("backward", lambda step: lambda loss: step(loss * 1.001))
+"""
+
+
+def command(name, *more):
+    sets = [part for setting in TINY_UAV for part in ("--set", setting)]
+    return ["verify", str(RECIPES / f"{name}.yaml"), "--json", "--updates", "6", *sets, *more]
+
+
+def test_phase_1_is_the_same_bits(tmp_path):
+    child = start(tmp_path, *command("marl_phase1"))
+    data = child.data()
+    assert data["verdict"] == "PASS"
+    assert [row["name"] for row in data["stages"]] == ["forward_cache", "merged_critic_loss", "all"]
+    assert {row["contract"] for row in data["stages"]} == {"Exact"}
+
+
+def test_a_stage_that_lies_fails_with_exit_code_3_and_is_told_where(tmp_path):
+    plugin = tmp_path / "louder.py"
+    plugin.write_text(WRONG)
+    child = start(tmp_path, *command("marl_baseline", "--plugin", str(plugin), "--set", "optimization.louder=on"))
+    assert child.wait() == ExitCode.GATE_FAILED
+    (row, whole) = json.loads(child.stdout)["stages"]
+    assert row["verdict"] == whole["verdict"] == "FAIL"
+    assert "slot" in row["summary"]
+    assert "critic" in row["summary"]
+
+
+def test_a_recipe_without_stages_has_nothing_to_verify(tmp_path):
+    child = start(tmp_path, *command("marl_baseline"))
+    assert child.wait() == ExitCode.USAGE
+    assert "no active stage" in child.stderr
+
+
+def test_a_stage_that_is_not_on_cannot_be_chosen(tmp_path):
+    child = start(tmp_path, *command("marl_phase1", "--stage", "amp"))
+    assert child.wait() == ExitCode.USAGE
+    assert "no active stage 'amp'; there are: forward_cache" in child.stderr
+
+
+def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
+    said = []
+    recipe = tiny("marl_phase2", "data.evaluation.episodes=3")
+    report = verify_recipe(recipe, REGISTRY, Options(updates=4, steps=96, seeds=3, stages=("amp",)), said.append)
+    (row,) = report.rows
+    assert isinstance(row.contract, Statistical)
+    assert row.verdict.contract == "Statistical"
+    if "learns nothing" not in row.verdict.summary:
+        assert row.verdict.evidence["pairs"] >= 2
+    exact_or_close = ["forward_cache", "merged_critic_loss", "stacked_agents"]
+    assert sorted(row.verdict.evidence["stages"]["reference"]) == exact_or_close
+    assert sorted(row.verdict.evidence["stages"]["changed"]) == ["amp", *exact_or_close]
+    assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
+
+
+def test_without_time_to_train_nothing_is_claimed():
+    verdict = quick(tiny("marl_phase2"), REGISTRY, ("amp",))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "no training was begun" in verdict.summary
+
+
+def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch):
+    monkeypatch.setattr(FusedOptimizer, "contract", Statistical(0.05))
+    verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
+    assert (verdict.outcome, verdict.contract) == (Outcome.PASS, "Close")
+    assert "needs no training to see" in verdict.summary
+
+
+def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeypatch):
+    monkeypatch.setattr(FusedOptimizer, "prepare", lambda self, plan: None)
+    monkeypatch.setattr(FusedOptimizer, "contract", Statistical(0.05))
+    assert quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",)).summary == NOT_BEGUN
+    monkeypatch.setattr(FusedOptimizer, "contract", Close())
+    verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "fused_optimizer changes what batches are drawn" in verdict.summary
+
+
+def test_what_several_stages_promise_is_what_the_weakest_does():
+    recipe = tiny("marl_phase2")
+    assert weakest(recipe, ()) == Exact()
+    assert isinstance(weakest(recipe, ("forward_cache", "stacked_agents")), Close)
+    assert isinstance(weakest(recipe, ("amp", "stacked_agents")), Statistical)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"), [(("PASS", "PASS"), 0), (("PASS", "INCONCLUSIVE"), 4), (("INCONCLUSIVE", "FAIL"), 3)]
+)
+def test_the_worst_verdict_is_the_exit_code(outcomes, code):
+    rows = tuple(Row("x", ("x",), Exact(), Verdict(Outcome(each), "Exact", "because")) for each in outcomes)
+    assert Report("r", rows, {}, 1.0).exit_code == code
+
+
+def test_a_gate_judges_a_close_stage_by_algebra():
+    gate = Gate(tiny("marl_phase2"), REGISTRY, Options(updates=6), lambda _: None)
+    verdict = gate(("forward_cache", "merged_critic_loss", "stacked_agents"))
+    assert verdict, verdict.summary
+    assert verdict.contract == "Close"
