@@ -14,7 +14,7 @@ from runner.plugin.config import Config
 from runner.plugin.context import Context
 from runner.plugin.contract import Close, Contract, Exact, Objective, Statistical
 from runner.plugin.dataset_config import DatasetConfig
-from runner.plugin.learner import Learner, LearnerConfig, Mean
+from runner.plugin.learner import GradientLearnerConfig, Learner, LearnerConfig, Mean
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.ring import Ring
 from runner.plugin.roles import Role
@@ -49,6 +49,7 @@ __all__ = [
     "DatasetSource",
     "Exact",
     "GradientLearner",
+    "GradientLearnerConfig",
     "Learner",
     "LearnerConfig",
     "Loss",

@@ -62,6 +62,12 @@ class LearnerConfig(Config, ABC):
         return False
 
 
+class GradientLearnerConfig(LearnerConfig, ABC):
+    """The settings of a ``GradientLearner``."""
+
+    slots: ClassVar[frozenset[str]] = frozenset({"forward", "loss", "forward_backward"})
+
+
 class Learner(ABC):
     """Parameters, losses and one ``update``, written as a short story of slots.
 
