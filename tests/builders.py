@@ -1,35 +1,61 @@
 """Small learners and batches for tests."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from runner.api import Batch, Context, Slots, Stage
+from runner.api import Batch, Context, LearnerConfig, Progress, Slots, Source, Stage, StageConfig
+from runner.plugin.optimizer import OptimizerSettings
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
+from runner.recipe.optimizers import optimizers
+from runner.recipe.yaml_nodes import parse
 
 OBSERVATION, ACTION = 5, 2
 
 
 class Holder:
-    """What a stage is attached to, without source and engine."""
+    """What a stage is attached to, without a loop around it."""
 
-    def __init__(self, learner: Masac, batch_size: int) -> None:
+    def __init__(self, learner: Any, batch_size: int, source: Source | None = None) -> None:
         self.learner, self.slots, self.device, self.batch_size = learner, learner.slots, learner.device, batch_size
+        self.source = source
         self.notes: list[str] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
 
-def build_masac(stages: Sequence[Stage] = (), agents: int = 3, device: str = "cpu", seed: int = 1, **settings) -> Masac:
-    """MASAC with these stages attached and optimizers made."""
-    context = Context(torch.device(device), Slots(), seed)
+def optimizers_of(config: LearnerConfig, section: Mapping[str, Any] | None = None) -> dict[str, OptimizerSettings]:
+    """The optimizers of a learner's roles, as a recipe with that section ``optimizer`` would have them."""
+    problems: list[Any] = []
+    found = optimizers(parse(json.dumps({"optimizer": section or {}}), "test", problems), config, problems)
+    assert not problems, problems
+    return found
+
+
+def works(stage: StageConfig | Stage) -> Stage:
+    """What a stage's settings stand for."""
+    return stage.implementation()(stage) if isinstance(stage, StageConfig) else stage
+
+
+def build_masac(
+    stages: Sequence[StageConfig | Stage] = (),
+    agents: int = 3,
+    device: str = "cpu",
+    seed: int = 1,
+    optimizer: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Masac:
+    """MASAC with these stages attached and optimizers made; ``optimizer`` is a recipe's section."""
     config = MasacConfig(**{"hidden": [16, 24], **settings})
+    context = Context(torch.device(device), Slots(), seed, optimizers=optimizers_of(config, optimizer))
     learner = Masac(config, {"observation": (agents, OBSERVATION), "action": (agents, ACTION)}, context)
     context.slots.define(update=learner.update)
     for stage in stages:
-        stage.attach(Holder(learner, 8))
+        works(stage).attach(Holder(learner, 8))
     learner.configure_optimizers()
     return learner
 
@@ -56,10 +82,12 @@ def train(learner: Masac, updates: int, agents: int = 3, seed: int = 0) -> list[
     """Updates on given batches and noise; returns what every update returned."""
     device = str(learner.device)
     generator = torch.Generator(device).manual_seed(seed)
-    return [
-        learner.slots.update(random_batch(seed + i, agents, device=device), learner.noise(32, generator))
-        for i in range(updates)
-    ]
+    progress, outputs = Progress("updates", updates), []
+    for i in range(updates):
+        batch = random_batch(seed + i, agents, device=device)
+        outputs.append(learner.slots.update(batch, learner.noise(batch, generator), progress))
+        progress.advance({"updates": 1})
+    return outputs
 
 
 def parameters(learner: Masac) -> dict[str, torch.Tensor]:

@@ -1,12 +1,12 @@
 """Plugins that exist for the tests of recipes alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from runner.api import Config, Exact, LearnerConfig, SourceConfig, Stage
+from runner.api import Config, Contract, Exact, LearnerConfig, Setting, SourceConfig, StageConfig, Unit
 from runner.plugin.registry import PluginError
 from runner.recipe import Provider, Section
 
@@ -30,6 +30,7 @@ class Net(LearnerConfig):
 
     kind: ClassVar[str] = "net"
     learns_from: ClassVar[str] = "numbers"
+    slots: ClassVar[frozenset[str]] = frozenset({"loss"})
 
     hidden: Annotated[list[int], Field(min_length=1)] = Field([8])
     """Widths."""
@@ -47,11 +48,18 @@ class Net(LearnerConfig):
     def implementation(self) -> Any:
         raise AssertionError("never assembled")
 
-    def slots(self) -> frozenset[str]:
-        return frozenset({"loss"}) if self.order == "forward" else frozenset()
+    def lacks(self, slot: str) -> str | None:
+        return f"backwards there is no '{slot}'" if self.order == "backward" else super().lacks(slot)
 
-    def lacks(self, slot: str) -> str:
-        return f"backwards there is no '{slot}'"
+
+class Pair(Net):
+    """Two nets against each other."""
+
+    kind: ClassVar[str] = "pair"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "generator": {"kind": "adam", "lr": 2e-4, "betas": (0.5, 0.999)},
+        "discriminator": {"kind": "sgd", "lr": 0.1, "max_grad_norm": 1.0},
+    }
 
 
 class Sim(SourceConfig):
@@ -59,13 +67,21 @@ class Sim(SourceConfig):
 
     kind: ClassVar[str] = "sim"
     provides: ClassVar[str] = "numbers"
-    simulates: ClassVar[bool] = True
+    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "env_steps"})
 
     envs: int
     replay: Annotated[Uniform | Prioritized, Field(discriminator="kind")] = Uniform()
+    warmup: int = 0
 
     def implementation(self) -> Any:
         raise AssertionError("never assembled")
+
+    def largest_batch(self) -> int:
+        return 512
+
+    def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
+        if self.warmup >= length:
+            yield "warmup", f"{self.warmup} leaves nothing of {length} {unit}"
 
 
 class Table(SourceConfig):
@@ -73,6 +89,7 @@ class Table(SourceConfig):
 
     kind: ClassVar[str] = "table"
     provides: ClassVar[str] = "numbers"
+    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
     rows: int = 10
 
     def implementation(self) -> Any:
@@ -86,11 +103,14 @@ class Words(Table):
     provides: ClassVar[str] = "words"
 
 
-class _Silent(Stage):
-    contract = Exact()
+class _Silent(StageConfig):
     phase: ClassVar[int] = 1
 
-    def attach(self, pipeline: Any) -> None: ...
+    def contract(self, setting: Setting) -> Contract:
+        return Exact()
+
+    def implementation(self) -> Any:
+        raise AssertionError("never assembled")
 
 
 class Cache(_Silent):
@@ -100,9 +120,8 @@ class Cache(_Silent):
     phase: ClassVar[int] = 2
     claims: ClassVar[frozenset[str]] = frozenset({"loss"})
 
-    class Config(Config):
-        size: Annotated[int, Field(ge=1)] = 3
-        """Entries."""
+    size: Annotated[int, Field(ge=1)] = 3
+    """Entries."""
 
 
 class Merge(_Silent):
@@ -130,7 +149,7 @@ class FakeCatalog:
     """The plugins above, and a broken one."""
 
     faces: ClassVar[dict[str, tuple[type[Any], ...]]] = {
-        "model": (Net,),
+        "model": (Net, Pair),
         "data": (Sim, Table, Words),
         "optimization": (Cache, Merge, Stack, Rival),
     }
