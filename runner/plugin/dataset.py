@@ -73,6 +73,9 @@ class DatasetSource(Source):
         self.config, self.context, self.device = config, context, context.device
         train, held_out = self.datasets(config)
         self.train, self.held_out = self._kept(train), self._kept(held_out)
+        self._in_memory = isinstance(self.train, Rows)  # asking a protocol takes microseconds
+        self._in_tokens = "tokens" in config.units
+        self._batch_size = context.batch_size
         self.consumed = 0
         """Batches that were learnt from."""
         self.drawn = 0
@@ -96,7 +99,8 @@ class DatasetSource(Source):
 
     def draw(self, batch_size: int, progress: Progress) -> Batch:
         """The next batch of the present epoch, or the first of the next one."""
-        if isinstance(self.train, Rows):
+        self._batch_size = batch_size
+        if self._in_memory:
             batch = self.train.take(self._indices(self.drawn, batch_size))
         else:
             if self._stream is None:
@@ -112,8 +116,8 @@ class DatasetSource(Source):
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """Samples, and tokens if it counts in them."""
         self.consumed += 1
-        counts = {"samples": self.size(batch)}
-        if "tokens" in self.config.units:
+        counts = {"samples": self._batch_size}
+        if self._in_tokens:
             counts["tokens"] = self.tokens(batch)
         return counts
 

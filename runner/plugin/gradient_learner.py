@@ -45,6 +45,7 @@ class GradientLearner(Learner):
             torch.manual_seed(context.generator("parameters", "cpu").initial_seed())
             self.module = self.build(config, shapes, context)
         self.model = self.role("model", self.module)
+        self._parameter = next(self.module.parameters())
         self.average: nn.Module | None = None
         if context.ema is not None:
             self.average = copy.deepcopy(self.module).requires_grad_(False)
@@ -79,7 +80,9 @@ class GradientLearner(Learner):
         """The module's output, in the parameters' own type whatever the precision inside."""
         with self.slots.precision():
             output = self.module(*inputs)
-        dtype = next((parameter.dtype for parameter in self.module.parameters()), None)
+        dtype = self._parameter.dtype
+        if isinstance(output, Tensor):
+            return output.to(dtype) if output.is_floating_point() else output
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------

@@ -130,6 +130,8 @@ class Pipeline:
 
     def transfer(self, batch: Batch) -> Batch:
         """Moves a batch to the device; tensors that are there already stay as they are."""
+        if self.device.type == "cpu":
+            return batch
         return map_tensors(lambda tensor: tensor.to(self.device), batch)
 
     def refuse_unread(self) -> None:

@@ -52,7 +52,10 @@ class Loop:
         self.pipeline, self.journal, self.display, self.stop = pipeline, journal, display, stop
         self.progress = pipeline.progress
         self.writer = Writer(run_dir / CHECKPOINTS, journal.sync)
-        self.every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
+        every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
+        self.every = {name: count for name, count in every.items() if count}
+        self.next_due = 0
+        """Before that count, nothing is due."""
         self.metrics: dict[str, float] = {}
         self.means = Means(type(pipeline.learner).__name__, pipeline.device.type == "cpu")
         self.activities = Activities(pipeline.device)
@@ -151,15 +154,16 @@ class Loop:
         self.display.advance(done, self.metrics)
         if self.progress.over:
             return  # the end does all three
-        due = {name for name, every in self.every.items() if every and before // every != done // every}
-        if not due:
+        if done < self.next_due:
             return
+        due = {name for name, every in self.every.items() if before // every != done // every}
+        self.next_due = min((done // every + 1) * every for every in self.every.values())
         if "log" in due:
             self.report()
         if "evaluate" in due:
             self.evaluate()
         # The best model is worth a checkpoint of its own where there are any on the way.
-        if "checkpoint" in due or (self.score is not None and self.score == self.best and self.every["checkpoint"]):
+        if "checkpoint" in due or (self.score is not None and self.score == self.best and "checkpoint" in self.every):
             self.save()
         self.score = None
 

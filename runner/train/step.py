@@ -8,6 +8,7 @@ import torch
 
 from runner.api import Batch
 from runner.plugin.context import derived_seed
+from runner.plugin.lr_scheduler import ConstantConfig
 from runner.train.assemble import Pipeline
 
 _MIX = 0x9E3779B97F4A7C15
@@ -32,7 +33,8 @@ class Step:
         """What was learnt from last."""
         self._seed = derived_seed(pipeline.context.seed, "update")
         self._generator = _global_generator(pipeline.device)
-        self._schedule = pipeline.recipe.lr_scheduler
+        schedule = pipeline.recipe.lr_scheduler
+        self._schedule = None if schedule == ConstantConfig() else schedule
         self.reset()
 
     def __call__(self) -> dict[str, Any] | None:
@@ -66,9 +68,8 @@ class Step:
 
     def update(self, drawn: Drawn) -> dict[str, Any]:
         """The update alone, with the learning rates that belong to it."""
-        factor = self._schedule.factor(self.progress.fraction)
-        if factor != self._factor:
-            self._set_rates(factor)
+        if self._schedule is not None:
+            self._set_rates(self._schedule.factor(self.progress.fraction))
         output: dict[str, Any] = self.slots.update(drawn.batch, drawn.noise, self.progress)
         return output
 
@@ -81,7 +82,6 @@ class Step:
 
     def reset(self) -> None:
         """Looks for the learning rates anew, after another state was loaded."""
-        self._factor: float | None = None
         self._rates = [
             (group, self.pipeline.context.optimizers[role].lr)
             for role, optimizer in self.learner.optimizers()
@@ -94,7 +94,6 @@ class Step:
                 group["lr"].fill_(lr * factor)
             else:
                 group["lr"] = lr * factor
-        self._factor = factor
 
 
 def _global_generator(device: torch.device) -> torch.Generator:
