@@ -1,4 +1,4 @@
-"""Ablations that nobody measured: journals in which every stage does exactly what a test says."""
+"""Ablations that nobody measured: logs in which every stage does exactly what a test says."""
 
 import math
 import random
@@ -11,7 +11,7 @@ from running import tiny
 from runner.measure.analysis import analyse
 from runner.measure.experiment import Case
 from runner.measure.result import Result
-from runner.verify.variants import AGAIN, plan
+from runner.verify.variants import AGAIN, variants_of
 
 OFF = tuple(f"optimization.{kind}=off" for kind in ("amp", "compile", "float32_matmul", "heap_retention"))
 BASE_S = 0.010
@@ -22,12 +22,12 @@ def case(name="", sets=OFF, published=None):
     return Case(name, tiny("marl_phase3", *sets), tuple(sets), published or {})
 
 
-def planned(of):
-    return plan(of.recipe, torch.device("cpu"))
+def variant_set(of):
+    return variants_of(of.recipe, torch.device("cpu"))
 
 
 def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=None, agents=4):
-    """The journal of a case in which every stage is ``factors[stage]`` times as fast, whatever is beside it.
+    """The log of a case in which every stage is ``factors[stage]`` times as fast, whatever is beside it.
 
     Args:
         of: the case.
@@ -40,12 +40,12 @@ def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=N
         agents: the least work grows with them.
     """
     draw = random.Random(0)
-    variants = {variant.name: variant.stages for variant in planned(of).variants} | {AGAIN: ()}
+    variants = {variant.name: variant.stages for variant in variant_set(of).variants} | {AGAIN: ()}
     speed = {name: math.prod(factors.get(kind, 1.0) for kind in stages) for name, stages in variants.items()}
     speed[AGAIN] /= a_a
     whose = {"session": 1, "spent": 1.0, "case": of.name}
     yield {**whose, "rates": {"default_flops": 1e11, "relaxed_flops": 2e11, "relaxed_error": 1e-7, "copy_bytes": 3e10}}
-    yield {**whose, "work": {"flop": 10**7, "parameters": 1000, "least": [agents * 10**6, 10**5]}}
+    yield {**whose, "cost": {"flop": 10**7, "parameters": 1000, "least": [agents * 10**6, 10**5]}}
     for name, stages in variants.items():
         extra = sum((overhead or {}).get(kind, 0.0) for kind in stages)
         seconds = BASE_S / speed[name]
@@ -71,7 +71,7 @@ def block(seconds):
 
 
 def analysed(of, factors, **settings):
-    return analyse(of, planned(of), list(entries(of, factors, **settings)))
+    return analyse(of, variant_set(of), list(entries(of, factors, **settings)))
 
 
 def result(*cases, folder: Path = Path("out"), **changes):

@@ -146,8 +146,8 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
     try:
         a, b = (_Runner(build, batches, before) for build in (baseline, changed))
         started = time.perf_counter()
-        for turn in range(rounds):
-            if turn >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
+        for number in range(rounds):
+            if number >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
                 break
             for runner in (a, b, b, a):
                 runner.block()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runner.compare.float64 import NotWideError, wide_build, wide_play
+from runner.compare.float64 import NotFloat64Error, float64_build, float64_trajectory
 from runner.compare.isolation import StepError
 from runner.compare.rounding import rounding
 from runner.compare.subject import Build
-from runner.compare.tolerance import TOLERANCE, far
-from runner.compare.trajectory import Play, Turn, blamed, comparable, locate, shared
+from runner.compare.tolerance import TOLERANCE, differing
+from runner.compare.trajectory import Trajectory, Update, comparable, locate, newly_untrained, shared
 from runner.compare.verdict import Outcome, Verdict, worst
 
 CONTRACT = "Close"
@@ -39,8 +39,8 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
     """
     if not batches:
         raise ValueError("nothing to compare: there is no batch")
-    play = wide_play([Turn(batch) for batch in batches], seed)
-    return close_to(algebra(play, baseline, changed), baseline, changed, batches, states, seed)
+    trajectory = float64_trajectory([Update(batch) for batch in batches], seed)
+    return close_to(algebra(trajectory, baseline, changed), baseline, changed, batches, states, seed)
 
 
 def close_to(
@@ -49,36 +49,36 @@ def close_to(
     """The same with the algebra judged already."""
     if same_algebra.outcome is Outcome.FAIL:
         return same_algebra
-    near = rounding(baseline, changed, batches, states, seed)
-    if same_algebra.outcome is near.outcome is Outcome.INCONCLUSIVE:
+    rounded = rounding(baseline, changed, batches, states, seed)
+    if same_algebra.outcome is rounded.outcome is Outcome.INCONCLUSIVE:
         return same_algebra
-    outcome = worst([same_algebra.outcome, near.outcome])
-    told = [each.summary for each in (same_algebra, near) if each.outcome is outcome]
-    return Verdict(outcome, CONTRACT, "; ".join(told), same_algebra.evidence | near.evidence)
+    outcome = worst([same_algebra.outcome, rounded.outcome])
+    summaries = [each.summary for each in (same_algebra, rounded) if each.outcome is outcome]
+    return Verdict(outcome, CONTRACT, "; ".join(summaries), same_algebra.evidence | rounded.evidence)
 
 
-def algebra(play: Play, baseline: Build, changed: Build) -> Verdict:
+def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
     """Whether two subjects, both in float64, stay equal up to rounding.
 
     The evidence names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
 
     Args:
-        play: the updates, in float64.
+        trajectory: the updates, in float64.
         baseline: makes what to compare with.
         changed: makes what promises the same algebra.
     """
-    builds = wide_build(baseline), wide_build(changed)
+    builds = float64_build(baseline), float64_build(changed)
     try:
-        update, untrained = _parting(play, *builds)
-        evidence = {"updates": len(play.turns), "tolerance": TOLERANCE, "without_gradient": untrained}
+        update, untrained = _parting(trajectory, *builds)
+        evidence = {"updates": len(trajectory.updates), "tolerance": TOLERANCE, "without_gradient": untrained}
         if update is None:
-            summary = f"the same algebra over {len(play.turns)} updates in float64"
+            summary = f"the same algebra over {len(trajectory.updates)} updates in float64"
             return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
-        if _parting(play, builds[0], builds[0])[0] is not None:
+        if _parting(trajectory, builds[0], builds[0])[0] is not None:
             summary = "the baseline is not the same twice, in float64 with the same seeds; make it deterministic"
             return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
-        found = locate(play, *builds, update, far)
-    except NotWideError as error:
+        found = locate(trajectory, *builds, update, differing)
+    except NotFloat64Error as error:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
     if found is None:
         summary = f"the difference after update {update} in float64 did not come again; make the step deterministic"
@@ -87,25 +87,25 @@ def algebra(play: Play, baseline: Build, changed: Build) -> Verdict:
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
 
 
-def _parting(play: Play, baseline: Build, changed: Build) -> tuple[int | None, dict[str, str]]:
+def _parting(trajectory: Trajectory, baseline: Build, changed: Build) -> tuple[int | None, dict[str, str]]:
     """The first update after which the two differ by more than rounding; both move step by step.
 
     Returns:
         The update, None if they do not differ, and which parameters only the changed one has not trained by then.
 
     Raises:
-        NotWideError: one of them cannot be stepped in float64.
+        NotFloat64Error: one of them cannot be stepped in float64.
     """
-    worlds = [play.world(build) for build in (baseline, changed)]
-    names = shared(*(world.subject.state for world in worlds))
-    players = [play.frames(world) for world in worlds]
-    for update in range(len(play.turns) + 1):
+    isolations = [trajectory.isolated(build) for build in (baseline, changed)]
+    names = shared(*(isolation.subject.state for isolation in isolations))
+    sequences = [trajectory.frames(isolation) for isolation in isolations]
+    for update in range(len(trajectory.updates) + 1):
         try:
-            one, other = (next(player) for player in players)
+            one, other = (next(sequence) for sequence in sequences)
         except StepError as error:
-            who = "the baseline" if error.world is worlds[0] else "the changed step"
-            raise NotWideError.stepping(who, error) from error
-        seen = {place: one[place] for place in comparable(one, other, names)}
-        if any(True for _ in far(seen, other)):
-            return update, blamed(*(world.untrained for world in worlds))
-    return None, blamed(*(world.untrained for world in worlds))
+            who = "the baseline" if error.isolation is isolations[0] else "the changed step"
+            raise NotFloat64Error.stepping(who, error) from error
+        seen = {location: one[location] for location in comparable(one, other, names)}
+        if any(True for _ in differing(seen, other)):
+            return update, newly_untrained(*(isolation.untrained for isolation in isolations))
+    return None, newly_untrained(*(isolation.untrained for isolation in isolations))

@@ -8,11 +8,11 @@ from typing import Any
 from runner.api import Close, Exact
 from runner.compare.close import algebra
 from runner.compare.exact import bitwise
-from runner.compare.float64 import NotWideError, wide_build, wide_play
-from runner.compare.isolation import StepError, World
+from runner.compare.float64 import NotFloat64Error, float64_build, float64_trajectory
+from runner.compare.isolation import Isolation, StepError
 from runner.compare.state import clones, saved
 from runner.compare.subject import Build
-from runner.compare.trajectory import Play, Turn, blamed, failure
+from runner.compare.trajectory import Trajectory, Update, failure, newly_untrained
 from runner.compare.verdict import Outcome, Verdict
 
 CONTRACT = "Health"
@@ -41,7 +41,7 @@ def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None
     except StepError as error:
         return Verdict(Outcome.FAIL, CONTRACT, failure(error), {"updates": error.update})
     excused = _untrained(baseline, batches, seed) if baseline is not None and untrained else {}
-    return gradients(blamed(excused, untrained), len(batches))
+    return gradients(newly_untrained(excused, untrained), len(batches))
 
 
 def gradients(without: Mapping[str, str], updates: int) -> Verdict:
@@ -62,12 +62,12 @@ def gradients(without: Mapping[str, str], updates: int) -> Verdict:
 
 def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str]:
     """Parameters without a proper gradient, with the reason."""
-    world = World(build, seed)
+    isolation = Isolation(build, seed)
     for batch in batches:
-        world.step(clones(batch))
-        if not world.untrained:
+        isolation.step(clones(batch))
+        if not isolation.untrained:
             break
-    return world.untrained
+    return isolation.untrained
 
 
 def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
@@ -90,36 +90,36 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     if not batches:
         raise ValueError("nothing to look at: there is no batch")
     try:
-        play = with_the_same_again(baseline, batches[:1], contract, seed)
-    except NotWideError as error:
+        trajectory = with_the_same_again(baseline, batches[:1], contract, seed)
+    except NotFloat64Error as error:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
-    found = (bitwise if isinstance(contract, Exact) else algebra)(play, baseline, changed)
+    found = (bitwise if isinstance(contract, Exact) else algebra)(trajectory, baseline, changed)
     return Verdict(found.outcome, CONTRACT, FRESH if found else STALE + found.summary, found.evidence)
 
 
-def with_the_same_again(baseline: Build, batches: Sequence[Any], contract: Exact | Close, seed: int) -> Play:
+def with_the_same_again(baseline: Build, batches: Sequence[Any], contract: Exact | Close, seed: int) -> Trajectory:
     """Updates on all batches, then two more on the last one, the very same object, with another state in the second.
 
     Args:
         baseline: makes what reaches the other state, which is that after its first update.
         batches: one for each update.
-        contract: ``Close`` is played in float64.
+        contract: ``Close`` is compared in float64.
         seed: of the global random generators.
 
     Raises:
-        NotWideError: the baseline cannot be had in float64.
+        NotFloat64Error: the baseline cannot be had in float64.
         StepError: the baseline fails.
     """
     exactly = isinstance(contract, Exact)
-    make, build = (Play, baseline) if exactly else (wide_play, wide_build(baseline))
-    first = make([Turn(batches[0])], seed)
-    world = first.world(build)
+    make, build = (Trajectory, baseline) if exactly else (float64_trajectory, float64_build(baseline))
+    first = make([Update(batches[0])], seed)
+    isolation = first.isolated(build)
     try:
-        for _ in first.frames(world):
+        for _ in first.frames(isolation):
             pass
     except StepError as error:
         if exactly:
             raise
-        raise NotWideError.stepping("the baseline", error) from error
-    turns = [*map(Turn, batches), Turn(batches[-1]), Turn(batches[-1], saved(world.subject))]
-    return make(turns, seed)
+        raise NotFloat64Error.stepping("the baseline", error) from error
+    updates = [*map(Update, batches), Update(batches[-1]), Update(batches[-1], saved(isolation.subject))]
+    return make(updates, seed)

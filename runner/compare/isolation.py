@@ -20,7 +20,7 @@ STEP = "step"
 """The slot that stands for the whole update."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a value was seen."""
 
     slot: str
@@ -33,16 +33,16 @@ class Place(NamedTuple):
         return f"{self.name}.grad" if self.kind == "gradient" else self.name
 
 
-Frame = dict[Place, Any]
+Frame = dict[Location, Any]
 """What can be seen of a subject after an update, in order; the tensors are its own until the next one."""
 
 
 class StepError(Exception):
     """A subject's step, or the loading of a state before it, raised an exception, which is the cause."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.updates)
-        self.world, self.update = world, world.updates
+    def __init__(self, isolation: Isolation) -> None:
+        super().__init__(isolation.updates)
+        self.isolation, self.update = isolation, isolation.updates
 
     def __str__(self) -> str:
         cause = self.__cause__
@@ -53,7 +53,7 @@ class StepError(Exception):
         return f"{type(cause).__name__}: {text[0] if text else ''} ({where})"
 
 
-class World:
+class Isolation:
     """One subject, and all that is global to it."""
 
     def __init__(self, build: Build, seed: int, dtype: torch.dtype | None = None, watching: bool = False) -> None:
@@ -96,7 +96,7 @@ class World:
 
         Args:
             batch: the very one that the subject gets.
-            watching: whether the frame begins with what its slots showed; these values are copies on the host.
+            watching: whether the frame begins with what its slots returned; these values are copies on the host.
 
         Raises:
             StepError: the subject failed.
@@ -109,10 +109,10 @@ class World:
             self._before = generators.state_dict()
             self._seen.clear()
             output = self.subject.step(batch)
-            shown, self._events = self._events or {}, None
+            observed, self._events = self._events or {}, None
             gradients = self._gradients(STEP)
             self._look_at(gradients)
-            return shown | _outputs(STEP, 0, output) | gradients | self._state(STEP)
+            return observed | _outputs(STEP, 0, output) | gradients | self._state(STEP)
 
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
         """Gives the subject another state, and new seeds if told.
@@ -164,21 +164,21 @@ class World:
                 name: self._seen.get(id(parameter)) if parameter.grad is None else parameter.grad
                 for name, parameter in named_parameters(self.subject).items()
             }
-        return {Place(slot, "gradient", name, visit): each for name, each in found.items() if each is not None}
+        return {Location(slot, "gradient", name, visit): each for name, each in found.items() if each is not None}
 
     def _look_at(self, gradients: Frame) -> None:
-        for place, gradient in gradients.items():
-            if place.name in self.untrained:
+        for location, gradient in gradients.items():
+            if location.name in self.untrained:
                 if not bool(gradient.isfinite().all()):
-                    self.untrained[place.name] = "receives a gradient that is not finite"
+                    self.untrained[location.name] = "receives a gradient that is not finite"
                 elif not bool(gradient.any()):
-                    self.untrained[place.name] = "receives a gradient of zeros alone"
+                    self.untrained[location.name] = "receives a gradient of zeros alone"
                 else:
-                    del self.untrained[place.name]
+                    del self.untrained[location.name]
 
     def _state(self, slot: str, visit: int = 0) -> Frame:
         return {
-            Place(slot, "state", path, visit): value
+            Location(slot, "state", path, visit): value
             for name, part in self.subject.state.items()
             for path, value in leaves(part.state_dict(), name)
         }
@@ -189,13 +189,13 @@ class World:
         visit = self._visits.get(slot, 0)
         self._visits[slot] = visit + 1
         seen = _outputs(slot, visit, output) | self._gradients(slot, visit) | self._state(slot, visit)
-        self._events |= {place: _on_host(value) for place, value in seen.items()}
+        self._events |= {location: _on_host(value) for location, value in seen.items()}
 
 
 def _outputs(slot: str, visit: int, output: Any) -> Frame:
     """Numbers and tensors that a step returned; a None among them is no output."""
     found = leaves(output) if output is not None else ()
-    return {Place(slot, "output", path or "output", visit): value for path, value in found if value is not None}
+    return {Location(slot, "output", path or "output", visit): value for path, value in found if value is not None}
 
 
 def _on_host(value: Any) -> Any:
@@ -203,14 +203,14 @@ def _on_host(value: Any) -> Any:
 
 
 @contextmanager
-def _caught(world: World) -> Iterator[None]:
+def _caught(isolation: Isolation) -> Iterator[None]:
     """Exceptions of a subject become one kind; too little memory, and what has a message for the user, stay."""
     try:
         yield
     except (RunnerError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise StepError(world) from error
+        raise StepError(isolation) from error
 
 
 class Globals:

@@ -83,7 +83,7 @@ def clones(value: Any) -> Any:
     return mapped(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
 
 
-def doubled(value: Any) -> Any:
+def to_float64(value: Any) -> Any:
     """A copy whose floating-point tensors are float64."""
     return mapped(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
 

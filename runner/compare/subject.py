@@ -10,7 +10,7 @@ from torch import Tensor
 
 Outputs = Any
 """A tensor, tensors by name (a dictionary, a tuple with or without names), or None; numbers count as tensors."""
-Report = Callable[[str, Any], None]
+Listener = Callable[[str, Any], None]
 """Is told the name of a step and what it returned."""
 
 
@@ -42,7 +42,7 @@ class Subject:
     """Their last gradients; unless told, ``.grad``, or what the optimizers in ``state`` saw where a step forgets it."""
     seed: Callable[[int], None] | None = None
     """Seeds what a step draws from torch's global generator, by the number of the step; where a loop does so."""
-    watch: Callable[[Report], None] | None = None
+    watch: Callable[[Listener], None] | None = None
     """Asks to be told from now on what the named parts of a step, its slots, return: it says where a change begins."""
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from runner.compare.isolation import Frame, Place
-from runner.compare.values import MISSING, apart, is_number, wide
+from runner.compare.isolation import Frame, Location
+from runner.compare.values import MISSING, absolute_difference, as_float64, is_number
 
 TOLERANCE = 1e-9
 """Share of a group's largest number by which its numbers may differ; rounding alone gives 1e-15 to 1e-13."""
@@ -15,40 +15,40 @@ FLOOR = 1e-12
 """Rounding of numbers around one, where all numbers of a group should be zero and are not quite."""
 
 
-def far(baseline: Frame, changed: Frame) -> Iterator[Place]:
-    """The places, in the baseline's order, whose numbers differ by more than rounding.
+def differing(baseline: Frame, changed: Frame) -> Iterator[Location]:
+    """The locations, in the baseline's order, whose numbers differ by more than rounding.
 
     Numbers are judged by the size of their group: an output by its own, at least one; all gradients together; all parts
     of the state that have the same last name together (``exp_avg``, ``weight``). A gradient that should be exactly zero
     is then measured with those that should not. Whole numbers and texts must be equal.
     """
     sizes = _sizes(baseline)
-    for place, one in baseline.items():
-        other = changed.get(place, MISSING)
-        distance = apart(one, other)
-        if distance is None:
+    for location, one in baseline.items():
+        other = changed.get(location, MISSING)
+        error = absolute_difference(one, other)
+        if error is None:
             if isinstance(one, Tensor) or type(one) is not type(other) or one != other:
-                yield place
-        elif distance.numel():
-            allowed = TOLERANCE * sizes[group_of(place)] + FLOOR if is_number(one) else 0.0
-            if float(distance.max()) > allowed:
-                yield place
+                yield location
+        elif error.numel():
+            allowed = TOLERANCE * sizes[group_of(location)] + FLOOR if is_number(one) else 0.0
+            if float(error.max()) > allowed:
+                yield location
 
 
-def group_of(place: Place) -> Place:
-    """A place that stands for all that are judged by the same size."""
-    if place.kind == "output":
-        return place
-    return place._replace(name="" if place.kind == "gradient" else place.name.rpartition(".")[2])
+def group_of(location: Location) -> Location:
+    """A location that stands for all that are judged by the same size."""
+    if location.kind == "output":
+        return location
+    return location._replace(name="" if location.kind == "gradient" else location.name.rpartition(".")[2])
 
 
-def _sizes(frame: Frame) -> Mapping[Place, float]:
-    sizes: dict[Place, float] = {}
-    for place, value in frame.items():
-        group = group_of(place)
-        size = 1.0 if place.kind == "output" else 0.0
+def _sizes(frame: Frame) -> Mapping[Location, float]:
+    sizes: dict[Location, float] = {}
+    for location, value in frame.items():
+        group = group_of(location)
+        size = 1.0 if location.kind == "output" else 0.0
         if is_number(value):
-            numbers = wide(value).abs().nan_to_num(nan=0.0, posinf=0.0)
+            numbers = as_float64(value).abs().nan_to_num(nan=0.0, posinf=0.0)
             size = max(size, float(numbers.max())) if numbers.numel() else size
         sizes[group] = max(size, sizes.get(group, 0.0))
     return sizes

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from runner.compare.isolation import STEP, Frame, Place, StepError, World
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.compare.state import clones
 from runner.compare.subject import Build
 from runner.compare.values import MISSING, difference, same_bits
@@ -17,7 +17,7 @@ from runner.compare.verdict import Difference
 
 
 @dataclass(frozen=True)
-class Turn:
+class Update:
     """One update."""
 
     batch: Any
@@ -27,49 +27,51 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Play:
-    """Some updates, from the same seed for whoever plays them."""
+class Trajectory:
+    """Some updates, from the same seed for whoever makes them."""
 
-    turns: Sequence[Turn]
+    updates: Sequence[Update]
     seed: int
     dtype: torch.dtype | None = None
     """The default floating-point type; the present one unless told."""
 
-    def world(self, build: Build, watching: bool = False) -> World:
+    def isolated(self, build: Build, watching: bool = False) -> Isolation:
         """A subject that has not moved yet."""
         if torch.cuda.is_available():
             gc.collect()  # the one before may hold the device's memory in a circle of references
-        return World(build, self.seed, self.dtype, watching)
+        return Isolation(build, self.seed, self.dtype, watching)
 
-    def frames(self, world: World, watched: int | None = None) -> Iterator[Frame]:
+    def frames(self, isolation: Isolation, watched: int | None = None) -> Iterator[Frame]:
         """What can be seen before the first update, and after each.
 
         Args:
-            world: not moved yet.
+            isolation: not moved yet.
             watched: the update whose slots show what they returned.
 
         Raises:
             StepError: the subject failed.
         """
-        yield world.initial()
-        own = {id(turn.batch): clones(turn.batch) for turn in self.turns}
-        for number, turn in enumerate(self.turns, start=1):
-            if turn.states is not None:
-                world.load(turn.states)
-            yield world.step(own[id(turn.batch)], watching=number == watched)
+        yield isolation.initial()
+        own = {id(update.batch): clones(update.batch) for update in self.updates}
+        for number, update in enumerate(self.updates, start=1):
+            if update.states is not None:
+                isolation.load(update.states)
+            yield isolation.step(own[id(update.batch)], watching=number == watched)
 
 
-Judge = Callable[[Frame, Frame], Iterable[Place]]
-"""The places of the first frame, in its order, at which the second is not as it should be."""
+Criterion = Callable[[Frame, Frame], Iterable[Location]]
+"""The locations of the first frame, in its order, at which the second is not as it should be."""
 
 
-def not_same_bits(baseline: Frame, changed: Frame) -> Iterator[Place]:
-    """The judge of those who promise the same bits."""
-    return (place for place, value in baseline.items() if not same_bits(value, changed.get(place, MISSING)))
+def not_same_bits(baseline: Frame, changed: Frame) -> Iterator[Location]:
+    """The criterion of those who promise the same bits."""
+    return (location for location, value in baseline.items() if not same_bits(value, changed.get(location, MISSING)))
 
 
-def comparable(baseline: Iterable[Place], changed: Mapping[Place, Any], states: Iterable[str]) -> Iterator[Place]:
-    """The places by which a subject is judged, in order.
+def comparable(
+    baseline: Iterable[Location], changed: Mapping[Location, Any], states: Iterable[str]
+) -> Iterator[Location]:
+    """The locations by which a subject is judged, in order.
 
     A gradient counts where both have one: that of a step which has forgotten it says nothing.
 
@@ -79,10 +81,10 @@ def comparable(baseline: Iterable[Place], changed: Mapping[Place, Any], states: 
         states: the names of the parts of the state that both have.
     """
     prefixes = tuple(f"{name}." for name in states)
-    for place in baseline:
-        kept = place in changed if place.kind == "gradient" else f"{place.name}.".startswith(prefixes)
-        if kept or place.kind == "output":
-            yield place
+    for location in baseline:
+        kept = location in changed if location.kind == "gradient" else f"{location.name}.".startswith(prefixes)
+        if kept or location.kind == "output":
+            yield location
 
 
 def shared(baseline: Iterable[str], changed: Iterable[str]) -> list[str]:
@@ -101,20 +103,22 @@ def shared(baseline: Iterable[str], changed: Iterable[str]) -> list[str]:
     return names
 
 
-def blamed(baseline: Mapping[str, str], changed: Mapping[str, str]) -> dict[str, str]:
+def newly_untrained(baseline: Mapping[str, str], changed: Mapping[str, str]) -> dict[str, str]:
     """The parameters that a gradient reaches in the baseline alone, with what they receive in the changed one."""
     return {name: reason for name, reason in changed.items() if name not in baseline}
 
 
-def locate(play: Play, baseline: Build, changed: Build, update: int, judge: Judge) -> Difference | None:
-    """Plays once more, with slots that show what they returned, to find where an update parts.
+def locate(
+    trajectory: Trajectory, baseline: Build, changed: Build, update: int, criterion: Criterion
+) -> Difference | None:
+    """Makes them once more, with slots that show what they returned, to find where an update parts.
 
     Args:
-        play: in which a difference was found.
+        trajectory: in which a difference was found.
         baseline: makes the one.
         changed: makes the other.
         update: after which it was found.
-        judge: that found it.
+        criterion: that found it.
 
     Returns:
         None if there is no difference this time.
@@ -122,35 +126,35 @@ def locate(play: Play, baseline: Build, changed: Build, update: int, judge: Judg
     Raises:
         StepError: one of them failed.
     """
-    worlds = [play.world(build, watching=True) for build in (baseline, changed)]
-    names = shared(*(world.subject.state for world in worlds))
-    one, other = (_frame(play, world, update) for world in worlds)
-    seen = {place: one.get(place, MISSING) for place in in_order(one, other, names)}
-    place = next(iter(judge(seen, other)), None)
-    return None if place is None else difference(update, place, seen[place], other.get(place, MISSING))
+    isolations = [trajectory.isolated(build, watching=True) for build in (baseline, changed)]
+    names = shared(*(isolation.subject.state for isolation in isolations))
+    one, other = (_frame(trajectory, isolation, update) for isolation in isolations)
+    seen = {location: one.get(location, MISSING) for location in in_order(one, other, names)}
+    location = next(iter(criterion(seen, other)), None)
+    return None if location is None else difference(update, location, seen[location], other.get(location, MISSING))
 
 
-def in_order(one: Frame, other: Frame, states: Sequence[str]) -> list[Place]:
+def in_order(one: Frame, other: Frame, states: Sequence[str]) -> list[Location]:
     """All that may tell where an update parts, in the order in which it happened in the baseline.
 
     After a slot that both have called as often, a gradient that only one of them has tells something, too.
     """
-    returned = {(place.slot, place.visit): number for number, place in enumerate(one)}
-    called = {(place.slot, place.visit) for place in other} - {(STEP, 0)}
-    inner = [place for place in one if (place.slot, place.visit) in called]
-    inner += [place for place in other if place.kind == "gradient" and place not in one]
+    returned = {(location.slot, location.visit): number for number, location in enumerate(one)}
+    called = {(location.slot, location.visit) for location in other} - {(STEP, 0)}
+    inner = [location for location in one if (location.slot, location.visit) in called]
+    inner += [location for location in other if location.kind == "gradient" and location not in one]
     kinds = ("output", "gradient", "state")
-    inner = [place for place in inner if (place.slot, place.visit) in returned and place.slot != STEP]
-    inner.sort(key=lambda place: (returned[place.slot, place.visit], kinds.index(place.kind)))
+    inner = [location for location in inner if (location.slot, location.visit) in returned and location.slot != STEP]
+    inner.sort(key=lambda location: (returned[location.slot, location.visit], kinds.index(location.kind)))
     return [*comparable(inner, dict.fromkeys(inner), states), *comparable(_of_step(one), other, states)]
 
 
-def _of_step(frame: Frame) -> list[Place]:
-    return [place for place in frame if place.slot == STEP]
+def _of_step(frame: Frame) -> list[Location]:
+    return [location for location in frame if location.slot == STEP]
 
 
-def _frame(play: Play, world: World, update: int) -> Frame:
-    for number, frame in enumerate(play.frames(world, watched=update)):
+def _frame(trajectory: Trajectory, isolation: Isolation, update: int) -> Frame:
+    for number, frame in enumerate(trajectory.frames(isolation, watched=update)):
         if number == update:
             return frame
     raise AssertionError("no such update")

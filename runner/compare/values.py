@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.compare.isolation import Frame, Place
+from runner.compare.isolation import Frame, Location
 from runner.compare.verdict import Difference
 
 MISSING = object()
@@ -26,9 +26,9 @@ def digest(value: Any) -> bytes:
     return found.digest()
 
 
-def digests(frame: Frame) -> dict[Place, bytes]:
+def digests(frame: Frame) -> dict[Location, bytes]:
     """The fingerprints of all that can be seen."""
-    return {place: digest(value) for place, value in frame.items()}
+    return {location: digest(value) for location, value in frame.items()}
 
 
 def same_bits(one: Any, other: Any) -> bool:
@@ -43,7 +43,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float | complex)
 
 
-def apart(one: Any, other: Any) -> Tensor | None:
+def absolute_difference(one: Any, other: Any) -> Tensor | None:
     """The absolute difference of every element, in float64 on the host; infinite where only one is finite.
 
     Returns:
@@ -51,42 +51,42 @@ def apart(one: Any, other: Any) -> Tensor | None:
     """
     if not all(isinstance(value, Tensor | bool | int | float | complex) for value in (one, other)):
         return None
-    a, b = wide(one), wide(other)
+    a, b = as_float64(one), as_float64(other)
     if a.shape != b.shape:
         return None
     equal = (a == b) | (a.isnan() & b.isnan())
     return torch.where(equal, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def wide(value: Any) -> Tensor:
+def as_float64(value: Any) -> Tensor:
     """A number or a tensor of numbers as a tensor of float64 (complex: pairs of them) on the host."""
     tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
     return _real(tensor).to("cpu", torch.float64)
 
 
-def difference(update: int, place: Place, one: Any, other: Any) -> Difference:
+def difference(update: int, location: Location, one: Any, other: Any) -> Difference:
     """Describes how the second value differs from the first, the baseline's."""
 
-    def told(absolute: float, relative: float, elements: int, remark: str = "") -> Difference:
-        return Difference(update, place.slot, str(place), absolute, relative, elements, remark)
+    def described(absolute: float, relative: float, elements: int, remark: str = "") -> Difference:
+        return Difference(update, location.slot, str(location), absolute, relative, elements, remark)
 
     for value, remark in ((other, "is missing"), (one, "is there, which it is not in the baseline")):
         if value is MISSING or value is None:
-            return told(math.inf, math.inf, 0, remark)
-    distance = apart(one, other)
-    if distance is None:
-        return told(math.inf, math.inf, 0, f"is {_shown(other)} instead of {_shown(one)}")
+            return described(math.inf, math.inf, 0, remark)
+    error = absolute_difference(one, other)
+    if error is None:
+        return described(math.inf, math.inf, 0, f"is {_description(other)} instead of {_description(one)}")
     types = [value.dtype for value in (one, other) if isinstance(value, Tensor)]
     if len(types) == 2 and types[0] != types[1]:
-        return told(math.inf, math.inf, 0, f"is of type {types[1]} instead of {types[0]}")
-    absolute = float(distance.max())
-    size = float(wide(one).abs().nan_to_num(nan=0.0, posinf=0.0).max())
-    differing = _bits(one) != _bits(other) if isinstance(one, Tensor) and isinstance(other, Tensor) else distance > 0
+        return described(math.inf, math.inf, 0, f"is of type {types[1]} instead of {types[0]}")
+    absolute = float(error.max())
+    size = float(as_float64(one).abs().nan_to_num(nan=0.0, posinf=0.0).max())
+    differing = _bits(one) != _bits(other) if isinstance(one, Tensor) and isinstance(other, Tensor) else error > 0
     relative = absolute / size if size else math.inf if absolute else 0.0
-    return told(absolute, relative, int(differing.sum()))
+    return described(absolute, relative, int(differing.sum()))
 
 
-def _shown(value: Any) -> str:
+def _description(value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 

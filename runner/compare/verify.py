@@ -8,7 +8,7 @@ from typing import Any
 from runner.api import Close, Exact
 from runner.compare.close import algebra, close_to
 from runner.compare.exact import bitwise
-from runner.compare.float64 import NotWideError
+from runner.compare.float64 import NotFloat64Error
 from runner.compare.health import FRESH, STALE, gradients, health, with_the_same_again
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
@@ -37,22 +37,22 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
     reached = health(changed, batches, baseline, seed) if without is None else gradients(without, len(batches))
     outcome = worst([kept.outcome, reached.outcome])
-    told = dict.fromkeys(verdict.summary for verdict in (kept, reached) if verdict.outcome is outcome)
+    summaries = dict.fromkeys(verdict.summary for verdict in (kept, reached) if verdict.outcome is outcome)
     if outcome is Outcome.PASS:
-        told[FRESH] = None
+        summaries[FRESH] = None
     evidence = {
         name: {"verdict": verdict.outcome, "summary": verdict.summary, **verdict.evidence}
         for name, verdict in (("contract", kept), ("gradients", reached))
     }
-    return Verdict(outcome, type(contract).__name__, "; ".join(told), evidence)
+    return Verdict(outcome, type(contract).__name__, "; ".join(summaries), evidence)
 
 
 def _contract(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int) -> Verdict:
     """The contract's verdict, over updates in which also caches would show."""
     try:
-        play = with_the_same_again(baseline, batches, contract, seed)
-        found = (bitwise if isinstance(contract, Exact) else algebra)(play, baseline, changed)
-    except NotWideError as error:
+        trajectory = with_the_same_again(baseline, batches, contract, seed)
+        found = (bitwise if isinstance(contract, Exact) else algebra)(trajectory, baseline, changed)
+    except NotFloat64Error as error:
         found = Verdict(Outcome.INCONCLUSIVE, type(contract).__name__, str(error))
     difference = found.evidence.get("difference")
     if found.outcome is Outcome.FAIL and difference and difference["update"] > len(batches):

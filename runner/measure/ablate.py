@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.measure.experiment import Experiment
-from runner.measure.journal import HEAD, RESULT, ROUNDS, Journal, identity_of, is_finished
+from runner.measure.measurement_log import HEAD, RESULT, ROUNDS, MeasurementLog, identity_of, is_finished
 from runner.measure.plots import HINT, draw
 from runner.measure.publish import RUNS, publish
 from runner.measure.recommend import Recommendation, recommend, write
@@ -92,13 +92,13 @@ def ablate(
         if (folder / ROUNDS).exists():
             say(f"going on in {folder}")
         try:
-            with closing(Journal(folder, wanted)) as journal:
+            with closing(MeasurementLog(folder, wanted)) as log:
                 _lock(experiment, registry, folder)
-                result = Ablation(experiment, registry, journal, gate, say, stop, command).run()
+                result = Ablation(experiment, registry, log, gate, say, stop, command).run()
                 if not result.cases:
                     raise _nothing_yet(stop)
                 recommendations = _write(experiment, result, folder)
-                run_id, problem = _publish(store, experiment, result, journal, say)
+                run_id, problem = _publish(store, experiment, result, log, say)
                 if not stop and not problem:
                     write_durably(folder / RESULT, _json(result, recommendations))
         except OSError as error:
@@ -112,10 +112,10 @@ def _nothing_yet(stop: Stop) -> RunnerError:
     return error
 
 
-def _publish(store: Store, experiment: Experiment, result: Result, journal: Journal, say: Say) -> tuple[str, str]:
+def _publish(store: Store, experiment: Experiment, result: Result, log: MeasurementLog, say: Say) -> tuple[str, str]:
     """The parent run's id, or why there is none: a store that has gone away costs no measurement."""
     try:
-        return publish(store, experiment, result, journal), ""
+        return publish(store, experiment, result, log), ""
     except StorageError as error:
         say(str(error))
         return "", str(error)

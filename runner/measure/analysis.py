@@ -9,23 +9,23 @@ from typing import Any
 
 from runner.compare.noninferiority import Effect, Ratio, effect, of_ratios, ratio
 from runner.measure.experiment import Case
-from runner.measure.journal import Entry
-from runner.measure.limit import Rates, work
-from runner.measure.result import CaseResult, Throughput, VariantResult, Worth
+from runner.measure.limit import Rates, least_cost
+from runner.measure.measurement_log import Entry
+from runner.measure.result import CaseResult, StageGain, Throughput, VariantResult
 from runner.system.errors import RunnerError
-from runner.verify.variants import AGAIN, ALL, BASELINE, Plan, Variant, required
+from runner.verify.variants import AGAIN, ALL, BASELINE, Variant, VariantSet, required
 
 Rounds = dict[int, dict[str, float]]
 """Seconds of one update by round and variant."""
 
 
-def analyse(case: Case, plan: Plan, entries: Sequence[Entry]) -> CaseResult:
+def analyse(case: Case, variants: VariantSet, entries: Sequence[Entry]) -> CaseResult:
     """What was measured of one case.
 
     Args:
         case: what was to be measured.
-        plan: its variants.
-        entries: all lines of the journal.
+        variants: those of its recipe.
+        entries: all lines of the log.
 
     Raises:
         RunnerError: not even the baseline was measured.
@@ -34,22 +34,22 @@ def analyse(case: Case, plan: Plan, entries: Sequence[Entry]) -> CaseResult:
     rounds = update_rounds(own)
     base = [seconds for seconds in rounds.values() if BASELINE in seconds and AGAIN in seconds]
     prepared = _by_variant(own, "prepared")
-    counted = next((entry["work"] for entry in own if "work" in entry), None)
+    counted = next((entry["cost"] for entry in own if "cost" in entry), None)
     measured = [Rates(**entry["rates"]) for entry in own if "rates" in entry]
     if not base or counted is None or not measured:
         raise RunnerError(f"{case.name or 'the ablation'}: no round was measured; give it a larger budget")
-    gone = lost(own)
+    gone = failed_variants(own)
     rates = max(measured, key=lambda each: each.float32_flops)
-    least = work(counted)
+    least = least_cost(counted)
     a_a = ratio([each[BASELINE] for each in base], [each[AGAIN] for each in base])
     limit_s = least.limit_s(rates)
-    variants = [
+    results = [
         _variant(case, variant, own, rounds, a_a, limit_s)
-        for variant in plan.variants
+        for variant in variants.variants
         if variant.name in prepared and variant.name not in gone and compared(rounds, variant.name)
     ]
-    found = {variant.name for variant in variants}
-    missing = {v.name: gone.get(v.name, "its turn did not come") for v in plan.variants if v.name not in found}
+    found = {variant.name for variant in results}
+    missing = {v.name: gone.get(v.name, "its turn did not come") for v in variants.variants if v.name not in found}
     return CaseResult(
         name=case.name,
         digest=case.recipe.digest,
@@ -61,24 +61,24 @@ def analyse(case: Case, plan: Plan, entries: Sequence[Entry]) -> CaseResult:
         a_a=a_a,
         baseline_ms=1e3 * statistics.median(_baseline(each) for each in base),
         limit_ms=1e3 * limit_s,
-        work=least,
+        cost=least,
         rates=rates,
-        variants=tuple(variants),
-        worth=tuple(_worth(case, plan, rounds)),
-        interaction=_interaction(case, plan, rounds),
-        inactive=dict(plan.inactive),
-        refused=dict(plan.refused),
+        variants=tuple(results),
+        worth=tuple(_gains(case, variants, rounds)),
+        interaction=_interaction(case, variants, rounds),
+        inactive=dict(variants.inactive),
+        refused=dict(variants.refused),
         missing=missing,
         ended=next((str(entry["done"]) for entry in reversed(own) if "done" in entry), "interrupted"),
     )
 
 
-def lost(entries: Sequence[Entry]) -> dict[str, str]:
+def failed_variants(entries: Sequence[Entry]) -> dict[str, str]:
     """Variants that have failed and were not started again since, with the reason."""
     found: dict[str, str] = {}
     for entry in entries:
-        if "lost" in entry:
-            found[entry["variant"]] = str(entry["lost"])
+        if "failed" in entry:
+            found[entry["variant"]] = str(entry["failed"])
         elif "prepared" in entry:
             found.pop(entry["variant"], None)
     return found
@@ -97,7 +97,7 @@ def compared(rounds: Rounds, name: str, other: str = "") -> list[float]:
 
 def slope(cases: Sequence[CaseResult]) -> float | None:
     """With which power of its least FLOP an update with all stages grows, by least squares of logarithms."""
-    points = [(case.work.least_flop, v.steady_ms) for case in cases if (v := case.named(ALL)) is not None]
+    points = [(case.cost.least_flop, v.steady_ms) for case in cases if (v := case.named(ALL)) is not None]
     if len({flop for flop, _ in points}) < 2:
         return None
     logs = [(math.log(flop), math.log(ms)) for flop, ms in points]
@@ -176,21 +176,21 @@ def _planned_updates(entries: Sequence[Entry]) -> int:
     return max(1, round(sum(block["updates"] for block in blocks) / share)) if share else 1
 
 
-def _alone(case: Case, plan: Plan, stage: str) -> tuple[str, str] | None:
-    """The variants with the stage and what it requires, and without the stage; None if one is not in the plan."""
+def _alone(case: Case, variants: VariantSet, stage: str) -> tuple[str, str] | None:
+    """The variants with the stage and what it requires, and without the stage; None if there is no such one."""
     below = required(case.recipe.stages, stage)
-    with_it, without = plan.find({stage} | below), plan.find(below)
+    with_it, without = variants.find({stage} | below), variants.find(below)
     return (with_it.name, without.name) if with_it is not None and without is not None else None
 
 
-def _worth(case: Case, plan: Plan, rounds: Rounds) -> list[Worth]:
-    whole = plan.named(ALL)
+def _gains(case: Case, variants: VariantSet, rounds: Rounds) -> list[StageGain]:
+    whole = variants.named(ALL)
     found = []
     for stage in whole.stages if whole is not None else ():
-        pair, rest = _alone(case, plan, stage), plan.named(f"all but {stage}")
+        pair, rest = _alone(case, variants, stage), variants.named(f"all but {stage}")
         alone = _ratio_of(rounds, pair[0], pair[1]) if pair is not None else None
         together = _ratio_of(rounds, whole.name, rest.name) if whole is not None and rest is not None else None
-        found.append(Worth(stage, alone, together))
+        found.append(StageGain(stage, alone, together))
     return found
 
 
@@ -199,12 +199,12 @@ def _ratio_of(rounds: Rounds, name: str, other: str) -> Ratio | None:
     return of_ratios(values) if values else None
 
 
-def _interaction(case: Case, plan: Plan, rounds: Rounds) -> Ratio | None:
+def _interaction(case: Case, variants: VariantSet, rounds: Rounds) -> Ratio | None:
     """From the rounds in which all that it takes was measured."""
-    whole = plan.named(ALL)
+    whole = variants.named(ALL)
     if whole is None or len(whole.stages) < 2:
         return None
-    pairs = [pair for stage in whole.stages if (pair := _alone(case, plan, stage)) is not None]
+    pairs = [pair for stage in whole.stages if (pair := _alone(case, variants, stage)) is not None]
     if len(pairs) < len(whole.stages):
         return None
     needed = {whole.name, BASELINE, AGAIN, *(name for pair in pairs for name in pair)}

@@ -48,7 +48,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Work:
+class UpdateCost:
     """What one update has to do at least."""
 
     counted_flop: int
@@ -63,7 +63,7 @@ class Work:
         return max(self.least_flop / rates.float32_flops, self.moved_bytes / rates.copy_bytes)
 
 
-def work(counted: Mapping[str, Any]) -> Work:
+def least_cost(counted: Mapping[str, Any]) -> UpdateCost:
     """The least work of one update.
 
     Args:
@@ -72,7 +72,7 @@ def work(counted: Mapping[str, Any]) -> Work:
     """
     flop = int(counted["flop"])
     least_flop, moved_bytes = counted["least"] or (flop, _ADAM_BYTES * int(counted["parameters"]))
-    return Work(flop, least_flop, moved_bytes)
+    return UpdateCost(flop, least_flop, moved_bytes)
 
 
 def measure(device: torch.device) -> Rates:

@@ -69,7 +69,7 @@ class Measured:
             "notes": {report.kind: report.notes for report in reports if report.notes},
         }
 
-    def work(self) -> dict[str, Any]:
+    def cost(self) -> dict[str, Any]:
         """FLOP of one update as torch counts them, and what else the limit needs to know."""
         drawn = self.pool()[0]
         with FlopCounterMode(display=False) as counter:

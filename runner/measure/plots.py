@@ -88,8 +88,8 @@ def _training(result: Result, figure: Any) -> None:
 def _scaling(result: Result, figure: Any) -> None:
     """Time of an update against its least arithmetic, over the cases."""
     axes = figure.subplots()
-    cases = sorted(result.cases, key=lambda case: case.work.least_flop)
-    flop = [case.work.least_flop / 1e9 for case in cases]
+    cases = sorted(result.cases, key=lambda case: case.cost.least_flop)
+    flop = [case.cost.least_flop / 1e9 for case in cases]
     lines: dict[str, list[float]] = {
         "baseline": [case.baseline_ms for case in cases],
         "all stages": [_whole(case) for case in cases],

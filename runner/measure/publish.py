@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.measure.experiment import Experiment
-from runner.measure.journal import Journal
+from runner.measure.measurement_log import MeasurementLog
 from runner.measure.report import summary
 from runner.measure.result import CaseResult, Result, VariantResult
 from runner.system.errors import StorageError
@@ -20,14 +20,14 @@ RUNS = "mlflow.json"
 """The ids of the runs, so that publishing again goes to the same ones."""
 
 
-def publish(store: Store, experiment: Experiment, result: Result, journal: Journal) -> str:
+def publish(store: Store, experiment: Experiment, result: Result, log: MeasurementLog) -> str:
     """Writes a result to MLflow; done again, it changes nothing but what is new.
 
     Args:
         store: has answered.
         experiment: what was measured; its first recipe names the MLflow experiment.
         result: what came out.
-        journal: the rounds, which become the history of ``update_ms``.
+        log: the rounds, which become the history of ``update_ms``.
 
     Returns:
         The parent run's id.
@@ -36,16 +36,16 @@ def publish(store: Store, experiment: Experiment, result: Result, journal: Journ
         StorageError: the store cannot be written.
     """
     try:
-        return _publish(store, experiment, result, journal)
+        return _publish(store, experiment, result, log)
     except Exception as error:  # a store's client may raise anything: of HTTP, of a cloud, of a database
         raise StorageError(
-            f"MLflow does not take the ablation: {error}; the result is in {journal.folder}, and the same command "
+            f"MLflow does not take the ablation: {error}; the result is in {log.folder}, and the same command "
             "sends it again"
         ) from error
 
 
-def _publish(store: Store, experiment: Experiment, result: Result, journal: Journal) -> str:
-    folder = journal.folder
+def _publish(store: Store, experiment: Experiment, result: Result, log: MeasurementLog) -> str:
+    folder = log.folder
     known = _known(folder)
     experiment_id = store.experiment(experiment.cases[0].recipe.tracking.experiment)
 
@@ -75,7 +75,7 @@ def _publish(store: Store, experiment: Experiment, result: Result, journal: Jour
                 "effect": str(variant.effect),
                 "verdict": str((variant.verdict or {}).get("outcome", "not asked")),
             }
-            metrics = [*_metrics(variant, now), *_history(case, variant, journal, now)]
+            metrics = [*_metrics(variant, now), *_history(case, variant, log, now)]
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
             store.send(below, metrics, params_of(values), {name: text(value) for name, value in own.items()})
@@ -125,8 +125,8 @@ def _metrics(variant: VariantResult, now: int) -> list[Metric]:
     return [(name, float(value), now, 0) for name, value in fields.items() if value is not None]
 
 
-def _history(case: CaseResult, variant: VariantResult, journal: Journal, now: int) -> list[Metric]:
-    own = [entry for entry in journal.entries if entry.get("case") == case.name and "update" in entry]
+def _history(case: CaseResult, variant: VariantResult, log: MeasurementLog, now: int) -> list[Metric]:
+    own = [entry for entry in log.entries if entry.get("case") == case.name and "update" in entry]
     return [
         ("update_ms", 1e3 * entry["update"][variant.name], now, entry["round"])
         for entry in own

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.compare.noninferiority import Effect, effect
 from runner.measure.experiment import Case
-from runner.measure.result import CaseResult, VariantResult, Worth
+from runner.measure.result import CaseResult, StageGain, VariantResult
 from runner.recipe import shipped
 from runner.recipe.render import render
 from runner.recipe.scalars import dump_inline
@@ -142,8 +142,8 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...], up
     missing = sorted(required(case.recipe.stages, kind) - set(kept))
     if missing:
         return f"it requires {', '.join(missing)}, which is off"
-    worth = next((worth for worth in result.worth if worth.stage == kind), None)
-    told = _told(worth, result) if worth is not None else ""
+    gain = next((gain for gain in result.worth if gain.stage == kind), None)
+    told = _why_not_faster(gain, result) if gain is not None else ""
     if told:
         return told
     with_it = result.named("all")
@@ -152,8 +152,8 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...], up
     return "no measured set of stages with it was faster than this one"
 
 
-def _told(worth: Worth, result: CaseResult) -> str:
-    for measured, company in ((worth.together, "beside all others"), (worth.alone, "alone")):
+def _why_not_faster(gain: StageGain, result: CaseResult) -> str:
+    for measured, company in ((gain.together, "beside all others"), (gain.alone, "alone")):
         if measured is None:
             continue
         said = effect(measured, result.a_a)

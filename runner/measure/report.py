@@ -125,7 +125,7 @@ def _case(case: CaseResult, result: Result) -> Iterator[str]:
     for line in _remarks(case):
         yield f"* {line}"
     yield ""
-    yield from _worth(case)
+    yield from _gains(case)
     yield from _shares(case)
     yield from _limit(case)
 
@@ -139,14 +139,14 @@ def _rows(case: CaseResult, columns: Sequence[str]) -> Iterator[str]:
         yield f"| {_title(variant)} | {' | '.join(cells[name] for name in columns)} |"
 
 
-def _worth(case: CaseResult) -> Iterator[str]:
+def _gains(case: CaseResult) -> Iterator[str]:
     """What each stage adds, alone and to the others."""
     if not case.worth:
         return
     yield "| stage | adds alone, to what it requires | adds to all others |"
     yield "|---|---|---|"
-    for worth in case.worth:
-        yield f"| {worth.stage} | {_ratio(worth.alone)} | {_ratio(worth.together)} |"
+    for gain in case.worth:
+        yield f"| {gain.stage} | {_ratio(gain.alone)} | {_ratio(gain.together)} |"
     yield ""
 
 
@@ -165,11 +165,11 @@ def _shares(case: CaseResult) -> Iterator[str]:
 
 
 def _limit(case: CaseResult) -> Iterator[str]:
-    rates, work = case.rates, case.work
+    rates, cost = case.rates, case.cost
     yield (
-        f"The limit of {case.limit_ms:.3g} ms is the larger of {work.least_flop / 1e9:.3g} GFLOP over "
-        f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {work.moved_bytes / 1e6:.3g} MB over "
-        f"{rates.copy_bytes / 1e9:.0f} GB/s. The baseline does {work.counted_flop / 1e9:.3g} GFLOP, as counted."
+        f"The limit of {case.limit_ms:.3g} ms is the larger of {cost.least_flop / 1e9:.3g} GFLOP over "
+        f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {cost.moved_bytes / 1e6:.3g} MB over "
+        f"{rates.copy_bytes / 1e9:.0f} GB/s. The baseline does {cost.counted_flop / 1e9:.3g} GFLOP, as counted."
     )
     yield (
         f"Float32 products: {rates.default_flops / 1e9:.0f} GFLOP/s with the default kernels, "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.compare.noninferiority import Effect, Ratio
-from runner.measure.limit import Rates, Work
+from runner.measure.limit import Rates, UpdateCost
 from runner.system.errors import ExitCode
 
 
@@ -64,7 +64,7 @@ class VariantResult:
 
 
 @dataclass(frozen=True)
-class Worth:
+class StageGain:
     """What one stage adds."""
 
     stage: str
@@ -93,10 +93,10 @@ class CaseResult:
     baseline_ms: float
     limit_ms: float
     """Of one update, in float32."""
-    work: Work
+    cost: UpdateCost
     rates: Rates
     variants: tuple[VariantResult, ...]
-    worth: tuple[Worth, ...]
+    worth: tuple[StageGain, ...]
     interaction: Ratio | None
     """All stages together over the product of what each adds alone: above 1, they help each other."""
     inactive: dict[str, str]

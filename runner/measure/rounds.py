@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from runner.child.process import START_SECONDS, Child, ChildError
 from runner.compare.noninferiority import FEWEST_ROUNDS, of_ratios
-from runner.measure.analysis import analyse, compared, lost, slope, update_rounds
+from runner.measure.analysis import analyse, compared, failed_variants, slope, update_rounds
 from runner.measure.experiment import Case, Experiment
-from runner.measure.journal import Journal
+from runner.measure.measurement_log import MeasurementLog
 from runner.measure.result import Result
 from runner.plugin.registry import Registry
 from runner.recipe import code_of
@@ -22,7 +22,7 @@ from runner.system.errors import RunnerError
 from runner.system.hardware import hardware
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop
-from runner.verify.variants import AGAIN, BASELINE, Plan, Variant, plan
+from runner.verify.variants import AGAIN, BASELINE, Variant, VariantSet, variants_of
 
 if TYPE_CHECKING:
     from runner.compare.verdict import Verdict
@@ -59,7 +59,7 @@ class Ablation:
 
     experiment: Experiment
     registry: Registry
-    journal: Journal
+    log: MeasurementLog
     gate: Gate | None
     """Fills the column of verdicts; without it, that stays empty."""
     say: Say
@@ -72,19 +72,19 @@ class Ablation:
         Raises:
             RunnerError: a recipe cannot run here, or not even its baseline could be measured.
         """
-        plans = [plan(case.recipe, resolve_device(case.recipe.device), self.experiment.config.variants)
+        variant_sets = [variants_of(case.recipe, resolve_device(case.recipe.device), self.experiment.config.variants)
                  for case in self.experiment.cases]  # fmt: skip
-        self.journal.add(load=os.getloadavg()[0])
-        for number, (case, planned) in enumerate(zip(self.experiment.cases, plans, strict=True)):
+        self.log.add(load=os.getloadavg()[0])
+        for number, (case, variants) in enumerate(zip(self.experiment.cases, variant_sets, strict=True)):
             if not self.stop:
-                left = self.experiment.config.budget - self.journal.seconds
-                remaining = len(plans) - number
-                _Measurement(self, case, planned, time.monotonic() + max(0.0, left) / remaining).run()
-        for case, planned in zip(self.experiment.cases, plans, strict=True):
-            self._judge(case, planned)
-        entries = self.journal.entries
-        cases = tuple(analyse(case, planned, entries)
-                      for case, planned in zip(self.experiment.cases, plans, strict=True)
+                left = self.experiment.config.budget - self.log.seconds
+                remaining = len(variant_sets) - number
+                _Measurement(self, case, variants, time.monotonic() + max(0.0, left) / remaining).run()
+        for case, variants in zip(self.experiment.cases, variant_sets, strict=True):
+            self._judge(case, variants)
+        entries = self.log.entries
+        cases = tuple(analyse(case, variants, entries)
+                      for case, variants in zip(self.experiment.cases, variant_sets, strict=True)
                       if not self.stop or update_rounds(self.of(case)))  # fmt: skip
         return Result(
             name=self.experiment.config.name,
@@ -94,40 +94,42 @@ class Ablation:
             load=max(entry["load"] for entry in entries if "load" in entry),
             cases=cases,
             slope=slope(cases),
-            seconds=self.journal.seconds,
-            folder=str(self.journal.folder),
+            seconds=self.log.seconds,
+            folder=str(self.log.folder),
             interrupted=bool(self.stop),
             published_by=self.experiment.config.published_by,
         )
 
     def of(self, case: Case) -> list[dict[str, Any]]:
-        """The journal's lines about a case."""
-        return [entry for entry in self.journal.entries if entry.get("case") == case.name]
+        """The log's lines about a case."""
+        return [entry for entry in self.log.entries if entry.get("case") == case.name]
 
-    def _judge(self, case: Case, planned: Plan) -> None:
+    def _judge(self, case: Case, variants: VariantSet) -> None:
         """Asks the gate about every variant that was measured, once."""
-        known = {entry["variant"] for entry in self.of(case) if "verdict" in entry} | lost(self.of(case)).keys()
-        for variant in planned.variants:
+        known = {entry["variant"] for entry in self.of(case) if "verdict" in entry} | failed_variants(
+            self.of(case)
+        ).keys()
+        for variant in variants.variants:
             if self.gate is None or self.stop or not variant.stages or variant.name in known:
                 continue
             self.say(f"{_title(case)}is {variant.name} harmless?")
             verdict = self.gate(case.recipe, self.registry, variant.stages)
             told = {"outcome": str(verdict.outcome), "contract": verdict.contract, "summary": verdict.summary}
-            self.journal.add(case=case.name, variant=variant.name, verdict=told)
+            self.log.add(case=case.name, variant=variant.name, verdict=told)
 
 
 class _Measurement:
     """One case."""
 
-    def __init__(self, ablation: Ablation, case: Case, planned: Plan, deadline: float) -> None:
-        self.ablation, self.case, self.plan, self.deadline = ablation, case, planned, deadline
-        self.journal, self.config = ablation.journal, ablation.experiment.config
+    def __init__(self, ablation: Ablation, case: Case, variants: VariantSet, deadline: float) -> None:
+        self.ablation, self.case, self.variants, self.deadline = ablation, case, variants, deadline
+        self.log, self.config = ablation.log, ablation.experiment.config
         self.children: dict[str, Child] = {}
 
     def run(self) -> None:
         """Measures the variants that are not done, as many side by side as memory allows."""
         settled = {name for entry in self.ablation.of(self.case) for name in entry.get("settled", ())}
-        left = [variant for variant in self.plan.variants[1:] if variant.name not in settled]
+        left = [variant for variant in self.variants.variants[1:] if variant.name not in settled]
         if not left:
             return
         with ExitStack() as baselines:
@@ -147,20 +149,20 @@ class _Measurement:
                 if self.ablation.stop:
                     return
                 if time.monotonic() - begun > SETUP_SHARE * (deadline - begun):
-                    self._lose(variant.name, "the budget was spent before its turn came")
+                    self._fail(variant.name, "the budget was spent before its turn came")
                     continue
                 self.ablation.say(f"{_title(self.case)}starting {variant.name} ({number} of {len(squad)})")
                 try:
                     self._start(variant.name, variant.stages, processes, deadline)
                 except ChildError as error:
-                    self._lose(variant.name, str(error))
+                    self._fail(variant.name, str(error))
             names = [variant.name for variant in squad if variant.name in self.children]
             ended = self._rounds(names, deadline)
             self._memory(names)
             for name in names:
                 self.children.pop(name, None)
             if not self.ablation.stop:
-                self.journal.add(case=self.case.name, settled=[variant.name for variant in squad], done=ended)
+                self.log.add(case=self.case.name, settled=[variant.name for variant in squad], done=ended)
 
     def _start(self, name: str, stages: Sequence[str], processes: ExitStack, deadline: float) -> None:
         child = Child("runner.measure.measured", self.case.recipe, stages, self.ablation.registry.files)
@@ -169,13 +171,13 @@ class _Measurement:
         try:
             prepared = child.ask("prepare", patience)
             if name == BASELINE:
-                self.journal.add(case=self.case.name, work=child.ask("work"))
+                self.log.add(case=self.case.name, cost=child.ask("cost"))
         except ChildError as error:
             if not stages:
                 raise RunnerError(f"{_title(self.case)}the baseline cannot be measured: {error}") from error
             raise
         self.children[name] = child
-        self.journal.add(case=self.case.name, variant=name, prepared=prepared)
+        self.log.add(case=self.case.name, variant=name, prepared=prepared)
 
     def _rounds(self, names: Sequence[str], deadline: float) -> str:
         """Measures rounds of all these variants and the baselines; returns why it stopped."""
@@ -183,23 +185,23 @@ class _Measurement:
         every = [BASELINE, *names[:half], AGAIN, *names[half:]]  # A/A sees as much drift as the variants do
         first = 1 + max(update_rounds(self.ablation.of(self.case)), default=0)
         before = [each for each in update_rounds(self.ablation.of(self.case)).values() if each.keys() >= set(every)]
-        for turn in range(first, first + rounds.most - len(before)):
+        for number in range(first, first + rounds.most - len(before)):
             if self.ablation.stop:
                 return "interrupted"
             update, train = {}, {}
-            for name in order([each for each in every if each in self.children], turn):
+            for name in order([each for each in every if each in self.children], number):
                 try:
                     update[name] = self.children[name].ask("update")["seconds"]
-                    if turn % TRAIN_EVERY == 0:
+                    if number % TRAIN_EVERY == 0:
                         train[name] = self.children[name].ask("train")
                 except ChildError as error:
                     if name in (BASELINE, AGAIN):
                         raise RunnerError(f"{_title(self.case)}the baseline failed: {error}") from error
                     update.pop(name, None)
                     del self.children[name]
-                    self._lose(name, str(error))
-            self.journal.add(case=self.case.name, round=turn, update=update, train=train)
-            done = turn - first + 1 + len(before)
+                    self._fail(name, str(error))
+            self.log.add(case=self.case.name, round=number, update=update, train=train)
+            done = number - first + 1 + len(before)
             widest = self._widest([AGAIN, *names])
             sure = f", intervals up to +-{widest:.1%}" if math.isfinite(widest) else ""
             self.ablation.say(
@@ -226,27 +228,27 @@ class _Measurement:
     def _memory(self, names: Sequence[str]) -> None:
         for name in names:
             if name in self.children:
-                self.journal.add(case=self.case.name, variant=name, memory=self.children[name].ask("memory"))
+                self.log.add(case=self.case.name, variant=name, memory=self.children[name].ask("memory"))
 
     def _rates(self) -> None:
         self.ablation.say(f"{_title(self.case)}measuring what this machine can do at best")
         with Child("runner.measure.limit") as child:
             device = resolve_device(self.case.recipe.device)
-            self.journal.add(case=self.case.name, rates=child.ask(str(device)))
+            self.log.add(case=self.case.name, rates=child.ask(str(device)))
 
-    def _lose(self, name: str, reason: str) -> None:
-        self.journal.add(case=self.case.name, variant=name, lost=reason)
+    def _fail(self, name: str, reason: str) -> None:
+        self.log.add(case=self.case.name, variant=name, failed=reason)
 
 
-def order(names: Sequence[str], turn: int) -> list[str]:
+def order(names: Sequence[str], number: int) -> list[str]:
     """The order of one round: turned by one place every second round, and backwards in every other one.
 
     Over twice as many rounds as names, each takes every place equally often, and follows its neighbours as often as
     they follow it: a machine that becomes slower or faster favours none.
     """
-    start = turn // 2 % max(1, len(names))
+    start = number // 2 % max(1, len(names))
     turned = [*names[start:], *names[:start]]
-    return turned[::-1] if turn % 2 else turned
+    return turned[::-1] if number % 2 else turned
 
 
 def _split(variants: Sequence[Variant], size: int) -> Iterator[Sequence[Variant]]:

@@ -22,7 +22,7 @@ from runner.system.errors import ExitCode, UsageError
 from runner.train.assemble import assemble, resolve_device, setting_of
 from runner.verify.statistical import NOT_BEGUN, Trainings, statistical
 from runner.verify.training_subject import recipe_with, recorded, subject
-from runner.verify.variants import ALL, Variant, plan, required
+from runner.verify.variants import ALL, Variant, required, variants_of
 
 _STRENGTH = {Exact: 0, Close: 1, Statistical: 2}
 """What a recipe as a whole promises is what its weakest stage does."""
@@ -52,7 +52,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Row:
+class StageVerdict:
     """What was found about one set of stages."""
 
     name: str
@@ -63,11 +63,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """What ``runner verify`` says."""
 
     recipe: str
-    rows: tuple[Row, ...]
+    rows: tuple[StageVerdict, ...]
     inactive: dict[str, str]
     """Stages that have nothing to do here, with the reason."""
     seconds: float
@@ -88,7 +88,7 @@ class Report:
             {
                 "name": row.name,
                 "stages": list(row.stages),
-                "contract": shown(row.contract),
+                "contract": contract_name(row.contract),
                 "verdict": row.verdict.outcome,
                 "summary": row.verdict.summary,
                 "evidence": row.verdict.evidence,
@@ -104,7 +104,7 @@ class Report:
         }
 
 
-def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Report:
+def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
     """Compares every active stage alone, with what it requires, and the whole recipe with the baseline.
 
     Args:
@@ -117,19 +117,19 @@ def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Cal
         UsageError: the recipe has no stage to look at.
     """
     started = time.perf_counter()
-    planned = plan(recipe, resolve_device(recipe.device), ("alone", "all"))
-    variants = _chosen(planned.variants, options.stages)
+    found = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
+    variants = _chosen(found.variants, options.stages)
     if not variants:
         raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
     gate = Gate(recipe, registry, options, say)
     rows = []
     for name, variant in variants:
         contract = weakest(recipe, variant.stages)
-        say(f"{name}: {shown(contract)} ...")
+        say(f"{name}: {contract_name(contract)} ...")
         verdict = gate(variant.stages)
         say(f"{name}: {verdict.outcome}, {verdict.summary}")
-        rows.append(Row(name, variant.stages, contract, verdict))
-    return Report(recipe.name, tuple(rows), dict(planned.inactive), time.perf_counter() - started)
+        rows.append(StageVerdict(name, variant.stages, contract, verdict))
+    return Verification(recipe.name, tuple(rows), dict(found.inactive), time.perf_counter() - started)
 
 
 class Gate:
@@ -215,8 +215,8 @@ class Gate:
     @cached_property
     def _active(self) -> tuple[str, ...]:
         """The recipe's stages that have something to do here."""
-        planned = plan(self.recipe, resolve_device(self.recipe.device))
-        return tuple(kind for kind in self.recipe.stages if kind not in planned.inactive)
+        found = variants_of(self.recipe, resolve_device(self.recipe.device))
+        return tuple(kind for kind in self.recipe.stages if kind not in found.inactive)
 
     def _is_equal(self, kind: str) -> bool:
         """Whether a stage, with what it requires, was seen to lose nothing but rounding."""
@@ -256,7 +256,7 @@ def contract_of(recipe: Recipe, kind: str) -> Contract:
     return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))
 
 
-def shown(contract: Contract) -> str:
+def contract_name(contract: Contract) -> str:
     """``Exact``, ``Close`` or ``Statistical``."""
     return type(contract).__name__
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from runner.verify.gate import Report
+    from runner.verify.gate import Verification
 
 _COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow"}
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: Verification, console: Console) -> None:
     """Prints one row for every stage and one for the recipe as a whole."""
     data = report.data()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

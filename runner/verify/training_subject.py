@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runner.api import Batch, StageConfig, State
 from runner.compare.state import clones, mapped
-from runner.compare.subject import Build, Report, Subject
+from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
 from runner.recipe import Place, Recipe, RecipeError
 from runner.recipe.constraints import Draft, conflicts
@@ -146,22 +146,22 @@ class _Training:
         self.whole_step.count(drawn.batch)
         return recorded
 
-    def watch(self, report: Report) -> None:
+    def watch(self, listener: Listener) -> None:
         """Wraps the slots that tell the story of an update."""
         for name in dict.fromkeys(("next_batch", *self.learner.story)):
-            self.slots.wrap(name, partial(_reported, name, report))
+            self.slots.wrap(name, partial(_observed, name, listener))
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.pipeline.device)
 
 
-def _reported(name: str, report: Report, step: Callable[..., Any]) -> Callable[..., Any]:
-    def reported(*args: Any, **kwargs: Any) -> Any:
+def _observed(name: str, listener: Listener, step: Callable[..., Any]) -> Callable[..., Any]:
+    def observed(*args: Any, **kwargs: Any) -> Any:
         output = step(*args, **kwargs)
-        report(name, output)
+        listener(name, output)
         return output
 
-    return reported
+    return observed
 
 
 class _LearnerState:

@@ -38,8 +38,8 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What an ablation of one recipe measures, and what not."""
+class VariantSet:
+    """The variants of one recipe, and what cannot be one."""
 
     variants: tuple[Variant, ...]
     """The baseline first, then those that matter most."""
@@ -58,7 +58,7 @@ class Plan:
         return next((variant for variant in self.variants if name in variant.names), None)
 
 
-def plan(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS) -> Plan:
+def variants_of(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS) -> VariantSet:
     """The variants of a recipe.
 
     Args:
@@ -87,7 +87,7 @@ def plan(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUP
     if ALL not in whole:
         whole.append(ALL)  # whatever it was asked for as
     variants = tuple(Variant(names[0], stages, tuple(names[1:])) for stages, names in found.items())
-    return Plan(variants, inactive, refused)
+    return VariantSet(variants, inactive, refused)
 
 
 def names(recipe: Recipe) -> set[str]:

@@ -84,13 +84,13 @@ def test_one_element_of_one_parameter_is_found(name, update, place, exponent):
 
 
 def test_the_slot_is_named_where_slots_tell():
-    def doubled(model, x):
+    def to_float64(model, x):
         return model(x) * (1 + 1e-6)
 
     assert "update 1, slot 'forward': 'output' differs" in str(
-        judge(Loop(forward=doubled, named=True), Loop(named=True))
+        judge(Loop(forward=to_float64, named=True), Loop(named=True))
     )
-    assert "update 1, slot 'step': 'loss' differs" in str(judge(Loop(forward=doubled)))
+    assert "update 1, slot 'step': 'loss' differs" in str(judge(Loop(forward=to_float64)))
 
 
 def test_gradients_are_compared_also_where_they_are_forgotten_and_change_nothing():

@@ -13,7 +13,7 @@ from loops import Loop, Net, batches
 from torch import nn
 
 from runner.api import Ring
-from runner.compare.state import clones, doubled, leaves, load, named_parameters, saved
+from runner.compare.state import clones, leaves, load, named_parameters, saved, to_float64
 
 NUMBERS = st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.none() | st.text(max_size=3)
 TENSORS = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]).map(
@@ -61,7 +61,7 @@ def test_copies_are_equal_and_share_nothing(value):
 
 @given(NESTED)
 def test_only_floating_point_tensors_are_doubled(value):
-    for (_, mine), (_, theirs) in zip(leaves(value), leaves(doubled(value)), strict=True):
+    for (_, mine), (_, theirs) in zip(leaves(value), leaves(to_float64(value)), strict=True):
         if isinstance(mine, torch.Tensor):
             assert theirs.dtype == (torch.float64 if mine.is_floating_point() else mine.dtype)
             assert torch.equal(mine.double(), theirs.double())
@@ -166,7 +166,7 @@ def test_a_state_moves_into_a_wider_type():
     try:
         wide = Loop(options={"lr": 1e-2, "fused": True})()
         load(wide, saved(narrow))
-        wide.step(doubled(batches(1)[0]))
+        wide.step(to_float64(batches(1)[0]))
     finally:
         torch.set_default_dtype(torch.float32)
     assert wide.state["model"].head.weight.dtype == torch.float64

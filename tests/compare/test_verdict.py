@@ -7,6 +7,7 @@ from types import ModuleType
 from hypothesis import given
 from hypothesis import strategies as st
 
+import runner.compare
 import runner.proof
 from runner.proof import Difference, Outcome, Verdict, worst
 
@@ -43,6 +44,6 @@ def test_a_difference_says_when_where_what_and_how_much():
 
 
 def test_no_module_takes_the_place_of_a_public_name():
-    for module in pkgutil.iter_modules(runner.proof.__path__, "runner.proof."):
+    for module in pkgutil.iter_modules(runner.compare.__path__, "runner.compare."):
         importlib.import_module(module.name)
     assert [name for name in runner.proof.__all__ if isinstance(getattr(runner.proof, name), ModuleType)] == []

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from ablations import BASE_S, OFF, analysed, case, entries, planned, result
+from ablations import BASE_S, OFF, analysed, case, entries, result, variant_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +18,9 @@ STAGES = ("forward_cache", "merged_critic_loss", "stacked_agents", "fused_optimi
 def test_gains_that_multiply_come_out_as_such(factors):
     found = analysed(CASE, factors)
     product = 1.0
-    for worth in found.worth:
-        assert worth.alone.value == pytest.approx(factors[worth.stage])
-        product *= factors[worth.stage]
+    for gain in found.worth:
+        assert gain.alone.value == pytest.approx(factors[gain.stage])
+        product *= factors[gain.stage]
     assert found.named("all").ratio.value == pytest.approx(product)
     assert found.interaction.value == pytest.approx(1.0)
     assert found.a_a.value == pytest.approx(1.0)
@@ -39,7 +39,7 @@ def test_interaction_is_seen():
     for entry in own:
         if "update" in entry:
             entry["update"]["all"] *= 1.25
-    found = analyse(CASE, planned(CASE), own)
+    found = analyse(CASE, variant_set(CASE), own)
     assert found.interaction.value == pytest.approx(0.8)
 
 
@@ -73,8 +73,8 @@ def test_what_was_not_measured_is_missing_with_its_reason():
     for entry in own:
         if "update" in entry:
             del entry["update"]["all"]
-    own.append({"session": 1, "case": "", "variant": "all", "lost": "memory does not suffice"})
-    found = analyse(CASE, planned(CASE), own)
+    own.append({"session": 1, "case": "", "variant": "all", "failed": "memory does not suffice"})
+    found = analyse(CASE, variant_set(CASE), own)
     assert found.missing == {"all": "memory does not suffice"}
     assert found.interaction is None
     assert found.named("all") is None
@@ -82,7 +82,7 @@ def test_what_was_not_measured_is_missing_with_its_reason():
 
 def test_without_a_round_there_is_nothing_to_say():
     with pytest.raises(RunnerError, match="larger budget"):
-        analyse(CASE, planned(CASE), [])
+        analyse(CASE, variant_set(CASE), [])
 
 
 def test_the_slope_compares_time_with_flop():

@@ -28,7 +28,7 @@ def small(*sets):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    return profile(small(), Registry(), workspace(tmp_path_factory.mktemp("work")), updates=UPDATES, warmup_s=0.5)
+    return profile(small(), Registry(), workspace(tmp_path_factory.mktemp("cost")), updates=UPDATES, warmup_s=0.5)
 
 
 def test_every_slot_of_the_story_is_called_once_in_an_update(measured):
@@ -188,7 +188,7 @@ def test_on_a_cpu_it_is_said_that_nothing_waits_there(measured):
     assert "not called" not in said
 
 
-def test_the_overhead_of_the_profiler_is_told():
+def test_the_overhead_of_the_profiler_is_why_not_faster():
     assert GPU.profiler_overhead == 0.5
     assert "+50%" in shown(GPU, 80)
     assert replace(GPU, profiled_update_ms=1.0).data()["profiler_overhead"] == 0.0

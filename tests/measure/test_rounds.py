@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import yaml
-from ablations import planned
+from ablations import variant_set
 from hypothesis import given
 from hypothesis import strategies as st
 from running import TINY_UAV
@@ -16,7 +16,7 @@ from runner.child.process import Child, ChildError
 from runner.compare.verdict import Outcome, Verdict
 from runner.measure.ablate import ablate
 from runner.measure.experiment import load_experiment
-from runner.measure.journal import ROUNDS, is_finished
+from runner.measure.measurement_log import ROUNDS, is_finished
 from runner.measure.rounds import Ablation, order
 from runner.plugin.registry import Registry
 from runner.recipe import load
@@ -65,7 +65,7 @@ def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
     assert whole.peak_memory > 2**20
     assert whole.throughput.steps_per_second > 0
     assert sum(whole.throughput.shares.values()) == pytest.approx(1.0, abs=0.01)
-    assert case.work.counted_flop > case.work.least_flop > 0
+    assert case.cost.counted_flop > case.cost.least_flop > 0
     report = (out / "README.md").read_text()
     assert "| all | " in report.replace("all = phase 1", "all")
     assert (out / "ratios.png").stat().st_size > 1000
@@ -107,18 +107,18 @@ def test_an_interrupted_ablation_goes_on_where_it_stopped(experiment):
 
     with pytest.raises(Enough):
         measure(given, say=say)
-    (journal,) = (workspace().root / "ablations").glob(f"*/{ROUNDS}")
-    assert (journal.parent / "locks" / "recipe" / "recipe.lock.yaml").is_file()  # as it was when it began
-    before = journal.read_bytes()
+    (log,) = (workspace().root / "ablations").glob(f"*/{ROUNDS}")
+    assert (log.parent / "locks" / "recipe" / "recipe.lock.yaml").is_file()  # as it was when it began
+    before = log.read_bytes()
     assert before.count(b'"round"') == 1
-    with journal.open("ab") as file:
+    with log.open("ab") as file:
         file.write(b'{"session": 1, "round": 2, "upd')  # torn by the kill
     done = measure(given, say=said.append)
     assert any(text.startswith("going on in") for text in said)
-    assert journal.read_bytes().startswith(before)
-    assert done.result.folder == str(journal.parent)
+    assert log.read_bytes().startswith(before)
+    assert done.result.folder == str(log.parent)
     assert done.result.cases[0].named("all").ratio.rounds == 3
-    assert is_finished(journal.parent)  # so that the next one begins anew
+    assert is_finished(log.parent)  # so that the next one begins anew
 
 
 @pytest.mark.usefixtures("migrated_workspace")
@@ -183,9 +183,9 @@ def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
 
     given = experiment(variants=["all", "alone", "phases", "all_but"])
     notes = Notes([{"case": "", "variant": "all", "verdict": {"outcome": "PASS"}},
-                   {"case": "", "variant": "forward_cache", "lost": "no memory"}])  # fmt: skip
+                   {"case": "", "variant": "forward_cache", "failed": "no memory"}])  # fmt: skip
     ablation = Ablation(given, Registry(), notes, gate, lambda _: None, Stop(), "")
-    ablation._judge(given.cases[0], planned(given.cases[0]))
+    ablation._judge(given.cases[0], variant_set(given.cases[0]))
     assert asked == [("merged_critic_loss",)]
     assert notes.entries[-1]["verdict"]["outcome"] == "FAIL"
 

@@ -11,7 +11,7 @@ from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
 from runner.plugins.stages.fused_optimizer import FusedOptimizer
 from runner.system.errors import ExitCode
-from runner.verify.gate import Gate, Options, Report, Row, quick, verify_recipe, weakest
+from runner.verify.gate import Gate, Options, StageVerdict, Verification, quick, verify_recipe, weakest
 from runner.verify.statistical import NOT_BEGUN
 
 REGISTRY = Registry()
@@ -115,8 +115,8 @@ def test_what_several_stages_promise_is_what_the_weakest_does():
     ("outcomes", "code"), [(("PASS", "PASS"), 0), (("PASS", "INCONCLUSIVE"), 4), (("INCONCLUSIVE", "FAIL"), 3)]
 )
 def test_the_worst_verdict_is_the_exit_code(outcomes, code):
-    rows = tuple(Row("x", ("x",), Exact(), Verdict(Outcome(each), "Exact", "because")) for each in outcomes)
-    assert Report("r", rows, {}, 1.0).exit_code == code
+    rows = tuple(StageVerdict("x", ("x",), Exact(), Verdict(Outcome(each), "Exact", "because")) for each in outcomes)
+    assert Verification("r", rows, {}, 1.0).exit_code == code
 
 
 def test_a_gate_judges_a_close_stage_by_algebra():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from running import NoDisplay, tiny
 
-from runner.compare.isolation import Place, World
+from runner.compare.isolation import Isolation, Location
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, exact, verify
 from runner.recipe import RecipeError, load
@@ -101,27 +101,27 @@ def test_recording_leaves_the_global_generators_alone(recipe):
 
 def test_a_subject_that_draws_shows_its_source_and_its_generators(recipe):
     build = subject(recipe, REGISTRY, ())
-    drawn, given = World(build, 0), World(build, 0)
+    drawn, given = Isolation(build, 0), Isolation(build, 0)
     (pair,) = recorded(recipe, REGISTRY, 1)
     first, again = drawn.step(0), given.step(pair)
     names = {place.name for place in first}
     assert {"source.replay.priorities", "source.replay.rows.rows", "source.generators.noise"} <= names
     assert not [place for place in again if place.name.startswith("source")]
-    loss = Place("step", "output", "critic_loss")
+    loss = Location("step", "output", "critic_loss")
     assert torch.equal(first[loss], again[loss])
 
 
 def test_the_story_is_told_in_order(recipe):
-    world = World(subject(recipe, REGISTRY, ()), 0, watching=True)
-    slots = list(dict.fromkeys(place.slot for place in world.step(0, watching=True)))
+    isolation = Isolation(subject(recipe, REGISTRY, ()), 0, watching=True)
+    slots = list(dict.fromkeys(place.slot for place in isolation.step(0, watching=True)))
     assert slots == ["next_batch", "targets", "critic_step", "actor_step", "temperature_step", "target_step", "step"]
 
 
 @pytest.mark.parametrize("name", ["marl_baseline", "marl_spread"])
 def test_a_recipe_can_be_had_in_float64(name):
     small = tiny(name)
-    world = World(subject(small, REGISTRY, small.stages), 0, torch.float64)
-    assert all(parameter.dtype == torch.float64 for _, parameter in world.subject.parameters())
+    isolation = Isolation(subject(small, REGISTRY, small.stages), 0, torch.float64)
+    assert all(parameter.dtype == torch.float64 for _, parameter in isolation.subject.parameters())
 
 
 @pytest.fixture
@@ -144,8 +144,8 @@ def test_a_learner_on_a_dataset_that_knows_nothing_of_the_gate_is_judged(digits)
     assert exact(baseline, subject(recipe, registry, ["recompute_activations"]), range(3))
     batches = recorded(recipe, registry, 4)
     assert verify(baseline, subject(recipe, registry, ["recompute_activations"]), batches, Exact())
-    fused = World(subject(recipe, registry, ["fused_optimizer"]), 0)
+    fused = Isolation(subject(recipe, registry, ["fused_optimizer"]), 0)
     verdict = verify(baseline, subject(recipe, registry, ["fused_optimizer"]), batches, Close())
     assert verdict, verdict
-    fused.load({"learner": World(baseline, 0).subject.state["learner"].state_dict()})
+    fused.load({"learner": Isolation(baseline, 0).subject.state["learner"].state_dict()})
     assert fused.subject.state["learner"].state_dict()["optimizer"]["param_groups"][0]["fused"] is True

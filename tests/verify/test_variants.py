@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runner.api import Exact, Stage
 from runner.recipe import load
 from runner.system.errors import UsageError
-from runner.verify.variants import GROUPS, names, plan, required
+from runner.verify.variants import GROUPS, names, required, variants_of
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def sets(planned):
 
 
 def test_every_kind_of_variant_with_what_is_required(recipe):
-    found = plan(recipe(stage("a"), stage("b"), stage("c", 2, ("a", "b")), stage("d", 3)), CPU)
+    found = variants_of(recipe(stage("a"), stage("b"), stage("c", 2, ("a", "b")), stage("d", 3)), CPU)
     assert sets(found) == {
         "baseline": "",
         "all": "abcd",
@@ -64,14 +64,14 @@ def test_every_kind_of_variant_with_what_is_required(recipe):
 
 
 def test_leaving_one_out_takes_along_what_requires_it(recipe):
-    found = plan(recipe(stage("a"), stage("b", 2, ("a",)), stage("c", 3, ("b",)), stage("d", 3)), CPU)
+    found = variants_of(recipe(stage("a"), stage("b", 2, ("a",)), stage("c", 3, ("b",)), stage("d", 3)), CPU)
     assert found.named("all but a").stages == ("d",)
     assert found.named("all but b").stages == ("a", "d")
     assert found.named("c").stages == ("a", "b", "c")
 
 
 def test_stages_with_nothing_to_do_are_listed_and_not_measured(recipe):
-    found = plan(recipe(stage("a"), stage("b", 2, idle="no GPU"), stage("c", 3, ("b",))), CPU)
+    found = variants_of(recipe(stage("a"), stage("b", 2, idle="no GPU"), stage("c", 3, ("b",))), CPU)
     assert dict(found.inactive) == {"b": "no GPU", "c": "it requires 'b', which is inactive: no GPU"}
     assert [variant.stages for variant in found.variants] == [(), ("a",)]
 
@@ -79,18 +79,18 @@ def test_stages_with_nothing_to_do_are_listed_and_not_measured(recipe):
 def test_sets_that_cannot_be_are_refused_with_the_reason(recipe):
     odd = stage("odd", 3, refuses_beside="a")
     with pytest.raises(UsageError, match="beside a"):
-        plan(recipe(stage("a"), odd), CPU)  # the recipe as a whole
+        variants_of(recipe(stage("a"), odd), CPU)  # the recipe as a whole
     fussy = stage("fussy", 3)
     fussy.inactive = lambda setting: "lonely" if "a" not in setting.stages else None
-    found = plan(recipe(stage("a"), fussy), CPU)
+    found = variants_of(recipe(stage("a"), fussy), CPU)
     assert found.refused == dict.fromkeys(("fussy", "all but a"), "fussy would be inactive: lonely")
     assert found.named("fussy") is None
 
 
 def test_only_the_groups_that_are_asked_for(recipe):
     stages = recipe(stage("a"), stage("b", 2), stage("c", 3))
-    assert set(sets(plan(stages, CPU, ["all"]))) == {"baseline", "all"}
-    assert set(sets(plan(stages, CPU, ["all", "phases"]))) == {"baseline", "all", "phase 1", "phases 1-2"}
+    assert set(sets(variants_of(stages, CPU, ["all"]))) == {"baseline", "all"}
+    assert set(sets(variants_of(stages, CPU, ["all", "phases"]))) == {"baseline", "all", "phase 1", "phases 1-2"}
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4))))
@@ -104,7 +104,7 @@ def test_no_set_is_measured_twice_and_every_one_is_closed(phases, wishes):
     }
     made = {kind: stage(kind, phase, needs[kind]) for kind, phase in zip(kinds, phases, strict=True)}
     ordered = {kind: made[kind] for kind in sorted(made, key=lambda kind: (made[kind].phase, kind))}
-    found = plan(_Stub(ordered), CPU)
+    found = variants_of(_Stub(ordered), CPU)
     measured = [variant.stages for variant in found.variants]
     assert len(set(measured)) == len(measured)
     assert measured[0] == ()

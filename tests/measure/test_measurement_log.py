@@ -5,49 +5,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.measure.journal import ROUNDS, Journal, identity_of, is_finished
+from runner.measure.measurement_log import ROUNDS, MeasurementLog, identity_of, is_finished
 from runner.system.errors import UsageError
 
 
 def reopened(folder):
-    journal = Journal(folder, {"name": "x"})
-    journal.close()
-    return journal
+    log = MeasurementLog(folder, {"name": "x"})
+    log.close()
+    return log
 
 
 def test_what_was_added_is_there_after_a_crash(tmp_path):
-    journal = Journal(tmp_path / "a", {"name": "x"})
-    journal.add(case="", round=1, update={"baseline": 0.5})
+    log = MeasurementLog(tmp_path / "a", {"name": "x"})
+    log.add(case="", round=1, update={"baseline": 0.5})
     shutil.copytree(tmp_path / "a", tmp_path / "b")  # as it is, without having been closed
     found = reopened(tmp_path / "b")
     assert found.entries[0]["update"] == {"baseline": 0.5}
     assert identity_of(tmp_path / "a") == {"name": "x"}
     assert not is_finished(tmp_path / "a")
-    journal.close()
+    log.close()
 
 
 def test_two_processes_do_not_measure_in_one_folder(tmp_path):
-    journal = Journal(tmp_path, {"name": "x"})
+    log = MeasurementLog(tmp_path, {"name": "x"})
     with pytest.raises(UsageError, match="another process measures"):
-        Journal(tmp_path, {"name": "x"})
-    journal.close()
+        MeasurementLog(tmp_path, {"name": "x"})
+    log.close()
     reopened(tmp_path)
 
 
 @given(cut=st.integers(1, 200))
 def test_a_torn_line_costs_itself_alone(tmp_path_factory, cut):
-    folder = tmp_path_factory.mktemp("journal")
-    journal = Journal(folder, {})
+    folder = tmp_path_factory.mktemp("log")
+    log = MeasurementLog(folder, {})
     for turn in range(3):
-        journal.add(case="", round=turn)
-    journal.close()
+        log.add(case="", round=turn)
+    log.close()
     data = (folder / ROUNDS).read_bytes()
     lines = data.splitlines(keepends=True)
     torn = data[: max(len(lines[0]) + len(lines[1]), len(data) - cut)]
     (folder / ROUNDS).write_bytes(torn)
-    journal = Journal(folder, {})
-    journal.add(case="", round=9)
-    journal.close()
+    log = MeasurementLog(folder, {})
+    log.add(case="", round=9)
+    log.close()
     rounds = [entry["round"] for entry in reopened(folder).entries]
     assert rounds[:2] == [0, 1]
     assert rounds[-1] == 9

@@ -19,7 +19,7 @@ Entry = dict[str, Any]
 """One line: whose it is (``case``, ``variant``) and what was measured."""
 
 
-class Journal:
+class MeasurementLog:
     """The folder of one ablation.
 
     Args:
