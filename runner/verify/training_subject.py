@@ -28,6 +28,8 @@ class Recorded(NamedTuple):
     noise: Batch
     inputs: Any
     """What of the batch the learner's ``predict`` answers to; its answers are compared, too."""
+    progress: dict[str, int]
+    """Counts before the update: on them depend learning rates, and what is not done in every update."""
 
 
 def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Recipe:
@@ -131,7 +133,8 @@ class _Training:
             while (output := self.whole_step()) is None:
                 pass
             return output
-        batch, noise, inputs = mapped(self._on_device, given)
+        batch, noise, inputs, counts = mapped(self._on_device, given)
+        self.pipeline.progress.load_state_dict(counts)
         output = self.whole_step.update(Drawn(batch, noise))
         return output | {"predict": self.learner.predict(inputs)}
 
@@ -139,10 +142,12 @@ class _Training:
         """What the next update learns from, which is then done."""
         while (drawn := self.whole_step.draw()) is None:
             pass
-        recorded: Recorded = clones(Recorded(*drawn, self.learner.inputs(drawn.batch)))
-        self.whole_step.seed(self.pipeline.progress.updates)
+        progress = self.pipeline.progress
+        recorded: Recorded = clones(Recorded(*drawn, self.learner.inputs(drawn.batch), progress.state_dict()))
+        self.whole_step.seed(progress.updates)
         output = self.whole_step.update(drawn)
         self.pipeline.source.feedback(drawn.batch, output)
+        progress.updates += 1
         self.whole_step.count(drawn.batch)
         return recorded
 

@@ -1,33 +1,29 @@
 """Handwritten digits: a learner, its data and one stage. Nothing is imported here but the runner's api."""
 
-from runner.api import Exact, LearnerConfig, Pipeline, SourceConfig, Stage
+from runner.api import DatasetConfig, Exact, GradientLearnerConfig, Setting, StageConfig
 
 
-class MlpConfig(LearnerConfig):
+class MlpConfig(GradientLearnerConfig):
     """Classifies images with one hidden layer."""
 
-    kind = "digits_mlp"
-    learns_from = "labelled_images"
+    kind = "example_mlp"
+    learns_from = "example_images"
     hidden: int = 64
     """Width of the hidden layer."""
-    lr: float = 1e-3
-    """Learning rate of Adam."""
 
     def implementation(self) -> type:
         from .works import Mlp
 
         return Mlp
 
-    def slots(self) -> frozenset[str]:
-        return frozenset({"forward", "loss"})
 
-
-class DigitsConfig(SourceConfig):
+class DigitsConfig(DatasetConfig):
     """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn."""
 
-    kind = "digits"
-    provides = "labelled_images"
+    kind = "example_digits"
+    provides = "example_images"
     headline = ("accuracy",)
+    in_memory = True
     held_out: int = 360
     """How many images only evaluation sees."""
 
@@ -37,7 +33,7 @@ class DigitsConfig(SourceConfig):
         return Digits
 
 
-class RecomputeActivations(Stage):
+class RecomputeActivations(StageConfig):
     """Forgets the activations of the forward pass and computes them again for the backward pass.
 
     When it helps: activations fill the memory (deep networks, large batches).
@@ -46,10 +42,12 @@ class RecomputeActivations(Stage):
 
     kind = "recompute_activations"
     phase = 2
-    contract = Exact()
     wraps = frozenset({"forward"})
 
-    def attach(self, pipeline: Pipeline) -> None:
-        from torch.utils.checkpoint import checkpoint
+    def contract(self, setting: Setting) -> Exact:
+        return Exact()
 
-        pipeline.slots.wrap("forward", lambda step: lambda image: checkpoint(step, image, use_reentrant=False))
+    def implementation(self) -> type:
+        from .works import Recompute
+
+        return Recompute
