@@ -3,6 +3,7 @@
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.nn.functional import softplus
 
 from runner.api import DatasetConfig, DatasetSource, Learner, LearnerConfig, Mean, Objective
 
@@ -14,7 +15,6 @@ class GanConfig(LearnerConfig):
     roles = {name: {"kind": "adam", "lr": 1e-3, "betas": [0.0, 0.99]} for name in ("discriminator", "generator")}
     slots = frozenset({"generate", "judge"})
     objective = Objective("nearest", "minimize")
-    width: int = 128
     latent: int = 16
     r1: float = 0.1
 
@@ -27,10 +27,8 @@ class Gan(Learner):
 
     def __init__(self, config, shapes, context):
         super().__init__(config, shapes, context)
-        critic = nn.Sequential(nn.Linear(*shapes["image"], config.width), nn.LeakyReLU(0.2), nn.Linear(config.width, 1))
-        artist = nn.Sequential(
-            nn.Linear(config.latent, config.width), nn.ReLU(), nn.Linear(config.width, *shapes["image"])
-        )
+        critic = nn.Sequential(nn.Linear(*shapes["image"], 128), nn.LeakyReLU(0.2), nn.Linear(128, 1))
+        artist = nn.Sequential(nn.Linear(config.latent, 128), nn.ReLU(), nn.Linear(128, *shapes["image"]))
         self.discriminator = self.role("discriminator", critic)
         self.generator = self.role("generator", artist, every=2)
 
@@ -40,10 +38,7 @@ class Gan(Learner):
 
     def update(self, batch, noise, progress):
         real, fake = batch["image"], self.slots.generate(noise["latent"][0]).detach()
-        loss = (
-            nn.functional.softplus(self.slots.judge(fake)).mean()
-            + nn.functional.softplus(-self.slots.judge(real)).mean()
-        )
+        loss = softplus(self.slots.judge(fake)).mean() + softplus(-self.slots.judge(real)).mean()
         logged, penalty = {"d_loss": loss.detach()}, 0.0
         if progress.updates % 4 == 3:  # lazily: every fourth time, and four times as strong
             real = real.detach().requires_grad_()
@@ -55,7 +50,7 @@ class Gan(Learner):
         if progress.updates % 2 == 1:
             self.generator.zero_grad()
             with self.discriminator.frozen():
-                loss = nn.functional.softplus(-self.slots.judge(self.slots.generate(noise["latent"][1]))).mean()
+                loss = softplus(-self.slots.judge(self.slots.generate(noise["latent"][1]))).mean()
                 self.slots.backward(loss)
             self.generator.step()
             logged["g_loss"] = loss.detach()
