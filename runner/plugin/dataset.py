@@ -186,12 +186,12 @@ class DatasetSource(Source):
 
     def _loader(self, data: Any, **settings: Any) -> DataLoader[Any]:
         workers = self.config.workers
+        settings.setdefault("generator", torch.Generator().manual_seed(derived_seed(self.context.seed, "workers")))
         return DataLoader(
             data,
             num_workers=workers,
             pin_memory=self.device.type == "cuda",
             prefetch_factor=4 if workers else None,
-            multiprocessing_context="forkserver" if workers else None,
             **settings,
         )
 

@@ -1,0 +1,245 @@
+"""What a training loop costs beside the training: the same small model in a bare loop, in the runner and in Lightning.
+
+``pip install -e '.[bench]'``, then ``python experiments/peers/overhead.py``. Every contestant is a whole training in a
+process of its own, on one thread, that is let go for a block of updates when it is its turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from runner.compare.noninferiority import ratio
+from runner.system.hardware import hardware
+
+BATCH, WIDTH, ROWS, LR = 16, 64, 4096, 1e-2
+UPDATES = 10_000_000
+"""More than anybody gets to."""
+
+
+class Turn:
+    """Lets a training go on for a block of updates, and says how long they took."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.left, self.started = connection, 1, 0.0
+        """The first update only says that it is ready."""
+
+    def tick(self) -> None:
+        """Called after every update."""
+        self.left -= 1
+        if self.left:
+            return
+        self.connection.send(time.perf_counter() - self.started)
+        count = self.connection.recv()
+        if count is None:
+            sys.exit(0)
+        self.left, self.started = count, time.perf_counter()
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows to learn from."""
+    x = torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(0))
+    return x, x.sum(1, keepdim=True)
+
+
+def model() -> nn.Module:
+    """A step of it takes about 100 microseconds."""
+    return nn.Sequential(nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+
+
+def bare(turn: Turn) -> None:
+    """What a person writes who wants nothing but the training, and the mean of the loss."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+    x, y = data()
+    total, count = 0.0, 0
+    while True:
+        order = torch.randperm(ROWS)
+        for start in range(0, ROWS, BATCH):
+            rows = order[start : start + BATCH]
+            optimizer.zero_grad()
+            loss = (net(x[rows]) - y[rows]).square().sum() / BATCH
+            loss.backward()
+            optimizer.step()
+            total, count = total + loss.item(), count + 1
+            turn.tick()
+
+
+def bare_data_loader(turn: Turn) -> None:
+    """The same with torch's ``DataLoader``, as Lightning has it."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=BATCH, shuffle=True)
+    total, count = 0.0, 0
+    while True:
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = (net(x) - y).square().sum() / BATCH
+            loss.backward()
+            optimizer.step()
+            total, count = total + loss.item(), count + 1
+            turn.tick()
+
+
+PLUGIN = f'''
+from overhead import LR, ROWS, WIDTH, data, model
+from runner.api import DatasetConfig, DatasetSource, GradientLearner, GradientLearnerConfig, Loss
+
+class Net(GradientLearner):
+    def build(self, config, shapes, context):
+        return model()
+    def loss(self, batch, noise, progress):
+        return Loss((self.slots.forward(batch["x"]) - batch["y"]).square().sum(), {BATCH})
+
+class NetConfig(GradientLearnerConfig):
+    """A small net."""
+    kind, learns_from, roles = "net", "rows", {{"model": {{"kind": "sgd", "lr": LR}}}}
+    def implementation(self):
+        return Net
+
+class Rows(DatasetSource):
+    def datasets(self, config):
+        x, y = data()
+        return {{"x": x, "y": y}}, {{"x": x[:64], "y": y[:64]}}
+
+class RowsConfig(DatasetConfig):
+    """Random rows."""
+    kind, provides, in_memory = "rows", "rows", True
+    def implementation(self):
+        return Rows
+'''
+
+
+def runner(turn: Turn) -> None:
+    """``runner run`` with everything that is on by default: guards, metrics, progress, MLflow."""
+    from rich.console import Console
+
+    from runner.cli.progress import ProgressDisplay
+    from runner.plugin.registry import Registry
+    from runner.recipe import load
+    from runner.tracking.workspace import Workspace
+    from runner.train.run import run
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    folder = Path(tempfile.mkdtemp(prefix="overhead-"))
+    (folder / "plugin.py").write_text(PLUGIN)
+    sections = f"name: overhead\ndevice: cpu\nmodel: {{kind: net}}\ndata: {{kind: rows}}\ntrain: {{updates: {UPDATES}"
+    (folder / "recipe.yaml").write_text(f"{sections}, batch_size: {BATCH}}}\n")
+    registry = Registry([folder / "plugin.py"])
+    recipe = load(folder / "recipe.yaml", (), registry)
+
+    class Watched(ProgressDisplay):
+        def advance(self, step: int, metrics: dict[str, float]) -> None:
+            super().advance(step, metrics)
+            turn.tick()
+
+    with Watched(Console(stderr=True), "overhead", UPDATES, "updates", ()) as display:
+        run(recipe, registry, Workspace(folder / "workspace"), display)
+
+
+def _lightning(turn: Turn, **settings: object) -> None:
+    import lightning
+
+    warnings.simplefilter("ignore")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            x, y = batch
+            loss = (self.net(x) - y).square().sum() / BATCH
+            self.log("train/loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=LR)
+
+        def on_train_batch_end(self, *arguments: object) -> None:
+            turn.tick()
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=BATCH, shuffle=True)
+    folder = tempfile.mkdtemp(prefix="overhead-")
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=UPDATES, max_epochs=-1, default_root_dir=folder, **settings
+    )
+    trainer.fit(Module(), loader)
+
+
+def lightning_default(turn: Turn) -> None:
+    """Lightning as it comes: progress bar, logger and checkpoints."""
+    _lightning(turn)
+
+
+def lightning_barebones(turn: Turn) -> None:
+    """Lightning's own setting for the measurement of overheads: it logs nothing, shows nothing and saves nothing."""
+    _lightning(turn, barebones=True)
+
+
+def contestants() -> dict[str, Callable[[Turn], None]]:
+    """Who can take part here."""
+    found = {"bare loop": bare, "bare loop, DataLoader": bare_data_loader, "runner": runner}
+    if find_spec("lightning"):
+        found |= {"Lightning": lightning_default, "Lightning, barebones": lightning_barebones}
+    return found
+
+
+def _begin(name: str, connection: Connection) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    contestants()[name](Turn(connection))
+
+
+def main() -> None:
+    """Prints a table, and keeps the figures in ``overhead.json``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--updates", type=int, default=2000, help="in a block")
+    options = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    pipes, taken = {}, {}
+    for name in contestants():
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=_begin, args=(name, theirs), daemon=True).start()
+        pipes[name].recv()
+        taken[name] = []
+    for turn in range(options.rounds + 1):
+        for name in list(pipes)[:: 1 if turn % 2 else -1]:
+            pipes[name].send(options.updates)
+            seconds = pipes[name].recv() / options.updates
+            if turn:  # the first block warms up
+                taken[name].append(1e6 * seconds)
+    for pipe in pipes.values():
+        pipe.send(None)
+    base = taken["bare loop"]
+    rows = {}
+    for name, times in taken.items():
+        speed = ratio(times, base)
+        extra = sorted(own - other for own, other in zip(times, base, strict=True))
+        rows[name] = {
+            "microseconds": round(statistics.median(times), 1),
+            "over_the_bare_loop": round(statistics.median(extra), 1),
+            "quartiles": [round(extra[len(extra) // 4], 1), round(extra[3 * len(extra) // 4], 1)],
+            "ratio": [round(value, 3) for value in (speed.value, speed.low, speed.high)],
+        }
+        print(f"{name:24} {json.dumps(rows[name])}")
+    result = {"rounds": options.rounds, "updates": options.updates, "machine": hardware(), "contestants": rows}
+    Path(__file__).with_name("overhead.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

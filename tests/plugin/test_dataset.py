@@ -1,0 +1,188 @@
+"""Sources that draw from a dataset: what they draw, and that a resumed run draws the same."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset
+
+from runner.api import Context, DatasetConfig, DatasetSource, Mean, Progress, Slots, UsageError
+
+CPU = torch.device("cpu")
+
+
+class Augmented(Dataset):
+    """Samples with noise from every generator that a transform may use."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        noise = torch.rand(()).item() + random.random() + float(np.random.rand())
+        return {"index": index, "value": torch.tensor(index + noise)}
+
+
+class Ragged(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.arange(index % 5 + 1)
+
+
+class Stream(IterableDataset):
+    """Counts, beginning elsewhere in every epoch; workers take turns."""
+
+    def __init__(self, count):
+        self.count, self.epoch = count, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for number in range(first, self.count, step):
+            yield {"index": self.epoch * 1000 + number, "value": torch.rand(())}
+
+
+class Config(DatasetConfig):
+    """Anything."""
+
+    kind = "anything"
+    provides = "rows"
+
+    def implementation(self):
+        raise AssertionError
+
+
+def source_of(data, workers=0, seed=3, held_out=None, **methods):
+    body = {"datasets": lambda self, config: (data, data if held_out is None else held_out), **methods}
+    made = type("Made", (DatasetSource,), body)
+    return made(Config(workers=workers), Context(CPU, Slots(), seed, batch_size=4))
+
+
+def drawn(source, count, size=4):
+    progress = Progress("updates", 1000)
+    batches = []
+    for _ in range(count):
+        batches.append(source.draw(size, progress))
+        source.counts(batches[-1])
+    return batches
+
+
+def same(one, other):
+    return all(
+        torch.equal(a[name], b[name])
+        for a, b in zip(one, other, strict=True)
+        for name in ("index", "value")
+        if name in a
+    )
+
+
+def rows(count):
+    return {"index": torch.arange(count), "value": torch.arange(count) * 0.5}
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(1, 60), size=st.integers(1, 20), epochs=st.integers(1, 3), seed=st.integers(0, 5))
+def test_an_epoch_holds_every_sample_once_but_those_of_a_smaller_last_batch(count, size, epochs, seed):
+    source = source_of(rows(count), seed=seed)
+    if size > count:
+        with pytest.raises(UsageError, match=r"train\.batch_size"):
+            source.draw(size, Progress("updates", 10))
+        return
+    whole = source.epoch_samples(size)
+    assert whole == count // size * size
+    for _ in range(epochs):
+        seen = torch.cat([batch["index"] for batch in drawn(source, whole // size, size)]).tolist()
+        assert len(set(seen)) == len(seen) == whole
+
+
+def test_epochs_are_shuffled_by_seed_and_by_their_number():
+    first, again, other = (drawn(source_of(rows(32), seed=seed), 16) for seed in (1, 1, 2))
+    assert same(first, again)
+    assert not same(first[:8], other[:8])
+    assert not same(first[:8], first[8:])
+
+
+@settings(max_examples=25, deadline=None)
+@given(consumed=st.integers(0, 30), ahead=st.integers(0, 5))
+def test_a_source_goes_on_after_what_was_learnt_from_whatever_was_drawn_ahead(consumed, ahead):
+    expected = drawn(source_of(Augmented(14)), consumed + 5)
+    source = source_of(Augmented(14))
+    drawn(source, consumed)
+    for _ in range(ahead):
+        source.draw(4, Progress("updates", 10))
+    resumed = source_of(Augmented(14))
+    resumed.load_state_dict(source.state_dict())
+    assert same(expected[consumed:], drawn(resumed, 5))
+
+
+@pytest.mark.parametrize("data", [Augmented(22), Stream(22)], ids=["map-style", "iterable"])
+def test_two_workers_resume_in_the_middle_of_an_epoch(data):
+    expected = drawn(source_of(data, workers=2), 9)
+    before = source_of(data, workers=2)
+    drawn(before, 7)
+    resumed = source_of(data, workers=2)
+    resumed.load_state_dict(before.state_dict())
+    assert same(expected[7:], drawn(resumed, 2))
+
+
+def test_batches_are_the_same_with_and_without_workers():
+    assert same(drawn(source_of(Augmented(22)), 7), drawn(source_of(Augmented(22), workers=2), 7))
+
+
+def test_drawing_leaves_the_global_generators_alone():
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(3)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    drawn(source_of(Augmented(22)), 5)
+    found = random.random(), np.random.rand(), torch.rand(3)
+    assert expected[:2] == found[:2]
+    assert torch.equal(expected[2], found[2])
+
+
+def test_an_iterable_dataset_begins_anew_with_another_epoch():
+    seen = [batch["index"].tolist() for batch in drawn(source_of(Stream(9)), 4)]
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [1000, 1001, 1002, 1003], [1004, 1005, 1006, 1007]]
+    assert source_of(Stream(9)).epoch_samples(4) is None
+
+
+def test_an_iterable_dataset_that_has_no_batch_is_said():
+    with pytest.raises(UsageError, match="not a single batch"):
+        drawn(source_of(Stream(3)), 1)
+
+
+def test_samples_of_different_shapes_are_what_collate_makes_of_them():
+    source = source_of(Ragged(), collate=lambda self, samples: {"edges": torch.cat(samples), "graphs": len(samples)})
+    batch = drawn(source, 1)[0]
+    assert batch["graphs"] == 4
+    assert batch["edges"].dim() == 1
+
+
+def test_held_out_batches_are_evaluated_by_sums_and_counts():
+    class Learner:
+        def metrics(self, batch):
+            return {"value": Mean(batch["value"].sum(), len(batch["value"]))}
+
+        def evaluating(self):
+            from contextlib import nullcontext
+
+            return nullcontext()
+
+    held_out = rows(7)
+    for data in (held_out, [{name: tensor[i] for name, tensor in held_out.items()} for i in range(7)]):
+        found = source_of(rows(8), held_out=data).evaluate(Learner())
+        assert found == {"value": pytest.approx(held_out["value"].mean().item())}
+
+
+def test_shapes_are_those_of_a_batch_without_its_size():
+    assert source_of(rows(8)).shapes == {"index": (), "value": ()}
+    assert source_of({"image": torch.zeros(9, 3, 4)}).shapes == {"image": (3, 4)}
