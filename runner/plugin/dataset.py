@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +16,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.dataset_config import DatasetConfig
-from runner.plugin.learner import Learner
+from runner.plugin.learner import Learner, Mean
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
-from runner.system.errors import UsageError
+from runner.system.errors import RunnerError, UsageError
 from runner.system.tree import leaves, map_tensors
 
 RESIDENT_SHARE = 0.25
@@ -203,11 +204,11 @@ class DatasetSource(Source):
         with seeded(derived_seed(self.context.seed, "evaluation")), learner.evaluating():
             return self._measure(learner, self.held_out_batches())
 
-    def rehearse(self, learner: Learner, batch: Batch) -> None:
+    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Evaluates a single held-out batch."""
         super().rehearse(learner, batch)
         with seeded(0), learner.evaluating(), torch.no_grad():
-            self._measure(learner, [next(iter(self.held_out_batches()))])
+            return self._measure(learner, [next(iter(self.held_out_batches()))])
 
     def held_out_batches(self) -> Iterator[Batch]:
         """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller."""
@@ -224,11 +225,15 @@ class DatasetSource(Source):
         totals: dict[str, list[float]] = {}
         for batch in batches:
             on_device = map_tensors(lambda tensor: tensor.to(self.device), batch)
-            for name, mean in learner.metrics(on_device).items():
+            metrics: Any = learner.metrics(on_device)
+            if not isinstance(metrics, Mapping) or not all(isinstance(mean, Mean) for mean in metrics.values()):
+                who = f"{type(learner).__name__}.metrics"
+                raise RunnerError(f"{who} should return Mean(sum, count) by name, got {metrics!r:.200}")
+            for name, mean in metrics.items():
                 total = totals.setdefault(name, [0.0, 0.0])
                 total[0] += float(mean.sum)
                 total[1] += float(mean.count)
-        return {name: total / count for name, (total, count) in totals.items()}
+        return {name: total / count if count else math.nan for name, (total, count) in totals.items()}
 
     # --- where the data are -------------------------------------------------------------------------------------------
 

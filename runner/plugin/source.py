@@ -121,9 +121,14 @@ class Source(ABC):
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Measures a learner on held-out data or seeds; metrics are logged as ``eval/<name>``."""
 
-    def rehearse(self, learner: Learner, batch: Batch) -> None:
-        """Tries once, before training, what ``evaluate`` will need, so that a mistake shows at once."""
+    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float] | None:
+        """Tries once, after the first update, what ``evaluate`` will need, so that a mistake shows at once.
+
+        Returns:
+            Metrics of the same names, if so little can tell them.
+        """
         learner.predict(learner.inputs(batch))
+        return None
 
     def statistics(self) -> dict[str, float]:
         """What happened while drawing since the last call; logged as ``train/<name>``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import time
@@ -22,7 +23,8 @@ from runner.system.hardware import boot_id, host_name
 from runner.tracking.spool import unsent
 from runner.tracking.values import folder_name
 
-RECORD, LOCK, SPOOL, CHECKPOINTS, RESERVE = "run.json", ".lock", "spool.jsonl", "checkpoints", ".reserve"
+RECORD, LOCK, SPOOL, RESERVE = "run.json", ".lock", "spool.jsonl", ".reserve"
+CHECKPOINTS, MANIFEST = "checkpoints", "manifest.json"
 RESERVE_BYTES = 64 * 2**10
 STALE_SECONDS = 600.0
 """A run on another machine is taken for dead when it has not been heard of for so long."""
@@ -58,7 +60,7 @@ class Record(BaseModel, frozen=True):
     """Of the recipe."""
     goal: int
     unit: str
-    """What ``goal`` and ``step`` count: steps or updates."""
+    """What ``goal`` and ``step`` count."""
     experiment: str
     tracking_uri: str
     """MLflow's store, without a password."""
@@ -125,10 +127,12 @@ class RunFolder:
         return unsent(self.spool)
 
     @property
-    def checkpoint_steps(self) -> list[int]:
-        """The steps at which there are checkpoints, oldest first."""
-        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
-        return sorted(int(name) for name in names if name.isdecimal())
+    def last_checkpoint(self) -> int | None:
+        """How far the newest checkpoint is, in the recipe's unit; None if there is none that can be read."""
+        for path in sorted(self.checkpoints.glob(f"step-*/{MANIFEST}"), reverse=True):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                return int(json.loads(path.read_text().partition("\n")[0])["done"])
+        return None
 
     @property
     def resumable(self) -> str:

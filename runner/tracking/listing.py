@@ -23,8 +23,9 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
     """All runs, the newest first, as plain data.
 
     Returns:
-        For each run everything in its ``run.json`` (times in seconds since 1970), and ``run_dir``, ``last_checkpoint``
-        (its step; None if there is none), ``resumable``, ``not_resumable`` (why) and ``unsent_bytes``. Of a run whose
+        For each run everything in its ``run.json`` (times in seconds since 1970; ``step`` is not behind the newest
+        checkpoint, which a process that died may have been unable to note), and ``run_dir``, ``last_checkpoint`` (how
+        far it is, in the run's unit; None if there is none), ``resumable``, ``not_resumable`` (why) and ``unsent_bytes``. Of a run whose
         ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file is None.
     """
     return [_entry(folder) for folder in folders(workspace.runs)]
@@ -48,13 +49,15 @@ def show(runs: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 def _entry(folder: RunFolder) -> dict[str, Any]:
     record = folder.record()
-    steps, reason = folder.checkpoint_steps, folder.resumable
+    last, reason = folder.last_checkpoint, folder.resumable
     known: dict[str, Any] = dict.fromkeys(Record.model_fields) | {"status": "UNKNOWN"}
+    if record is not None:
+        known = record.model_dump() | {"step": max(record.step, last or 0)}
     return {
-        **(known if record is None else record.model_dump()),
+        **known,
         "name": folder.name,
         "run_dir": str(folder.path),
-        "last_checkpoint": steps[-1] if steps else None,
+        "last_checkpoint": last,
         "resumable": not reason,
         "not_resumable": reason,
         "unsent_bytes": folder.unsent,

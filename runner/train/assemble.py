@@ -237,6 +237,9 @@ def assemble(
         for kind, notes in resumed["prepared"].items():
             if kind in reports:  # a drifted recipe may have switched it off
                 reports[kind].notes += notes
+        for kind, work in works.items():
+            if recipe.stages[kind].prepares:
+                dict(work.config)  # read before, and not now: what prepares a run is not asked again
     else:
         for kind, stage in works.items():
             plan.preparing = kind

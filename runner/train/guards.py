@@ -5,12 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from runner.api import Batch, Learner, Mean, Progress, RunnerError, Slots, State
 from runner.recipe.errors import shown_path
 from runner.system.errors import DivergedError
-from runner.train.diagnosis import Finding, diagnosis, find, is_broken, named_tensors, write_diagnosis
+from runner.train.diagnosis import Finding, diagnosis, find, is_broken, write_diagnosis
 
 FIRST_UPDATES = 20
 """By then, every trainable parameter that is stepped in each update must have received a gradient."""
@@ -49,8 +50,9 @@ class FiniteGuard:
         """
         told = {slot: output for slot, output in self.outputs.items() if slot != "update"}
         output = self.outputs.get("update") or {}
-        means = {name: value.sum for name, value in output.items() if isinstance(value, Mean)}
-        scalars = {name: loss for name, loss in named_tensors({**output, **means}) if loss.dim() == 0}
+        losses = {name: value.sum if isinstance(value, Mean) else value for name, value in output.items()}
+        numbers = {name: torch.as_tensor(loss) for name, loss in losses.items() if isinstance(loss, float | Tensor)}
+        scalars = {name: loss for name, loss in numbers.items() if loss.dim() == 0}
         finding = find(batch, told, self.learner) or _lost(scalars)
         step, update = progress.done, progress.updates
         content = diagnosis(step, update, finding, scalars, batch, told, self.learner)

@@ -124,6 +124,9 @@ class Loop:
         """Tries once, after the first update, what will be needed later, so that a mistake shows at once."""
         self.rehearsed = True
         self.pipeline.refuse_unread()
+        metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
+        if metrics is not None:
+            checked(metrics, self.pipeline)
         try:
             pack(self.pipeline.state_dict())
         except TypeError as error:
@@ -204,7 +207,7 @@ class Loop:
         self.check()
         started, position = time.perf_counter(), self.progress.position
         with self.activities.measure("checkpoint"):
-            self.writer.save(position, self.state_dict(), self.score)
+            self.writer.save(position, self.state_dict(), self.score, self.progress.done)
         if self.saved != position:  # a signal may ask for another at the same place
             self._publish({"perf/checkpoint_ms": 1e3 * (time.perf_counter() - started)})
         self.saved = position
@@ -244,11 +247,18 @@ def evaluated(pipeline: Pipeline) -> dict[str, float]:
     Raises:
         RunnerError: it returns no numbers by name, or the objective is not among them.
     """
-    source, objective = pipeline.source, pipeline.recipe.objective
-    metrics: Any = source.evaluate(pipeline.learner)
-    who = f"{type(source).__name__}.evaluate"
+    return checked(pipeline.source.evaluate(pipeline.learner), pipeline)
+
+
+def checked(metrics: Any, pipeline: Pipeline) -> dict[str, float]:
+    """What an evaluation returned, if it is what it should be; raises as ``evaluated`` does."""
+    objective = pipeline.recipe.objective
+    who = f"{type(pipeline.source).__name__}.evaluate"
     if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
         raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")
     if objective and objective.name not in metrics:
-        raise RunnerError(f"the objective is '{objective.name}', which {who} does not return: {', '.join(metrics)}")
-    return metrics
+        raise RunnerError(
+            f"the objective is '{objective.name}', which is not among the metrics of {who}: "
+            f"{', '.join(metrics) or 'there are none'}"
+        )
+    return {name: float(value) for name, value in metrics.items()}

@@ -37,22 +37,13 @@ class Means:
         """Adds the scalars and ``Mean``s that an update returned.
 
         Raises:
-            RunnerError: it returned no scalar, or what is no mapping of tensors and numbers.
+            RunnerError: it returned no scalar, or something that is neither a tensor, a float nor a ``Mean``.
         """
-        if not isinstance(output, Mapping):
-            raise RunnerError(f"{self.who}.update should return a dictionary of tensors, got {type(output).__name__}")
         found = False
         for name, value in output.items():
-            if type(value) is Mean:
-                total, count = value
-            elif isinstance(value, torch.Tensor):
-                if value.dim():
-                    continue
-                total, count = value, 1
-            elif isinstance(value, int | float):
-                total, count = value, 1
-            else:
-                raise RunnerError(f"{self.who}.update returned a {type(value).__name__} as '{name}', not a tensor")
+            if isinstance(value, torch.Tensor) and value.dim():
+                continue
+            total, count = self._sum_and_count(name, value)
             found = True
             if self.on_host:
                 total, count = float(total), float(count)
@@ -74,8 +65,9 @@ class Means:
         return self.finite
 
     def take(self) -> dict[str, float]:
-        """The means of all that was added since the last time."""
-        means = {name: float(total) / float(self.counts[name]) for name, total in self.sums.items()}
+        """The means of all that was added since the last time; what was counted as nothing has none."""
+        counts = {name: float(count) for name, count in self.counts.items()}
+        means = {name: float(total) / counts[name] for name, total in self.sums.items() if counts[name]}
         self.sums, self.counts = {}, {}
         return means
 
@@ -91,6 +83,16 @@ class Means:
                 for key, value in state[name].items()
             }
 
+    def _sum_and_count(self, name: str, value: Any) -> tuple[Any, Any]:
+        if isinstance(value, Mean) and all(map(_is_number, value)):
+            return value
+        if isinstance(value, torch.Tensor) or type(value) is float:
+            return value, 1
+        raise RunnerError(
+            f"{self.who}.update returned '{name}' as {_described(value)}; it should be a tensor, a float, or "
+            "Mean(sum, count) of numbers or scalar tensors"
+        )
+
     def _begin(self, name: str, total: Any, count: Any) -> None:
         if name in RESERVED:
             raise RunnerError(
@@ -98,3 +100,12 @@ class Means:
             )
         self.sums[name] = total.clone() if isinstance(total, torch.Tensor) else total
         self.counts[name] = count.clone() if isinstance(count, torch.Tensor) else count
+
+
+def _is_number(value: Any) -> bool:
+    return value.dim() == 0 if isinstance(value, torch.Tensor) else type(value) in (int, float)
+
+
+def _described(value: Any) -> str:
+    parts = f" of {' and '.join(type(each).__name__ for each in value)}" if isinstance(value, Mean) else ""
+    return type(value).__name__ + parts

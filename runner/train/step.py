@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from runner.api import Batch
+from runner.api import Batch, RunnerError
 from runner.plugin.context import derived_seed
 from runner.plugin.lr_scheduler import ConstantConfig
 from runner.train.assemble import Pipeline
@@ -67,10 +68,17 @@ class Step:
         self.progress.advance(self.source.counts(batch))
 
     def update(self, drawn: Drawn) -> dict[str, Any]:
-        """The update alone, with the learning rates that belong to it."""
+        """The update alone, with the learning rates that belong to it.
+
+        Raises:
+            RunnerError: it returned no dictionary.
+        """
         if self._schedule is not None:
             self._set_rates(self._schedule.factor(self.progress.fraction))
         output: dict[str, Any] = self.slots.update(drawn.batch, drawn.noise, self.progress)
+        if not isinstance(output, Mapping):
+            who = f"{type(self.learner).__name__}.update"
+            raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
         return output
 
     def seed(self, update: int) -> None:

@@ -9,6 +9,7 @@ from run_folders import run_folder
 from runner.tracking import workspace
 from runner.tracking.folder import Record
 from runner.tracking.listing import listing, show
+from runner.train.checkpoint.reader import manifest_text
 
 REASON = "the checkpoint at step 400 could not be written: it needs 0.2 MiB and the disk has 0.0 MiB free"
 
@@ -94,11 +95,18 @@ def test_an_empty_workspace_says_what_to_do():
 def test_the_data_is_all_that_is_known(isolated_workspace):
     older = run_folder("older", started=1.0, status="KILLED", step=7)
     newer = run_folder("newer")
-    (newer.path / "checkpoints" / "step-000000000040").mkdir(parents=True)
+    for step, done in ((40, 1), (80, 2)):
+        folder = newer.path / "checkpoints" / f"step-{step:012d}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(manifest_text(step, None, {}, done))
+    torn = newer.path / "checkpoints" / "step-000000000120"
+    torn.mkdir()
+    (torn / "manifest.json").write_text('{"format"')
     first, second = json.loads(json.dumps(listing(workspace())))
     assert (first["name"], second["name"]) == (newer.name, older.name)
     assert second.items() >= json.loads(older.record().model_dump_json()).items()
-    assert (first["last_checkpoint"], second["last_checkpoint"]) == (40, None)
+    assert (first["last_checkpoint"], second["last_checkpoint"]) == (2, None)
+    assert (first["step"], second["step"]) == (2, 7)  # nobody has noted more than the checkpoint has
     assert first["run_dir"] == str(newer.path)
     assert first["unsent_bytes"] == newer.spool.stat().st_size
     assert (first["resumable"], first["not_resumable"]) == (False, "it ended before its lock was written")

@@ -65,9 +65,10 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def manifest_text(step: int, score: float | None, files: Mapping[str, str]) -> str:
-    """A manifest: one line of JSON, and one with its SHA-256."""
-    text = json.dumps({"format": FORMAT, "step": step, "score": score, "sha256": dict(files)})
+def manifest_text(step: int, score: float | None, files: Mapping[str, str], done: int | None = None) -> str:
+    """A manifest: one line of JSON, and one with its SHA-256; ``done`` is the same as ``step`` unless told."""
+    counts = {"step": step, "done": step if done is None else done}
+    text = json.dumps({"format": FORMAT, **counts, "score": score, "sha256": dict(files)})
     return f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 

@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,7 @@ class _Job:
     score: float | None
     size: int
     """Bytes that have to be written."""
+    done: int | None = None
 
 
 class Writer:
@@ -111,21 +112,22 @@ class Writer:
         for partial_folder in folder.glob(".*.partial"):
             shutil.rmtree(partial_folder, ignore_errors=True)
 
-    def save(self, step: int, state: State, score: float | None = None) -> None:
+    def save(self, step: int, state: State, score: float | None = None, done: int | None = None) -> None:
         """Writes ``step-<step>``, beside the training if it is small; waits for the one before.
 
         A disk that is full or fails is said once, and leaves older checkpoints as they are; see ``failure``.
 
         Args:
-            step: environment steps or updates so far.
+            step: numbers it; of two checkpoints, the newer has the larger one.
             state: nested dictionaries and lists of tensors, rings, numbers, strings, booleans and None.
             score: the larger, the better; the best checkpoint is kept.
+            done: how far the training is in the recipe's unit, if ``step`` is not that.
         """
         self.wait()
         if (self.folder / checkpoint.name_of(step)).exists():
             return
         try:
-            job = self._begin(step, state, score)
+            job = replace(self._begin(step, state, score), done=done)
         except OSError as error:
             self._report(step, error)
             return
@@ -229,7 +231,7 @@ class Writer:
         _sync(folder / REST)
         reach("checkpoint.state", folder / REST)
         digests = {piece.name: piece.digest for piece in job.pieces} | {REST: checkpoint.digest(folder / REST)}
-        (folder / MANIFEST).write_text(checkpoint.manifest_text(job.step, job.score, digests))
+        (folder / MANIFEST).write_text(checkpoint.manifest_text(job.step, job.score, digests, job.done))
         _sync(folder / MANIFEST)
         reach("checkpoint.manifest", folder / MANIFEST)
         _sync(folder)
