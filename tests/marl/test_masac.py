@@ -6,6 +6,7 @@ from builders import build_masac, parameters, random_batch, train
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.api import Progress
 from runner.plugins.marl.networks import Mlp, TwinCritic, squash
 
 
@@ -39,13 +40,14 @@ def test_nothing_is_bootstrapped_through_the_end_of_an_episode():
     learner = build_masac()
     batch = random_batch(0)
     batch["terminated"].fill_(1.0)
-    y = learner.targets(batch, learner.noise(32, torch.Generator()))
+    y = learner.targets(batch, learner.noise(batch, torch.Generator()))
     assert torch.equal(y, batch["reward"].T)
 
 
 def test_targets_are_reward_and_discounted_soft_value():
     learner = build_masac()
-    batch, noise = random_batch(0), learner.noise(32, torch.Generator().manual_seed(0))
+    batch = random_batch(0)
+    noise = learner.noise(batch, torch.Generator().manual_seed(0))
     actions, log_prob = learner.next_actions(batch, noise)
     joint = torch.cat([batch["next_observation"].flatten(1), actions.transpose(0, 1).flatten(1)], -1)
     for i, critic in enumerate(learner.target_critics):
@@ -57,7 +59,8 @@ def test_targets_are_reward_and_discounted_soft_value():
 
 def test_an_actor_loss_reaches_its_own_actor_only():
     learner = build_masac()
-    loss, _ = learner.actor_loss(random_batch(0), learner.noise(32, torch.Generator()), slice(1, 2))
+    batch = random_batch(0)
+    loss, _ = learner.actor_loss(batch, learner.noise(batch, torch.Generator()), slice(1, 2))
     loss.sum().backward()
     touched = {name.split(".")[1] for name, g in learner.gradients().items() if g is not None and "actors" in name}
     assert touched == {"1"}
@@ -89,10 +92,12 @@ def test_relabelled_agents_learn_the_same_in_the_simultaneous_order():
         first, second = build_masac(), build_masac()
         order = [2, 0, 1]
         permute_critic_inputs(first, second, order)
-        batch, noise = random_batch(0), first.noise(32, torch.Generator().manual_seed(0))
+        batch = random_batch(0)
+        noise = first.noise(batch, torch.Generator().manual_seed(0))
         relabelled = {name: tensor[:, order] if tensor.dim() > 1 else tensor for name, tensor in batch.items()}
-        one = first.update(batch, noise)
-        other = second.update(relabelled, {name: tensor[order] for name, tensor in noise.items()})
+        one = first.update(batch, noise, Progress("updates", 1))
+        reordered = {name: tensor[order] for name, tensor in noise.items()}
+        other = second.update(relabelled, reordered, Progress("updates", 1))
     finally:
         torch.set_default_dtype(torch.float32)
     for name in one:

@@ -8,33 +8,31 @@ from builders import build_masac, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.api import Close, Stage
-from runner.plugins.stages.forward_cache import ForwardCache
-from runner.plugins.stages.fused_optimizer import FusedOptimizer
-from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
-from runner.plugins.stages.stacked_agents import StackedAgents
+from runner.api import Stage
+from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
+from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
+from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
+from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
 
 
 class Capturable(Stage):
     """What cuda_graph does to optimizers; on a CPU the fused kernel alone lets itself be told so."""
 
-    contract = Close()
-
     def attach(self, pipeline):
-        pipeline.slots.wrap("make_optimizer", lambda make: lambda p, **settings: make(p, **settings, capturable=True))
+        pipeline.slots.wrap("make_optimizer", lambda make: lambda *args, **own: make(*args, **own, capturable=True))
 
 
 OPTIMIZERS = {
     "plain": list,
-    "fused": lambda: [FusedOptimizer(None)],
-    "capturable": lambda: [FusedOptimizer(None), Capturable(None)],
+    "fused": lambda: [FusedOptimizerConfig()],
+    "capturable": lambda: [FusedOptimizerConfig(), Capturable(None)],
 }
 AGENTS = st.integers(1, 3)
 UPDATES = st.integers(0, 2)
 
 
 def stacked(optimizer="plain", **options):
-    stages = [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None), *OPTIMIZERS[optimizer]()]
+    stages = [ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig(), *OPTIMIZERS[optimizer]()]
     return build_masac(stages, **options)
 
 

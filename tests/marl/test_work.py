@@ -7,18 +7,19 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.plugins.marl.work import ADAM_BYTES, POLYAK_BYTES, least_flop
-from runner.plugins.stages.forward_cache import ForwardCache
-from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
-from runner.plugins.stages.stacked_agents import StackedAgents
+from runner.api import Progress
+from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
+from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
+from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
 
 SIZE = 32
 
 
 def counted(stages, agents, hidden):
     learner = build_masac(stages, agents, hidden=hidden)
-    noise = learner.noise(SIZE, torch.Generator().manual_seed(0))
+    batch = random_batch(0, agents, SIZE)
     with FlopCounterMode(display=False) as counter:
-        learner.slots.update(random_batch(0, agents), noise)
+        learner.slots.update(batch, learner.noise(batch, torch.Generator().manual_seed(0)), Progress("updates", 1))
     return counter.get_total_flops()
 
 
@@ -35,7 +36,7 @@ def test_the_textbook_does_what_the_formula_says_and_its_repeated_forwards(agent
 
 
 def test_no_stage_does_less_than_the_formula():
-    stages = [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)]
+    stages = [ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig()]
     assert counted(stages, 3, [16, 24]) <= counted((), 3, [16, 24])
     # A critic's last layer has one column, which stacked agents multiply without a matrix product.
     heads = 3 * SIZE * 24 * 24

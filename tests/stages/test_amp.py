@@ -2,13 +2,13 @@ import types
 
 import pytest
 import torch
-from builders import build_masac, random_batch, train
+from builders import build_masac, random_batch, train, works
 
-from runner.plugins.stages.amp import Amp
-from runner.plugins.stages.compile import Compile
-from runner.plugins.stages.forward_cache import ForwardCache
-from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
-from runner.plugins.stages.stacked_agents import StackedAgents
+from runner.plugins.stages.amp import AmpConfig
+from runner.plugins.stages.compile import CompileConfig
+from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
+from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
+from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
 from runner.system.errors import UsageError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -19,7 +19,7 @@ def setting(device="cpu"):
 
 
 def amp(dtype="bf16"):
-    return Amp(Amp.Config(dtype=dtype))
+    return AmpConfig(dtype=dtype)
 
 
 def test_fp16_on_a_cpu_is_refused_with_the_remedy():
@@ -36,9 +36,10 @@ def test_bf16_without_hardware_is_inactive_and_says_why(monkeypatch):
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_hidden_layers_are_bf16_and_everything_that_must_be_is_float32(stacked):
-    before = [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)] if stacked else []
+    before = [ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig()] if stacked else []
     learner = build_masac([*before, amp()])
-    batch, noise = random_batch(0), learner.noise(32, torch.Generator())
+    batch = random_batch(0)
+    noise = learner.noise(batch, torch.Generator())
     q = learner.slots.critic_forward("online", batch["observation"].flatten(1), batch["action"].flatten(1), slice(None))
     assert q.dtype == torch.float32
     with learner.slots.precision():
@@ -58,7 +59,7 @@ def test_bf16_changes_results_only_by_rounding():
 
 @CUDA
 def test_fp16_scales_unscales_and_updates_once():
-    stage = amp("fp16")
+    stage = works(amp("fp16"))
     learner = build_masac([stage], device="cuda")
     train(learner, 5)
     assert stage.state_dict()["scaler"]["_growth_tracker"] == 5
@@ -66,8 +67,8 @@ def test_fp16_scales_unscales_and_updates_once():
 
 
 def test_a_compiled_bf16_update_is_the_plain_one_up_to_rounding():
-    before = [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None), amp()]
+    before = [ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig(), amp()]
     plain = train(build_masac(before, hidden=[16]), 1)[0]
-    again = [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None), amp()]
-    compiled = train(build_masac([*again, Compile(Compile.Config())], hidden=[16]), 1)[0]
+    again = [ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig(), amp()]
+    compiled = train(build_masac([*again, CompileConfig()], hidden=[16]), 1)[0]
     assert torch.allclose(plain["critic_loss"], compiled["critic_loss"], rtol=0.02)

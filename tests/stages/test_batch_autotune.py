@@ -1,9 +1,12 @@
+import types
+
 import pytest
+from builders import works
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Probe
-from runner.plugins.stages.batch_autotune import BatchAutotune
+from runner.plugins.stages.batch_autotune import BatchAutotuneConfig
 from runner.system.errors import UsageError
 
 
@@ -11,7 +14,7 @@ class Machine:
     """Throughput rises with the batch size to a saturation point; memory ends somewhere."""
 
     def __init__(self, batch_size, saturation, memory):
-        self.batch_size, self.updates_per_step = batch_size, 0.5
+        self.batch_size = batch_size
         self.saturation, self.memory = saturation, memory
         self.notes, self.probed = [], []
 
@@ -26,14 +29,8 @@ class Machine:
 
 
 def prepared(machine, **settings):
-    BatchAutotune(BatchAutotune.Config(**settings)).prepare(machine)
+    works(BatchAutotuneConfig(**settings)).prepare(machine)
     return machine
-
-
-@given(st.integers(1, 512), st.integers(1, 4096), st.integers(640, 10_000))
-def test_samples_per_environment_step_are_kept(start, saturation, memory):
-    machine = prepared(Machine(start, saturation, memory))
-    assert machine.batch_size * machine.updates_per_step == pytest.approx(start * 0.5)
 
 
 @given(st.integers(1, 512), st.integers(1, 4096), st.integers(700, 10_000))
@@ -54,7 +51,7 @@ def test_growth_is_found_and_reported():
     machine = prepared(Machine(64, saturation=1000, memory=10**6))
     assert machine.batch_size > 512
     assert f"64 -> {machine.batch_size}" in machine.notes[0]
-    assert "updates per step 0.5 ->" in machine.notes[0]
+    assert f"{64 / machine.batch_size:.3g} times the updates" in machine.notes[0]
 
 
 def test_a_batch_that_is_best_already_stays():
@@ -67,3 +64,8 @@ def test_memory_bounds_the_search():
     machine = prepared(Machine(64, saturation=10**6, memory=600))
     assert machine.batch_size <= 0.8 * 600
     assert machine.batch_size > 256  # bisection goes beyond the doubling
+
+
+@pytest.mark.parametrize(("unit", "searches"), [("updates", False), ("epochs", True), ("samples", True)])
+def test_a_training_that_is_counted_in_updates_has_nothing_to_win(unit, searches):
+    assert (BatchAutotuneConfig().inactive(types.SimpleNamespace(unit=unit)) is None) == searches

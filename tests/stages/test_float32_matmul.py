@@ -2,13 +2,14 @@ import types
 
 import pytest
 import torch
-from builders import Holder, build_masac, parameters, train
+from builders import Holder, build_masac, parameters, train, works
 
-from runner.plugins.stages.float32_matmul import Float32Matmul
+from runner.api import Progress
+from runner.plugins.stages.float32_matmul import Float32MatmulConfig
 
 
 def stage(precision="medium"):
-    return Float32Matmul(Float32Matmul.Config(precision=precision))
+    return Float32MatmulConfig(precision=precision)
 
 
 def test_a_cpu_has_no_tf32_and_the_stage_says_so():
@@ -26,14 +27,14 @@ def test_the_precision_changes_inside_the_update_only_also_when_it_fails():
     assert seen == ["medium"]
     assert torch.get_float32_matmul_precision() == "highest"
     with pytest.raises(KeyError):
-        learner.slots.update({}, {})
+        learner.slots.update({}, {}, Progress("updates", 1))
     assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_what_the_note_says_is_what_the_update_does():
     learner = build_masac()
     holder = Holder(learner, 8)
-    stage().attach(holder)
+    works(stage()).attach(holder)
     (note,) = holder.notes
     baseline = build_masac()
     train(learner, 1)

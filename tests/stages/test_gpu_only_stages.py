@@ -6,9 +6,9 @@ import pytest
 import torch
 from builders import Holder, build_masac, random_batch
 
-from runner.plugins.stages.amp import Amp
-from runner.plugins.stages.async_transfer import AsyncTransfer
-from runner.plugins.stages.cuda_graph import CudaGraph
+from runner.plugins.stages.amp import AmpConfig
+from runner.plugins.stages.async_transfer import AsyncTransferConfig
+from runner.plugins.stages.cuda_graph import CudaGraphConfig
 from runner.system.errors import UsageError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -20,7 +20,7 @@ def setting(device, replay="same", kind="uniform", **stages):
 
 
 def transfer():
-    return AsyncTransfer(AsyncTransfer.Config())
+    return AsyncTransferConfig()
 
 
 def test_async_transfer_says_when_there_is_nothing_to_transfer():
@@ -30,10 +30,10 @@ def test_async_transfer_says_when_there_is_nothing_to_transfer():
 
 
 def test_cuda_graph_needs_a_gpu_and_refuses_loss_scaling():
-    assert "CUDA device" in CudaGraph(None).inactive(setting("cpu"))
-    assert CudaGraph(None).inactive(setting("cuda")) is None
+    assert "CUDA device" in CudaGraphConfig().inactive(setting("cpu"))
+    assert CudaGraphConfig().inactive(setting("cuda")) is None
     with pytest.raises(UsageError, match="bf16"):
-        CudaGraph(None).inactive(setting("cuda", amp=Amp(Amp.Config(dtype="fp16"))))
+        CudaGraphConfig().inactive(setting("cuda", amp=AmpConfig(dtype="fp16")))
 
 
 @CUDA

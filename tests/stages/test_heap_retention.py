@@ -6,15 +6,15 @@ import types
 import pytest
 import torch
 
-from runner.plugins.stages.heap_retention import HeapRetention
+from runner.plugins.stages.heap_retention import HeapRetentionConfig
 
 FAULTS = """
 import resource, sys, types
 import torch
-from runner.plugins.stages.heap_retention import HeapRetention
+from runner.plugins.stages.heap_retention import HeapRetention, HeapRetentionConfig
 
 notes = []
-HeapRetention(None).attach(types.SimpleNamespace(note=notes.append))
+HeapRetention(HeapRetentionConfig()).attach(types.SimpleNamespace(note=notes.append))
 assert notes == []
 numbers, blocks = map(int, sys.argv[1:])
 for count in (20, 200):
@@ -39,5 +39,5 @@ def test_freed_blocks_are_used_again_without_the_kernel(numbers, blocks):
 @pytest.mark.parametrize(("device", "reason"), [("cuda", "torch keeps freed memory itself"), ("cpu", None)])
 @glibc
 def test_it_is_for_the_host(device, reason):
-    found = HeapRetention(None).inactive(types.SimpleNamespace(device=torch.device(device)))
+    found = HeapRetentionConfig().inactive(types.SimpleNamespace(device=torch.device(device)))
     assert found == reason or reason in found

@@ -4,19 +4,23 @@ import pytest
 import torch
 from builders import build_masac, random_batch
 
-from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
-from runner.plugins.stages.stacked_agents import StackedAgents
+from runner.api import Progress
+from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
+from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
 from runner.system.errors import DivergedError, RunnerError
 from runner.train.guards import FIRST_UPDATES, FiniteGuard, GradientGuard
 
+PROGRESS = Progress("env_steps", 2000, env_steps=1234, updates=567)
+
 
 def update(learner, batch):
-    return learner.slots.update(batch, learner.noise(32, torch.Generator().manual_seed(0)))
+    return learner.slots.update(batch, learner.noise(batch, torch.Generator().manual_seed(0)), PROGRESS)
 
 
 def guarded_update(learner, guard, batch):
     losses = torch.stack([v for v in update(learner, batch).values() if v.dim() == 0])
-    guard.check(1234, 567, losses, batch)
+    if not losses.isfinite().all():
+        guard.check(PROGRESS, batch)
 
 
 def diagnosed(folder):
@@ -33,7 +37,7 @@ def test_a_nan_in_the_batch_is_named_and_counted(tmp_path):
     guarded_update(learner, guard, batch)
     assert not (tmp_path / "run").exists()
     batch["reward"][3, 1] = float("nan")
-    expected = r"step 1234, update 567: tensor 'reward' of the batch is not finite; .* in .*run/diagnosis\.json$"
+    expected = r"env_steps 1234, update 567: tensor 'reward' of the batch is not finite; .* in .*run/diagnosis\.json$"
     with pytest.raises(DivergedError, match=expected):
         guarded_update(learner, guard, batch)
     found = diagnosed(tmp_path / "run")
@@ -71,8 +75,8 @@ def test_a_loss_of_an_earlier_update_is_enough(tmp_path):
     learner = build_masac()
     guard = FiniteGuard(learner.slots, learner, tmp_path)
     update(learner, random_batch(0))
-    with pytest.raises(DivergedError, match=r"step 8, update 9: a loss was not finite in an earlier update"):
-        guard.check(8, 9, torch.tensor([1.0, float("inf")]), random_batch(0))
+    with pytest.raises(DivergedError, match=r"env_steps 1234, update 567: a loss was not finite in an earlier update"):
+        guard.check(PROGRESS, random_batch(0))
     assert diagnosed(tmp_path)["found"]["tensor"] is None
 
 
@@ -94,7 +98,7 @@ def test_a_parameter_and_its_gradient_are_looked_at_last(tmp_path, what):
     with torch.no_grad():
         (parameter if what == "parameter" else parameter.grad).view(-1)[:2] = float("inf")
     with pytest.raises(DivergedError, match=rf"{what}.* '{name}' is not finite"):
-        guard.check(8, 9, torch.tensor(float("nan")), random_batch(0))
+        guard.check(PROGRESS, random_batch(0))
     assert diagnosed(tmp_path)["parameters"][name][f"{what}_not_finite"] == 2
 
 
@@ -118,8 +122,8 @@ def test_a_disk_that_is_full_does_not_hide_what_happened(tmp_path):
     ],
 )
 def test_the_first_slot_with_a_nan_is_named(slot, named, stages, tmp_path):
-    kinds = {"merged": MergedCriticLoss, "stacked": StackedAgents}
-    learner = build_masac([kinds[name](None) for name in stages])
+    kinds = {"merged": MergedCriticLossConfig, "stacked": StackedAgentsConfig}
+    learner = build_masac([kinds[name]() for name in stages])
     step = getattr(learner.slots, slot)
 
     def wrong(*args):

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from builders import build_masac, moments, parameters, train
+from builders import build_masac, moments, parameters, train, works
 
-from runner.plugins.stages.forward_cache import ForwardCache
-from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
-from runner.plugins.stages.stacked_agents import StackedAgents
+from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
+from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
+from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
 
 UPDATES = 5
 COMBINATIONS = {
-    "forward_cache": lambda: [ForwardCache(None)],
-    "merged_critic_loss": lambda: [MergedCriticLoss(None)],
-    "both": lambda: [ForwardCache(None), MergedCriticLoss(None)],
+    "forward_cache": lambda: [ForwardCacheConfig()],
+    "merged_critic_loss": lambda: [MergedCriticLossConfig()],
+    "both": lambda: [ForwardCacheConfig(), MergedCriticLossConfig()],
 }
 
 
@@ -38,7 +38,7 @@ def test_the_baseline_repeats_itself():
 
 
 def test_the_cache_computes_every_policy_once_per_update_and_forgets():
-    stage = ForwardCache(None)
+    stage = works(ForwardCacheConfig())
     learner = build_masac([stage], agents=4)
     calls = []
     forward = learner.slots.actor_forward
@@ -51,7 +51,7 @@ def test_the_cache_computes_every_policy_once_per_update_and_forgets():
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_critics_get_no_gradient_from_the_actor_loss(stacked):
-    learner = build_masac([ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)] if stacked else [])
+    learner = build_masac([ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig()] if stacked else [])
     seen = []
     step = learner.slots.actor_loss
 

@@ -7,26 +7,27 @@ import torch
 from builders import build_masac, copy_state, parameters, train
 from torch._dynamo.utils import counters
 
-from runner.plugins.stages.compile import Compile
-from runner.plugins.stages.cuda_graph import CudaGraph
-from runner.plugins.stages.forward_cache import ForwardCache
-from runner.plugins.stages.fused_optimizer import FusedOptimizer
-from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
-from runner.plugins.stages.stacked_agents import StackedAgents
+from runner.plugins.stages.compile import CompileConfig
+from runner.plugins.stages.cuda_graph import CudaGraphConfig
+from runner.api import Progress
+from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
+from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
+from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
+from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
 
 
 def stacked():
-    return [ForwardCache(None), MergedCriticLoss(None), StackedAgents(None)]
+    return [ForwardCacheConfig(), MergedCriticLossConfig(), StackedAgentsConfig()]
 
 
 SMALLER = {"compile": 2}
 """Agents where three cost too much: without stacking, each has three functions of its own to compile."""
 COMBINATIONS = {
     "stacked_agents": stacked,
-    "fused_optimizer": lambda: [FusedOptimizer(None)],
-    "compile": lambda: [Compile(Compile.Config())],
-    "compile, stacked": lambda: [*stacked(), FusedOptimizer(None), Compile(Compile.Config())],
-    "all but compile": lambda: [*stacked(), FusedOptimizer(None)],
+    "fused_optimizer": lambda: [FusedOptimizerConfig()],
+    "compile": lambda: [CompileConfig()],
+    "compile, stacked": lambda: [*stacked(), FusedOptimizerConfig(), CompileConfig()],
+    "all but compile": lambda: [*stacked(), FusedOptimizerConfig()],
 }
 GRAPHS = {"compile": 3 * 2, "compile, stacked": 3}
 """How often something is compiled: every function once for every agent, or once for all; never anew."""
@@ -87,18 +88,19 @@ def replay_in_float64(learner, seed):
     """The same numbers as a float32 update sees, in float64."""
     from builders import random_batch
 
-    noise = build_masac().noise(32, torch.Generator().manual_seed(seed))
     batch = random_batch(seed)
+    noise = build_masac().noise(batch, torch.Generator().manual_seed(seed))
     learner.slots.update(
         {name: tensor.double() for name, tensor in batch.items()},
         {name: tensor.double() for name, tensor in noise.items()},
+        Progress("updates", 1),
     )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.usefixtures("float64")
 def test_a_captured_update_agrees_with_the_plain_one():
-    stages = [*stacked(), FusedOptimizer(None), CudaGraph(None)]
+    stages = [*stacked(), FusedOptimizerConfig(), CudaGraphConfig()]
     baseline, captured = build_masac(device="cuda"), build_masac(stages, device="cuda")
     train(baseline, 10)
     train(captured, 10)
