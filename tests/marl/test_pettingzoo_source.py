@@ -97,8 +97,8 @@ def test_spread_is_simulated_with_the_shapes_of_its_spaces():
     spread, _ = source()
     assert spread.shapes["observation"] == (3, 18)
     assert spread.shapes["action"] == (3, 5)
-    assert spread.collect(None) == 3
-    assert spread.sample(4, 0.0)["next_observation"].shape == (4, 3, 18)
+    spread.collect(None)
+    assert spread._replay.sample(4, 0.0)["next_observation"].shape == (4, 3, 18)
 
 
 def test_transitions_are_those_of_the_environment_itself():
@@ -197,7 +197,7 @@ def test_evaluation_and_training_repeat_with_the_seed():
         again, _ = source(seed=6)
         for _ in range(20):
             again.collect(None)
-        batches.append(again.sample(50, 0.0))
+        batches.append(again._replay.sample(50, 0.0))
         assert again.statistics()["episodes"] == 6
     assert all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
 
@@ -217,7 +217,7 @@ def test_a_restored_source_continues_bit_for_bit_in_the_middle_of_an_episode():
     for continued in (spread, other):
         for _ in range(10):
             continued.collect(None)
-        batches.append(continued.sample(50, 0.0))
+        batches.append(continued._replay.sample(50, 0.0))
     assert all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
     assert spread.statistics() == other.statistics()
 

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from runner.api import Context, Slots, UsageError
+from runner.api import Context, Progress, Slots, UsageError
 from runner.plugins.marl.replay.config import PrioritizedConfig, UniformConfig
 from runner.plugins.marl.simulator_config import EvaluationConfig
 from runner.plugins.marl.uav.config import UavConfig
@@ -21,8 +23,13 @@ def make(seed=0, **settings):
         "replay": UniformConfig(capacity=1000),
         "evaluation": EvaluationConfig(episodes=12, seed=3),
     }
-    context = Context(CPU, Slots(), seed)
+    context = Context(CPU, Slots(), seed, batch_size=8)
     return UavSource(UavConfig(**{**defaults, **settings}), context), context
+
+
+def sampled(source, size, fraction=0.0):
+    """A batch of what has been collected, without another step."""
+    return source._replay.sample(size, fraction)
 
 
 class StraightOn:
@@ -47,7 +54,7 @@ class Homing:
 def test_the_face_says_what_the_batches_hold():
     source, _ = make()
     source.collect(None)
-    batch = source.sample(8, 0.0)
+    batch = sampled(source, 8, 0.0)
     assert set(batch) == set(source.shapes)
     for name, shape in source.shapes.items():
         assert batch[name].shape == (8, *shape)
@@ -63,9 +70,9 @@ def test_collecting_counts_every_environment_and_stores_what_the_policy_did():
         seen.append(observation)
         return torch.full((4, 3, 2), 0.25)
 
-    assert source.collect(act) == 4
-    assert source.collect(act) == 4
-    batch = source.sample(64, 0.0)
+    source.collect(act)
+    source.collect(act)
+    batch = sampled(source, 64, 0.0)
     assert torch.all(batch["action"] == 0.25)
     assert set(batch["terminated"].tolist()) <= {0.0, 1.0}
     first = batch["observation"][:, None].eq(seen[0]).flatten(2).all(-1)
@@ -82,7 +89,7 @@ def test_random_actions_fill_the_whole_range_and_depend_on_the_seed():
         source, _ = make(seed)
         for _ in range(50):
             source.collect(None)
-        actions.append(source.sample(500, 0.0)["action"])
+        actions.append(sampled(source, 500, 0.0)["action"])
     assert torch.equal(actions[0], actions[1])
     assert not torch.equal(actions[0], actions[2])
     assert -1 <= actions[0].min() < -0.9
@@ -94,19 +101,19 @@ def test_td_errors_become_priorities():
     for _ in range(10):
         source.collect(None)
     for _ in range(20):
-        batch = source.sample(32, 0.0)
+        batch = sampled(source, 32, 0.0)
         source.feedback(batch, {"td_error": torch.where(batch["index"] == 7, 1e9, 0.0)})
-    assert torch.sum(source.sample(32, 0.0)["index"] == 7) > 24
+    assert torch.sum(sampled(source, 32, 0.0)["index"] == 7) > 24
 
 
 def test_prioritized_replay_refuses_a_learner_without_td_errors():
     source, _ = make(replay=PrioritizedConfig(capacity=100))
     source.collect(None)
     with pytest.raises(UsageError, match="td_error"):
-        source.feedback(source.sample(4, 0.0), {})
+        source.feedback(sampled(source, 4, 0.0), {})
     source, _ = make()
     source.collect(None)
-    source.feedback(source.sample(4, 0.0), {})
+    source.feedback(sampled(source, 4, 0.0), {})
 
 
 def test_evaluation_is_the_same_every_time_and_leaves_training_alone():
@@ -188,10 +195,70 @@ def test_a_restored_source_continues_bit_for_bit(replay):
 def follow(source):
     for _ in range(40):
         source.collect(None)
-    return source.statistics(), source.sample(64, 0.5)
+    return source.statistics(), sampled(source, 64, 0.5)
+
+
+class Homeward(Homing):
+    """The same policy, which could explore."""
+
+    def __init__(self):
+        self.acted = 0
+
+    def act(self, observation, generator):
+        self.acted += 1
+        return self.predict(observation) + 0.1 * torch.randn(len(observation), 3, 2, generator=generator)
+
+
+def drawn(source, batch_size, progress, draws):
+    """The counts that so many draws come to, each learnt from at once, and how many had a batch."""
+    batches = 0
+    for _ in range(draws):
+        batch = source.draw(batch_size, progress)
+        batches += batch is not None
+        progress.advance(source.counts(batch))
+    return batches
+
+
+@pytest.mark.parametrize("learner", [Homing(), Homeward()])
+def test_a_warm_up_acts_at_random_and_then_every_step_earns_its_updates(learner):
+    source, _ = make(warmup=40, updates_per_step=0.75)
+    source.bind(learner)
+    progress = Progress("env_steps", 1000)
+    assert drawn(source, 8, progress, 10) == 0
+    assert (progress.env_steps, progress.samples) == (40, 0)
+    assert getattr(learner, "acted", 0) == 0
+    assert drawn(source, 8, progress, 30) == 30  # three updates for each step of four environments
+    assert (progress.env_steps, progress.samples) == (80, 240)
+    assert getattr(learner, "acted", 10) == 10
+
+
+@given(st.integers(1, 64), st.sampled_from([0.125, 0.5, 2.0]))
+@settings(max_examples=10)
+def test_samples_per_environment_step_do_not_depend_on_the_batch_size(batch_size, rate):
+    source, _ = make(warmup=100, updates_per_step=rate)
+    source.bind(StraightOn())
+    progress = Progress("env_steps", 2000)
+    while progress.env_steps < 1500:
+        drawn(source, batch_size, progress, 1)
+    assert progress.samples == pytest.approx((progress.env_steps - 100) * rate * 8, abs=2 * batch_size)
+
+
+def test_what_may_be_drawn_ahead_is_what_is_due_and_steps_count_when_their_updates_are_over():
+    source, _ = make(warmup=16, updates_per_step=0.75)
+    source.bind(StraightOn())
+    progress = Progress("env_steps", 1000)
+    drawn(source, 8, progress, 4)
+    batches = [source.draw(8, progress)]
+    assert source.ahead() == 2
+    batches += [source.draw(8, progress) for _ in range(2)]
+    assert source.ahead() == 0
+    counted = [dict(source.counts(batch)) for batch in batches]
+    assert counted == [{"samples": 8}, {"samples": 8}, {"samples": 8, "env_steps": 4}]
 
 
 def test_every_setting_is_read():
-    config = UavConfig(envs=2, replay=UniformConfig(capacity=10))
-    UavSource(config, Context(CPU, Slots(), 0))
-    assert [path for path in config.unread() if not path.startswith("replay.")] == []
+    config = UavConfig(envs=2, replay=PrioritizedConfig(capacity=100), warmup=0).recorded()
+    source = UavSource(config, Context(CPU, Slots(), 0))
+    source.bind(StraightOn())
+    source.feedback(source.draw(1, Progress("updates", 1)), {"td_error": torch.ones(1)})
+    assert config.unread() == []

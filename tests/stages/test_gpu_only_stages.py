@@ -4,8 +4,9 @@ import types
 
 import pytest
 import torch
-from builders import Holder, build_masac, random_batch
+from builders import Holder, build_masac, random_batch, works
 
+from runner.api import Close, Exact, Progress, Setting, SourceConfig, Statistical
 from runner.plugins.stages.amp import AmpConfig
 from runner.plugins.stages.async_transfer import AsyncTransferConfig
 from runner.plugins.stages.cuda_graph import CudaGraphConfig
@@ -14,39 +15,75 @@ from runner.system.errors import UsageError
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def setting(device, replay="same", kind="uniform", **stages):
-    data = types.SimpleNamespace(replay=types.SimpleNamespace(device=replay, kind=kind))
-    return types.SimpleNamespace(device=torch.device(device), data=data, stages=stages)
+class Data(SourceConfig):
+    """What stages ask a source."""
+
+    kind = "data"
+    provides = "numbers"
+    on_host: bool = False
+    prioritized: bool = False
+    ragged: bool = False
+
+    def implementation(self):
+        raise AssertionError("never assembled")
+
+    @property
+    def depends_on_feedback(self):
+        return self.prioritized
+
+    @property
+    def shapes_vary(self):
+        return self.ragged
+
+    def resident(self, device):
+        return device == "cpu" or not self.on_host
 
 
-def transfer():
-    return AsyncTransferConfig()
+def setting(device, *, stages=None, **data):
+    return Setting(None, Data(**data), torch.device(device), stages or {}, "updates")
 
 
 def test_async_transfer_says_when_there_is_nothing_to_transfer():
-    assert "nothing to do on a CPU" in transfer().inactive(setting("cpu"))
-    assert "on the GPU already" in transfer().inactive(setting("cuda"))
-    assert transfer().inactive(setting("cuda", replay="cpu")) is None
+    stage = AsyncTransferConfig()
+    assert "nothing to do on a CPU" in stage.inactive(setting("cpu"))
+    assert "on the GPU already" in stage.inactive(setting("cuda"))
+    assert stage.inactive(setting("cuda", on_host=True)) is None
 
 
-def test_cuda_graph_needs_a_gpu_and_refuses_loss_scaling():
-    assert "CUDA device" in CudaGraphConfig().inactive(setting("cpu"))
-    assert CudaGraphConfig().inactive(setting("cuda")) is None
+def test_async_transfer_promises_the_same_bits_unless_batches_depend_on_updates():
+    stage = AsyncTransferConfig()
+    assert stage.contract(setting("cuda", on_host=True)) == Exact()
+    lagging = setting("cuda", on_host=True, prioritized=True)
+    assert stage.contract(lagging) == Statistical()
+    stage.inactive(lagging)
+    assert stage.contract(setting("cuda", on_host=True)) == Exact()  # asking changes nothing
+
+
+def test_cuda_graph_needs_a_gpu_and_refuses_loss_scaling_and_shapes_that_vary():
+    stage = CudaGraphConfig()
+    assert "CUDA device" in stage.inactive(setting("cpu"))
+    assert stage.inactive(setting("cuda")) is None
+    assert stage.contract(setting("cuda")) == Close()
     with pytest.raises(UsageError, match="bf16"):
-        CudaGraphConfig().inactive(setting("cuda", amp=AmpConfig(dtype="fp16")))
+        stage.inactive(setting("cuda", stages={"amp": AmpConfig(dtype="fp16")}))
+    with pytest.raises(UsageError, match="those of 'data' vary"):
+        stage.inactive(setting("cuda", ragged=True))
 
 
 @CUDA
-def test_batches_that_were_sampled_ahead_are_the_same_ones_in_the_same_order():
-    learner = build_masac(device="cuda")
-    drawn = iter(range(100))
-    learner.slots.define(sample=lambda size, progress: random_batch(next(drawn), size=size), next_batch=lambda: None)
-    stage = transfer()
-    stage.inactive(setting("cuda", replay="cpu"))
-    stage.attach(Holder(learner, 32))
-    for burst in range(3):
-        for remaining in (2, 1, 0):
-            batch = learner.slots.next_batch(32, 0.0, remaining)
-            expected = random_batch(3 * burst + 2 - remaining)
-            assert all(torch.equal(batch[name].cpu(), expected[name]) for name in expected)
-    assert next(drawn) == 9  # nothing was sampled beyond a burst
+def test_batches_that_were_drawn_ahead_are_the_same_ones_in_the_same_order():
+    learner, progress = build_masac(device="cuda"), Progress("updates", 9)
+    drawn = []
+
+    def draw(size, progress):
+        drawn.append(len(drawn))
+        return random_batch(drawn[-1], size=size)
+
+    learner.slots.define(draw=draw, next_batch=lambda: None)
+    source = types.SimpleNamespace(ahead=lambda: 2 - (len(drawn) + 2) % 3)  # three belong together
+    works(AsyncTransferConfig()).attach(Holder(learner, 32, source))
+    for number in range(9):
+        batch = learner.slots.next_batch(32, progress)
+        expected = random_batch(number)
+        assert all(torch.equal(batch[name].cpu(), expected[name]) for name in expected)
+    assert len(drawn) == 9  # nothing was drawn beyond a burst
