@@ -70,7 +70,7 @@ def learnt(result):
     """Everything that must come out bit for bit: the last checkpoint and the history of what was learnt."""
     newest = checkpoint.checkpoints(Path(result["run_dir"]) / "checkpoints")[-1]
     state = checkpoint.load(newest)
-    kept = {name: state[name] for name in ("pipeline", "generators", "gradients", "step", "updates", "credit")}
+    kept = {name: state[name] for name in ("pipeline", "generators", "gradients", "step")}
     return flat(kept), history(result)
 
 

@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from runner.api import Config, Exact, Pipeline, Stage
+from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
 
 
-class Paced(Stage):
+class PacedConfig(StageConfig):
     """Waits before every update until a file is there, so that there is time to act.
 
     When it helps: in tests.
@@ -16,26 +16,34 @@ class Paced(Stage):
 
     kind: ClassVar[str] = "paced"
     phase: ClassVar[int] = 1
-    contract = Exact()
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
-    class Config(Config):
-        """How slow, and until when."""
+    until: str
+    """The file that ends the waiting."""
+    seconds: float = 0.1
+    """For each update."""
 
-        until: str
-        """The file that ends the waiting."""
-        seconds: float = 0.1
-        """For each update."""
+    def contract(self, setting: Setting) -> Exact:
+        """It only waits."""
+        return Exact()
+
+    def implementation(self) -> type[Stage]:
+        """What waits."""
+        return Paced
+
+
+class Paced(Stage):
+    """An update with a pause before it."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the update with a pause."""
         hurry, seconds = Path(self.config.until), self.config.seconds
 
         def paced(step):
-            def update(batch, noise):
+            def update(*arguments):
                 if not hurry.exists():
                     time.sleep(seconds)
-                return step(batch, noise)
+                return step(*arguments)
 
             return update
 

@@ -22,7 +22,7 @@ def run_folder(name="marl", **changes):
         "recipe": name,
         "digest": "",
         "goal": 100,
-        "unit": "steps",
+        "unit": "updates",
         "experiment": "tests",
         "tracking_uri": shown(workspace().tracking_uri),
         "owner": Owner.this_process(),

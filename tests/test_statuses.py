@@ -17,15 +17,21 @@ pytestmark = pytest.mark.usefixtures("migrated_workspace")
 
 TROUBLE = """
 import os, sys
-from runner.api import Exact, RunnerError, Stage
+from runner.api import Exact, RunnerError, Stage, StageConfig
 
-class Trouble(Stage):
+class TroubleConfig(StageConfig):
     "Ends a run in the way that it is told to."
     kind = "trouble"
     phase = 1
-    contract = Exact()
     wraps = frozenset({"transfer"})
 
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        return Trouble
+
+class Trouble(Stage):
     def attach(self, pipeline):
         updates = 0
         def troubled(step):
@@ -64,7 +70,7 @@ def status_in_mlflow(workspace):
         ("sys.exit(3)", 1, "FAILED", "something in the training called sys.exit(3)"),
         ("sys.exit(0)", 1, "FAILED", "something in the training called sys.exit(0)"),
         ("raise MemoryError", 1, "FAILED", "MemoryError: "),
-        ("batch['reward'] = batch['reward'] * float('nan')", 6, "FAILED", "step 144, update 40: tensor 'reward'"),
+        ("batch['reward'] = batch['reward'] * float('nan')", 6, "FAILED", "env_steps 144, update 40: tensor 'reward'"),
         ("os.kill(os.getpid(), 15)", 143, "KILLED", None),
         ("os.kill(os.getpid(), 2)", 130, "KILLED", None),
         ("[os.kill(os.getpid(), 2) for _ in range(2)]", 130, "KILLED", None),

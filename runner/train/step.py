@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -75,8 +74,8 @@ class Step:
         """
         if self._schedule is not None:
             self._set_rates(self._schedule.factor(self.progress.fraction))
-        output: dict[str, Any] = self.slots.update(drawn.batch, drawn.noise, self.progress)
-        if not isinstance(output, Mapping):
+        output: Any = self.slots.update(drawn.batch, drawn.noise, self.progress)
+        if not isinstance(output, dict):
             who = f"{type(self.learner).__name__}.update"
             raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
         return output

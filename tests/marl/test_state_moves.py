@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from runner.api import Stage
 from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
-from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
 from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
+from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 
 
 class Capturable(Stage):

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from runner.plugins.marl.work import ADAM_BYTES, POLYAK_BYTES, least_flop
 from runner.api import Progress
 from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
 from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
 from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
+from runner.plugins.marl.work import ADAM_BYTES, POLYAK_BYTES, least_flop
 
 SIZE = 32
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from builders import build_masac, random_batch, train, works
 
-from runner.plugins.stages.amp import AmpConfig
-from runner.plugins.stages.compile import CompileConfig
 from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
 from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
 from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
+from runner.plugins.stages.amp import AmpConfig
+from runner.plugins.stages.compile import CompileConfig
 from runner.system.errors import UsageError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

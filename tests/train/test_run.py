@@ -76,15 +76,21 @@ def test_the_best_checkpoint_is_kept():
 
 
 BROKEN = """
-from runner.api import Exact, Stage
+from runner.api import Exact, Stage, StageConfig
 
-class Poison(Stage):
+class PoisonConfig(StageConfig):
     "Makes one reward a NaN."
     kind = "poison"
     phase = 1
-    contract = Exact()
     wraps = frozenset({"transfer"})
 
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        return Poison
+
+class Poison(Stage):
     def attach(self, pipeline):
         def poisoned(step):
             def transfer(batch):
@@ -109,18 +115,21 @@ def test_a_nan_ends_the_run_as_failed_and_names_step_and_tensor(tmp_path):
 
 
 IGNORES = """
-from typing import ClassVar
-from runner.api import Config, Exact, Stage
+from runner.api import Exact, Stage, StageConfig
 
-class Ignores(Stage):
+class IgnoresConfig(StageConfig):
     "Has a setting that it never reads."
     kind = "ignores"
     phase = 1
-    contract = Exact()
+    depth: int = 1
 
-    class Config(Config):
-        depth: int = 1
+    def contract(self, setting):
+        return Exact()
 
+    def implementation(self):
+        return Ignores
+
+class Ignores(Stage):
     def attach(self, pipeline):
         pass
 """
@@ -130,9 +139,9 @@ def test_a_value_that_no_plugin_reads_is_an_error(tmp_path):
     plugin = tmp_path / "ignores.py"
     plugin.write_text(IGNORES)
     registry = Registry([plugin])
-    assemble(tiny("marl_baseline", "optimization.ignores=on", registry=registry))
+    train_here("marl_baseline", "train.env_steps=80", "optimization.ignores=on", registry=registry)
     with pytest.raises(RecipeError, match=r"optimization\.ignores\.depth: no plugin reads this value"):
-        assemble(tiny("marl_baseline", "optimization.ignores.depth=2", registry=registry))
+        train_here("marl_baseline", "train.env_steps=80", "optimization.ignores.depth=2", registry=registry)
 
 
 def test_a_gpu_that_is_not_there_is_refused():
@@ -145,7 +154,6 @@ def test_batch_autotune_tries_real_steps_in_child_processes():
     pipeline = assemble(tiny("marl_phase1", *sets))
     (note,) = pipeline.reports["batch_autotune"].notes
     assert 16 <= pipeline.batch_size <= 32  # which one is fastest depends on the machine, and on what else it does
-    assert pipeline.batch_size * pipeline.updates_per_step == pytest.approx(16 * 0.5)
     assert str(pipeline.batch_size) in note
 
 
@@ -156,6 +164,9 @@ def test_the_speed_of_a_resumed_training_counts_what_it_has_done_itself():
     loop = Loop(assemble(recipe), Path(result.run_dir), Nowhere(), Nowhere(), Stop())
     loop.load_state_dict(state)
     loop.report()
-    assert (loop.step, loop.updates) == (state["step"], state["updates"])
+    assert loop.progress.state_dict() == state["pipeline"]["progress"]
+    assert loop.progress.done == state["step"]
     assert (loop.metrics["perf/env_steps_per_second"], loop.metrics["perf/updates_per_second"]) == (0.0, 0.0)
-    assert loop.metrics["train/critic_loss"] == pytest.approx(float(state["totals"][0]) / state["since_log"])
+    means = state["means"]
+    expected = means["sums"]["critic_loss"] / means["counts"]["critic_loss"]
+    assert loop.metrics["train/critic_loss"] == pytest.approx(expected)

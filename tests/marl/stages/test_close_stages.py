@@ -7,13 +7,13 @@ import torch
 from builders import build_masac, copy_state, parameters, train
 from torch._dynamo.utils import counters
 
-from runner.plugins.stages.compile import CompileConfig
-from runner.plugins.stages.cuda_graph import CudaGraphConfig
 from runner.api import Progress
 from runner.plugins.marl.stages.forward_cache import ForwardCacheConfig
-from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
 from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
+from runner.plugins.stages.compile import CompileConfig
+from runner.plugins.stages.cuda_graph import CudaGraphConfig
+from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 
 
 def stacked():
