@@ -25,8 +25,9 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
     Returns:
         For each run everything in its ``run.json`` (times in seconds since 1970; ``step`` is not behind the newest
         checkpoint, which a process that died may have been unable to note), and ``run_dir``, ``last_checkpoint`` (how
-        far it is, in the run's unit; None if there is none), ``resumable``, ``not_resumable`` (why) and ``unsent_bytes``. Of a run whose
-        ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file is None.
+        far it is, in the run's unit; None if there is none), ``resumable``, ``not_resumable`` (why) and
+        ``unsent_bytes``. Of a run whose ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file is
+        None.
     """
     return [_entry(folder) for folder in folders(workspace.runs)]
 
