@@ -119,7 +119,7 @@ class _Training:
     def subject(self) -> Subject:
         return Subject(
             self.step,
-            {"learner": _LearnerState(self.pipeline), "source": _SourceState(self)},
+            {"learner": LearnerState(self.pipeline), "source": _SourceState(self)},
             parameters=self.learner.named_parameters,
             gradients=self.learner.gradients,
             seed=self.whole_step.seed,
@@ -169,16 +169,18 @@ def _observed(name: str, listener: Listener, step: Callable[..., Any]) -> Callab
     return observed
 
 
-class _LearnerState:
+class LearnerState:
     """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.learner, self.stages = pipeline.learner, pipeline.stages
 
     def state_dict(self) -> State:
+        """The learner's."""
         return self.learner.state_dict()
 
     def load_state_dict(self, state: State) -> None:
+        """Restores it."""
         self.learner.load_state_dict(state)
         for stage in self.stages.values():
             stage.load_state_dict(stage.state_dict())
