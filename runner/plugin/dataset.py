@@ -92,6 +92,11 @@ class DatasetSource(Source):
         """Makes samples into a batch; torch's way unless told."""
         return default_collate(list(samples))
 
+    def __getstate__(self) -> State:
+        """What ``collate`` may need in a worker; data have a way of their own there, and nothing else can go."""
+        stays = ("context", "train", "held_out", "_stream", "_order")
+        return {name: value for name, value in self.__dict__.items() if name not in stays}
+
     def tokens(self, batch: Batch) -> int:
         """How many tokens a batch holds, for sources that count in them."""
         return 0

@@ -1,0 +1,111 @@
+"""The image classifier in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+
+if TYPE_CHECKING:
+    from .config import ClassifierConfig
+
+GROUPS = 8
+POOLED = 4
+"""Height and width that are left for the last layer, about."""
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut; begins as the shortcut alone."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(GROUPS, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(GROUPS, outputs)
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        nn.init.zeros_(self.norm2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
+        residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(self.shortcut(x) + residual)
+
+
+class ResidualNet(nn.Module):
+    """From images [B, C, H, W] to logits [B, classes]."""
+
+    def __init__(self, shape: tuple[int, ...], widths: list[int], classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.stem = nn.Sequential(stem, nn.GroupNorm(GROUPS, widths[0]), nn.ReLU())
+        pairs = [(widths[0], widths[0], 1), *((a, b, 2) for a, b in pairwise(widths))]
+        blocks = [block for a, b, stride in pairs for block in (Block(a, b, stride), Block(b, b, 1))]
+        self.blocks = nn.ModuleList(blocks)
+        for _ in widths[1:]:
+            height, width = (height + 1) // 2, (width + 1) // 2
+        kernel = (max(1, height // POOLED), max(1, width // POOLED))
+        self.pool = nn.AvgPool2d(kernel)
+        self.head = nn.Linear(widths[-1] * (height // kernel[0]) * (width // kernel[1]), classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """The logits."""
+        x = self.stem(image)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.pool(x).flatten(1))
+        return logits
+
+
+class Classifier(GradientLearner):
+    """Softmax cross-entropy on images in [0, 1]."""
+
+    def build(self, config: ClassifierConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+        """The network."""
+        self.shift = config.shift
+        return ResidualNet(shapes["image"], config.widths, context.sizes["classes"])
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """By how many pixels every image is moved, down and to the right."""
+        if not self.shift:
+            return {}
+        size = len(batch["image"]), 2
+        drawn = torch.randint(2 * self.shift + 1, size, generator=generator, device=generator.device)
+        return {"shift": drawn}
+
+    def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """Cross-entropy and accuracy; without noise, images stay where they are."""
+        image, label = batch["image"], batch["label"]
+        logits = self.slots.forward(shifted(image, noise["shift"], self.shift) if noise else image)
+        correct = (logits.detach().argmax(-1) == label).sum()
+        return Loss(
+            F.cross_entropy(logits, label, reduction="sum"), len(label), {"accuracy": Mean(correct, len(label))}
+        )
+
+    def inputs(self, batch: Batch) -> Any:
+        """The images."""
+        return batch["image"]
+
+
+def shifted(image: Tensor, shift: Tensor, largest: int) -> Tensor:
+    """Moves every image on a background of zeros.
+
+    Args:
+        image: [B, C, H, W].
+        shift: [B, 2], 0 to ``2 * largest``; ``largest`` leaves an image where it is.
+        largest: the width of the background.
+    """
+    height, width = image.shape[-2:]
+    padded = F.pad(image, (largest,) * 4)
+    rows = shift[:, :1] + torch.arange(height, device=image.device)
+    columns = shift[:, 1:] + torch.arange(width, device=image.device)
+    each = torch.arange(len(image), device=image.device)[:, None, None]
+    return padded[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

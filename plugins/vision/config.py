@@ -1,0 +1,95 @@
+"""The faces of the image classifier and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from runner.api import DatasetConfig, GradientLearnerConfig, Objective
+
+if TYPE_CHECKING:
+    from .classifier import Classifier
+    from .digits import Digits
+    from .image_folder import ImageFolder
+
+EXTRA = "pip install 'proven-runner[vision]'"
+"""Brings what the sources need."""
+
+
+class ClassifierConfig(GradientLearnerConfig):
+    """A small residual convolutional network with group normalisation, for images of one size.
+
+    Of every width there are two blocks of two 3 x 3 convolutions (He et al. 2016, arXiv:1512.03385); the first block of
+    every width but the first halves height and width. Nothing in it depends on the batch (Wu and He 2018,
+    arXiv:1803.08494), so that a batch may be cut into parts.
+
+    When it helps: images of 8 to 64 pixels a side, thousands of them, minutes on a CPU.
+    When it hurts: photographs at full size, for which a pretrained network is the better start.
+    """
+
+    kind: ClassVar[str] = "classifier"
+    learns_from: ClassVar[str] = "labelled_images"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.05, "max_grad_norm": 1.0}
+    }
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
+    objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.01, unit="share")
+
+    widths: list[Annotated[int, Field(ge=8, multiple_of=8)]] = Field(default_factory=lambda: [16, 32], min_length=1)
+    """Channels of the blocks: two blocks of every width."""
+    shift: Annotated[int, Field(ge=0)] = 0
+    """Pixels by which every training image is moved at random, at most, in either direction."""
+
+    def implementation(self) -> type[Classifier]:
+        """The learner in torch."""
+        from .classifier import Classifier
+
+        return Classifier
+
+
+class DigitsConfig(DatasetConfig):
+    """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn (UCI, Alpaydin and Kaynak 1998).
+
+    The first ones are held out. They were written by other people than the rest, which makes them harder than a random
+    choice would be.
+    """
+
+    kind: ClassVar[str] = "digits"
+    provides: ClassVar[str] = "labelled_images"
+    in_memory: ClassVar[bool] = True
+
+    held_out: Annotated[int, Field(ge=1, le=1000)] = 360
+    """How many images only evaluation sees."""
+
+    def implementation(self) -> type[Digits]:
+        """The source in torch."""
+        from .digits import Digits
+
+        return Digits
+
+
+class ImageFolderConfig(DatasetConfig):
+    """Any folder of images with one subfolder for each class.
+
+    Which images are held out follows from their names alone: more images may come, and none changes sides.
+    """
+
+    kind: ClassVar[str] = "image_folder"
+    provides: ClassVar[str] = "labelled_images"
+
+    folder: str
+    """The folder; its subfolders' names, sorted, are the classes."""
+    side: Annotated[int, Field(ge=4, le=1024)] = 32
+    """Pixels; every image is scaled to this height and width."""
+    grey: bool = False
+    """Whether images are turned to one grey channel instead of three colours."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the images that only evaluation sees, about."""
+
+    def implementation(self) -> type[ImageFolder]:
+        """The source in torch."""
+        from .image_folder import ImageFolder
+
+        return ImageFolder

@@ -1,0 +1,41 @@
+"""Scikit-learn's digits in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runner.api import DatasetSource, UsageError
+
+from .config import EXTRA
+
+if TYPE_CHECKING:
+    from .config import DigitsConfig
+
+CLASSES = 10
+
+
+class Digits(DatasetSource):
+    """The first images are held out, the others are trained on."""
+
+    sizes = {"classes": CLASSES}  # noqa: RUF012 (nobody changes it)
+
+    def datasets(self, config: DigitsConfig) -> tuple[Any, Any]:
+        """Images [N, 1, 8, 8] in [0, 1] and labels [N].
+
+        Raises:
+            UsageError: scikit-learn is not installed.
+        """
+        try:
+            from sklearn.datasets import load_digits
+        except ModuleNotFoundError as error:
+            raise UsageError(f"data.kind: 'digits' needs the package '{error.name}': {EXTRA}") from error
+        digits = load_digits()
+        image = torch.from_numpy(digits.images).float()[:, None] / 16
+        label = torch.from_numpy(digits.target).long()
+        held_out = config.held_out
+        return (
+            {"image": image[held_out:].contiguous(), "label": label[held_out:]},
+            {"image": image[:held_out].contiguous(), "label": label[:held_out]},
+        )
