@@ -7,11 +7,12 @@ import pytest
 import wrong_stages
 from running import COMPANY, tiny
 
-from runner.api import Close, Exact, Setting, Statistical
+from runner.api import Close, Exact, Statistical
 from runner.plugin.registry import Registry
+from runner.plugin.slots import PIPELINE
 from runner.proof import Outcome, close, exact, fresh, health, verify
-from runner.train.assemble import resolve_device
-from runner.verify.training_subject import recorded, subject
+from runner.train.assemble import resolve_device, setting_of
+from runner.verify.training_subject import recipe_with, recorded, subject
 
 REGISTRY = Registry([Path(wrong_stages.__file__)])
 SMALL = (
@@ -20,8 +21,8 @@ SMALL = (
     "model.hidden=[8]",
     "data.replay.capacity=4000",
     "train.env_steps=20000",
-    "train.warmup_steps=1920",
-    "train.updates_per_step=0.05",
+    "data.warmup=1920",
+    "data.updates_per_step=0.05",
     "train.batch_size=64",
 )
 UPDATES = 6
@@ -65,9 +66,15 @@ def build(recipe, *stages):
     return subject(recipe, REGISTRY, stages)
 
 
+def promise(recipe, kind, registry=REGISTRY):
+    """What a stage promises on its own."""
+    chosen = recipe_with(recipe, registry, [kind])
+    return chosen.stages[kind].contract(setting_of(chosen, resolve_device("cpu")))
+
+
 def judged(recipe, kind, batches):
     """The verdict on a stage by its contract, with batches drawn by itself where it promises the same bits."""
-    contract = REGISTRY.get("optimization", kind).contract
+    contract = promise(recipe, kind)
     baseline, changed = build(recipe), build(recipe, kind)
     if isinstance(contract, Exact):
         return exact(baseline, changed, range(UPDATES))
@@ -119,28 +126,29 @@ def test_parameters_without_a_gradient_are_named(recipe, batches):
 
 @pytest.mark.parametrize("kind", ["honest_scaler", "honest_reorder"])
 def test_what_is_odd_but_right_passes(kind, recipe, batches):
-    verdict = verify(build(recipe), build(recipe, kind), batches, REGISTRY.get("optimization", kind).contract)
+    verdict = verify(build(recipe), build(recipe, kind), batches, promise(recipe, kind))
     assert verdict.outcome is Outcome.PASS, verdict
 
 
-def promising():
-    """The registered stages whose promise can be checked update by update."""
-    registry = Registry()
-    faces = [(kind, registry.get("optimization", kind)) for kind in registry.kinds("optimization")]
-    return [kind for kind, face in faces if not isinstance(face.contract, Statistical)]
+def judged_update_by_update():
+    """The registered stages that masac has slots for and whose promise can be checked update by update."""
+    base = tiny("marl_baseline", *SMALL, registry=REGISTRY)
+    offers = REGISTRY.get("model", "masac").slots | PIPELINE
+    stages = {kind: REGISTRY.get("optimization", kind) for kind in Registry().kinds("optimization")}
+    held = [kind for kind, stage in stages.items() if stage.claims | stage.wraps <= offers]
+    return [kind for kind in held if not isinstance(promise(base, kind), Statistical)]
 
 
-@pytest.mark.parametrize("kind", promising())
+@pytest.mark.parametrize("kind", judged_update_by_update())
 def test_every_registered_stage_keeps_its_promise(kind, recipe, batches):
-    stages = (kind, *COMPANY.get(kind, ()))
-    changed = build(recipe, *stages)
-    setting = Setting(recipe.model, recipe.data, resolve_device(recipe.device), {})
-    reason = REGISTRY.get("optimization", kind)(REGISTRY.get("optimization", kind).Config()).inactive(setting)
+    chosen = recipe_with(recipe, REGISTRY, [kind, *COMPANY.get(kind, ())])
+    setting = setting_of(chosen, resolve_device("cpu"))
+    reason = chosen.stages[kind].inactive(setting)
     if reason:
         pytest.skip(reason)
-    contract = REGISTRY.get("optimization", kind).contract
+    baseline, changed, contract = build(recipe), build(recipe, *chosen.stages), promise(recipe, kind)
     if isinstance(contract, Exact):
-        drawn = exact(build(recipe), changed, range(UPDATES))
+        drawn = exact(baseline, changed, range(UPDATES))
         assert drawn.outcome is Outcome.PASS, drawn
-    verdict = verify(build(recipe), changed, batches, contract)
+    verdict = verify(baseline, changed, batches, contract)
     assert verdict.outcome is Outcome.PASS, verdict

@@ -4,19 +4,34 @@ Every one still trains: nothing but the numbers shows what is wrong. The two nam
 """
 
 import copy
+import sys
 
 import torch
 
-from runner.api import Close, Exact, Stage
-from runner.plugins.stages.forward_cache import ForwardCache
-from runner.plugins.stages.merged_critic_loss import MergedCriticLoss
+from runner.api import Close, Exact, Stage, StageConfig
+from runner.plugins.marl.stages.forward_cache import ForwardCache
+from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLoss
+
+
+def stage(kind, promise=None):
+    """Registers a stage's works under a kind, with settings that promise the same bits unless told."""
+
+    def register(works):
+        methods = {
+            "contract": lambda self, setting: promise or Exact(),
+            "implementation": lambda self: works,
+        }
+        face = type(f"{works.__name__}Config", (StageConfig,), {
+            "__module__": works.__module__, "__doc__": works.__doc__, "kind": kind, "phase": 1, **methods,
+        })  # fmt: skip
+        setattr(sys.modules[works.__module__], face.__name__, face)
+        return works
+
+    return register
 
 
 class Wrong(Stage):
-    """Promises the same bits."""
-
-    phase = 1
-    contract = Exact()
+    """Takes hold of slots."""
 
     def attach(self, pipeline):
         self.pipeline, self.slots, self.learner = pipeline, pipeline.slots, pipeline.learner
@@ -30,19 +45,17 @@ class Wrong(Stage):
 # --- caches -----------------------------------------------------------------------------------------------------------
 
 
+@stage("stale_cache")
 class StaleCache(ForwardCache):
     """Never forgets the next actions: those of the first update serve for all."""
-
-    kind = "stale_cache"
 
     def _forget(self):
         self.current.clear()
 
 
+@stage("cache_by_batch")
 class CacheByBatch(Wrong):
     """Remembers next actions for as long as the batch is the same, whatever becomes of the policies."""
-
-    kind = "cache_by_batch"
 
     def take_hold(self):
         self.seen = self.kept = None
@@ -54,10 +67,9 @@ class CacheByBatch(Wrong):
         return self.kept
 
 
+@stage("private_copy")
 class PrivateCopy(Wrong):
     """Keeps a copy of the target critics that it refreshes when it updates them, but not when a state is loaded."""
-
-    kind = "private_copy"
 
     def take_hold(self):
         self.critics = copy.deepcopy(self.learner.critics["target"])
@@ -77,10 +89,9 @@ class PrivateCopy(Wrong):
         self.critics = copy.deepcopy(self.learner.critics["target"])
 
 
+@stage("delayed_targets")
 class DelayedTargets(Wrong):
     """Hands out the targets of the update before."""
-
-    kind = "delayed_targets"
 
     def take_hold(self):
         self.last = None
@@ -95,10 +106,10 @@ class DelayedTargets(Wrong):
 # --- loss scaling -----------------------------------------------------------------------------------------------------
 
 
+@stage("honest_scaler")
 class HonestScaler(Wrong):
     """Scales the loss by a power of two, unscales before clipping and updates the scale once: the same bits."""
 
-    kind = "honest_scaler"
     growth_interval = 2000
 
     def take_hold(self):
@@ -111,25 +122,24 @@ class HonestScaler(Wrong):
     def replace_unscale(self):
         self.slots.replace("unscale", self.scaler.unscale_)
 
-    def update(self, step, batch, noise):
-        output = step(batch, noise)
+    def update(self, step, *args):
+        output = step(*args)
         self.scaler.update()
         return output
 
 
+@stage("clip_before_unscale")
 class ClipBeforeUnscale(HonestScaler):
     """Leaves unscaling to the optimizer step, after gradients have been clipped at their scaled size."""
-
-    kind = "clip_before_unscale"
 
     def replace_unscale(self):
         pass
 
 
+@stage("scaler_updated_between")
 class ScalerUpdatedBetween(HonestScaler):
     """Updates the scale once more, between a loss that it has scaled and the step that unscales its gradient."""
 
-    kind = "scaler_updated_between"
     growth_interval = 1
 
     def take_hold(self):
@@ -141,13 +151,12 @@ class ScalerUpdatedBetween(HonestScaler):
         self.scaler.update()
 
 
+@stage("scaler_updated_twice")
 class ScalerUpdatedTwice(HonestScaler):
     """Updates the scale twice at the end."""
 
-    kind = "scaler_updated_twice"
-
-    def update(self, step, batch, noise):
-        output = super().update(step, batch, noise)
+    def update(self, step, *args):
+        output = super().update(step, *args)
         self.scaler.update()
         return output
 
@@ -155,10 +164,9 @@ class ScalerUpdatedTwice(HonestScaler):
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
+@stage("leaky_actor_loss")
 class LeakyActorLoss(Wrong):
     """Lets the gradient of the actor loss flow into the critics' parameters."""
-
-    kind = "leaky_actor_loss"
 
     def take_hold(self):
         self.wrap("actor_gradients", self.actor_gradients)
@@ -169,10 +177,9 @@ class LeakyActorLoss(Wrong):
         return step(*args)
 
 
+@stage("scaled_loss")
 class ScaledLoss(Wrong):
     """Multiplies the critic loss by 1.001."""
-
-    kind = "scaled_loss"
 
     def take_hold(self):
         self.wrap("critic_loss", self.critic_loss)
@@ -182,39 +189,34 @@ class ScaledLoss(Wrong):
         return 1.001 * loss, td_error
 
 
+@stage("scaled_backward", Close())
 class ScaledBackward(Wrong):
     """Multiplies every loss by 1.001 on its way to the gradients, where clipping and Adam hide most of it."""
-
-    kind = "scaled_backward"
-    contract = Close()
 
     def take_hold(self):
         self.wrap("backward", lambda step, loss: step(1.001 * loss))
 
 
+@stage("detached_trunk")
 class DetachedTrunk(Wrong):
     """Detaches the actors' hidden layers, so that only their heads learn."""
-
-    kind = "detached_trunk"
 
     def take_hold(self):
         for actor in self.learner.actors:
             actor.trunk.register_forward_hook(lambda module, inputs, output: output.detach())
 
 
+@stage("accumulated_gradients")
 class AccumulatedGradients(Wrong):
     """Forgets to zero the critics' gradients."""
-
-    kind = "accumulated_gradients"
 
     def take_hold(self):
         self.learner.roles["critic"].zero_grad = lambda agents=None: None
 
 
+@stage("mean_over_agents")
 class MeanOverAgents(MergedCriticLoss):
     """Takes the mean of the agents' critic losses where their sum is due."""
-
-    kind = "mean_over_agents"
 
     def attach(self, pipeline):
         super().attach(pipeline)
@@ -230,10 +232,9 @@ class MeanOverAgents(MergedCriticLoss):
             self.merged = False
 
 
+@stage("forgetful_optimizer")
 class ForgetfulOptimizer(Wrong):
     """Loses the optimizers' moments after every update."""
-
-    kind = "forgetful_optimizer"
 
     def take_hold(self):
         self.wrap("update", self.update)
@@ -248,23 +249,20 @@ class ForgetfulOptimizer(Wrong):
 # --- the algorithm ----------------------------------------------------------------------------------------------------
 
 
+@stage("noise_drawn_twice")
 class NoiseDrawnTwice(Wrong):
     """Draws the noise of the update itself, although it is handed in."""
-
-    kind = "noise_drawn_twice"
 
     def take_hold(self):
         self.wrap("update", self.update)
 
-    def update(self, step, batch, noise):
-        size = len(batch["weight"])
-        return step(batch, self.learner.noise(size, self.learner.context.generator("noise")))
+    def update(self, step, batch, noise, progress):
+        return step(batch, self.learner.noise(batch, self.learner.context.generator("noise")), progress)
 
 
+@stage("early_target_step")
 class EarlyTargetStep(Wrong):
     """Moves the target critics before the critics have learnt, not after."""
-
-    kind = "early_target_step"
 
     def take_hold(self):
         move = self.slots.target_step
@@ -272,10 +270,9 @@ class EarlyTargetStep(Wrong):
         self.wrap("critic_step", lambda step, *args: (move(), step(*args))[1])
 
 
+@stage("swapped_polyak")
 class SwappedPolyak(Wrong):
     """Takes tau of the target critics and the rest of the critics."""
-
-    kind = "swapped_polyak"
 
     def take_hold(self):
         self.wrap("target_step", self.target_step)
@@ -286,10 +283,9 @@ class SwappedPolyak(Wrong):
         self.learner.tau = tau
 
 
+@stage("ignored_weight")
 class IgnoredWeight(Wrong):
     """Leaves out the importance weights of prioritized replay."""
-
-    kind = "ignored_weight"
 
     def take_hold(self):
         self.wrap("critic_loss", self.critic_loss)
@@ -298,10 +294,9 @@ class IgnoredWeight(Wrong):
         return step(batch | {"weight": torch.ones_like(batch["weight"])}, *rest)
 
 
+@stage("ignored_end")
 class IgnoredEnd(Wrong):
     """Bootstraps also where an episode has ended."""
-
-    kind = "ignored_end"
 
     def take_hold(self):
         self.wrap("target", self.target)
@@ -310,10 +305,9 @@ class IgnoredEnd(Wrong):
         return step(batch | {"terminated": torch.zeros_like(batch["terminated"])}, *rest)
 
 
+@stage("lost_priorities")
 class LostPriorities(Wrong):
     """Returns no TD errors to the replay buffer."""
-
-    kind = "lost_priorities"
 
     def take_hold(self):
         self.wrap("update", self.update)
@@ -323,11 +317,9 @@ class LostPriorities(Wrong):
         return output | {"td_error": torch.zeros_like(output["td_error"])}
 
 
+@stage("mixed_up_agents", Close())
 class MixedUpAgents(Wrong):
     """Asks other agents' policies whenever it acts, and the right ones when it learns."""
-
-    kind = "mixed_up_agents"
-    contract = Close()
 
     def take_hold(self):
         self.learning = False
@@ -346,10 +338,9 @@ class MixedUpAgents(Wrong):
         return head if self.learning else head.flip(0)
 
 
+@stage("repeated_batch")
 class RepeatedBatch(Wrong):
     """Prefetches, and hands every batch out twice."""
-
-    kind = "repeated_batch"
 
     def take_hold(self):
         self.batches = []
@@ -364,31 +355,25 @@ class RepeatedBatch(Wrong):
 # --- precision --------------------------------------------------------------------------------------------------------
 
 
+@stage("narrowed", Close())
 class Narrowed(Wrong):
     """Casts Q values to float32: harmless in float32, but not the same algebra."""
-
-    kind = "narrowed"
-    contract = Close()
 
     def take_hold(self):
         self.wrap("critic_forward", lambda step, *args: step(*args).float())
 
 
+@stage("secret_bf16", Close())
 class SecretBf16(Wrong):
     """Computes hidden layers in bf16 and promises the same algebra."""
-
-    kind = "secret_bf16"
-    contract = Close()
 
     def take_hold(self):
         self.slots.replace("precision", lambda: torch.autocast("cpu", torch.bfloat16))
 
 
+@stage("honest_reorder", Close())
 class HonestReorder(Wrong):
     """Adds a large number and takes it away again where that costs nothing: rounds otherwise, but no worse."""
-
-    kind = "honest_reorder"
-    contract = Close()
 
     def take_hold(self):
         self.wrap("critic_loss", self.critic_loss)
