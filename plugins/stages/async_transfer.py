@@ -9,7 +9,6 @@ from pydantic import Field
 
 from runner.api import (
     Batch,
-    Contract,
     Exact,
     Pipeline,
     Progress,
@@ -44,7 +43,7 @@ class AsyncTransferConfig(StageConfig):
     depth: Annotated[int, Field(ge=2, le=8)] = 2
     """Number of batches on the device: the one in use and those on their way."""
 
-    def contract(self, setting: Setting) -> Contract:
+    def contract(self, setting: Setting) -> Exact | Statistical:
         """The same bits, unless batches depend on updates that are not over when they are drawn."""
         return Statistical() if setting.data.depends_on_feedback else Exact()
 

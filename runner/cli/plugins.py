@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runner.plugin.registry import Registry
     from runner.recipe import Section
 
-_FACTS = ("learns_from", "provides", "phase", "contract", "replaces", "wraps", "requires")
+_FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")
 """What a card shows above the settings."""
 MEASURED = "measured.json"
 
@@ -68,19 +68,35 @@ def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]
     except RunnerError as error:
         return card | {"error": str(error)}
     card["card"] = inspect.getdoc(face) or ""
+    return card | _facts(section, face) | {"settings": _settings(face)}
+
+
+def _facts(section: "Section", face: Any) -> dict[str, Any]:
+    """What a sort of plugin has beside its settings."""
+    from runner.plugin.progress import UNITS
+
     if section == "model":
-        return card | {"learns_from": face.learns_from, "settings": _settings(face)}
+        return {"learns_from": face.learns_from, "roles": {role: dict(own) for role, own in face.roles.items()}}
     if section == "data":
-        return card | {"provides": face.provides, "simulates": face.simulates, "settings": _settings(face)}
-    return card | {
+        return {"provides": face.provides, "units": [unit for unit in UNITS if unit in face.units]}
+    return {
         "phase": face.phase,
-        "contract": repr(face.contract).removesuffix("()"),
+        "contract": _contracts(face),
+        "promise": inspect.getdoc(face.contract) or "",
         "replaces": sorted(face.claims),
         "wraps": sorted(face.wraps),
         "requires": list(face.requires),
         "measured": _measured(face),
-        "settings": _settings(face.Config),
     }
+
+
+def _contracts(face: Any) -> list[str]:
+    """What a stage may promise, from its signature: which of it depends on the recipe and the device."""
+    from runner.api import Contract
+
+    written = str(inspect.signature(face.contract).return_annotation)
+    names = [each.__name__ for each in get_args(Contract)]
+    return [name for name in names if re.search(rf"\b{name}\b", written)] or names
 
 
 def _measured(face: type) -> list[dict[str, Any]]:
@@ -127,6 +143,14 @@ def _print_list(cards: list[dict[str, Any]]) -> None:
         typer.echo(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
 
 
+def _fact(value: Any) -> str:
+    from runner.recipe.scalars import dump_inline
+
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {dump_inline(each)}" for name, each in value.items())
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
 def _print_card(card: dict[str, Any]) -> None:
     from runner.recipe.scalars import dump_inline
 
@@ -137,8 +161,7 @@ def _print_card(card: dict[str, Any]) -> None:
     typer.echo(card["card"] + "\n")
     for fact in _FACTS:
         if card.get(fact):
-            value = card[fact]
-            typer.echo(f"{fact.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}")
+            typer.echo(f"{fact.replace('_', ' ')}: {_fact(card[fact])}")
     for each in card.get("measured", ()):
         typer.echo(f"measured: {_worth(each)}")
     for each in card["settings"]:

@@ -83,7 +83,7 @@ def _spared(module: nn.Module, kinds: Sequence[Spared]) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Argument:
     """One setting of an optimizer's signature."""
 
     default: Any
@@ -93,18 +93,38 @@ class Setting:
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value; None if nothing is."""
-        if isinstance(self.default, tuple) or "tuple" in self.types.lower():
-            count = len(self.default) if isinstance(self.default, tuple) else 2
-            if isinstance(value, list | tuple) and len(value) == count and all(map(_is_number, value)):
-                return None
-            return f"should be a list of {count} numbers"
         if value is None:
             return None if self.default is None else "should not be empty"
-        if isinstance(self.default, bool) or self.types.startswith("bool"):
-            return None if isinstance(value, bool) else "should be true or false"
-        if isinstance(self.default, str) or self.types.startswith("str"):
-            return None if isinstance(value, str) else "should be a text"
+        match self._form():
+            case int(count):
+                right = isinstance(value, list | tuple) and len(value) == count and all(map(_is_number, value))
+                return None if right else f"should be a list of {count} numbers"
+            case "boolean":
+                return None if isinstance(value, bool) else "should be true or false"
+            case "string":
+                return None if isinstance(value, str) else "should be a text"
         return None if _is_number(value) else "should be a number"
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of its values."""
+        form = self._form()
+        if isinstance(form, int):
+            schema = {"type": "array", "items": {"type": "number"}, "minItems": form, "maxItems": form}
+        else:
+            schema = {"type": form}
+        if self.required:
+            return schema
+        if self.default is None:
+            schema = {"anyOf": [schema, {"type": "null"}]}
+        return {**schema, "default": list(self.default) if isinstance(self.default, tuple) else self.default}
+
+    def _form(self) -> int | Literal["boolean", "string", "number"]:
+        """JSON's name for its type; of a list of numbers, how many they are."""
+        if isinstance(self.default, tuple) or "tuple" in self.types.lower():
+            return len(self.default) if isinstance(self.default, tuple) else 2
+        if isinstance(self.default, bool) or self.types.startswith("bool"):
+            return "boolean"
+        return "string" if isinstance(self.default, str) or self.types.startswith("str") else "number"
 
 
 def _is_number(value: Any) -> bool:
@@ -118,7 +138,7 @@ def kinds() -> tuple[str, ...]:
 
 
 @cache
-def signature(kind: str) -> dict[str, Setting]:
+def signature(kind: str) -> dict[str, Argument]:
     """The settings of a kind, with their defaults.
 
     Raises:
@@ -135,7 +155,7 @@ def signature(kind: str) -> dict[str, Setting]:
         *zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True),
     ]
     return {
-        argument.arg: Setting(
+        argument.arg: Argument(
             None if default is None else ast.literal_eval(default),
             default is None,
             ast.unparse(argument.annotation) if argument.annotation else "",

@@ -12,7 +12,8 @@ from runner.recipe.errors import Problem, suggestion
 from runner.recipe.fill import display, fill
 from runner.recipe.yaml_nodes import Node
 
-_SCHEDULES = {model.model_fields["kind"].default: model for model in get_args(get_args(LrSchedulerConfig)[0])}
+SCHEDULES = {model.model_fields["kind"].default: model for model in get_args(get_args(LrSchedulerConfig)[0])}
+"""By kind."""
 _OWN = ("kind", "max_grad_norm", "spare")
 
 
@@ -55,16 +56,16 @@ def lr_scheduler(root: Node, problems: list[Problem]) -> Any:
     if node is None:
         return ConstantConfig()
     if not isinstance(node.value, dict) or "kind" not in node.value:
-        one_of = ", ".join(_SCHEDULES)
+        one_of = ", ".join(SCHEDULES)
         problems.append(Problem(node.anchor, "lr_scheduler", f"should be a mapping with a kind: one of {one_of}"))
         return None
     kind = node.value["kind"]
-    if kind.value not in _SCHEDULES:
-        hint = suggestion(str(kind.value), _SCHEDULES)
-        message = f"unknown kind {display(kind.value)}{hint or ': one of ' + ', '.join(_SCHEDULES)}"
+    if kind.value not in SCHEDULES:
+        hint = suggestion(str(kind.value), SCHEDULES)
+        message = f"unknown kind {display(kind.value)}{hint or ': one of ' + ', '.join(SCHEDULES)}"
         problems.append(Problem(kind.place, "lr_scheduler.kind", message))
         return None
-    return fill(_SCHEDULES[str(kind.value)], node, "lr_scheduler", problems)
+    return fill(SCHEDULES[str(kind.value)], node, "lr_scheduler", problems)
 
 
 def _kind(node: Node, default: Mapping[str, Any]) -> Any:

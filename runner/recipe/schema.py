@@ -1,10 +1,11 @@
 """The JSON Schema of recipes, for editors, from the plugins that are registered."""
 
-import inspect
 from typing import Any
 
 from runner.plugin.config import Config
+from runner.plugin.optimizer import SPARED, kinds, signature
 from runner.recipe.catalog import Catalog, Section
+from runner.recipe.optimizers import SCHEDULES
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
 from runner.system.errors import RunnerError
 
@@ -36,6 +37,11 @@ def schema(catalog: Catalog) -> Json:
         },
         "model": _section("model", "What learns.", catalog, definitions),
         "data": _section("data", "Where batches come from.", catalog, definitions),
+        "optimizer": _optimizer(catalog, definitions),
+        "lr_scheduler": {
+            "description": "How learning rates move; constant unless told.",
+            "anyOf": [_model(model, f"lr_scheduler.{kind}", definitions) for kind, model in SCHEDULES.items()],
+        },
         "train": _model(TrainConfig, "train", definitions),
         "optimization": {
             "type": "object",
@@ -60,12 +66,41 @@ def _section(section: Section, description: str, catalog: Catalog, definitions: 
     return {"description": description, "anyOf": forms}
 
 
+def _optimizer(catalog: Catalog, definitions: Json) -> Json:
+    """One optimizer for all roles, or one for each role of whatever learner."""
+    common: Json = {
+        "max_grad_norm": {
+            "description": "To which gradients are clipped; null leaves them as they are.",
+            "anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}],
+        },
+        "spare": {
+            "description": "What weight decay leaves alone.",
+            "type": "array",
+            "items": {"enum": list(SPARED)},
+            "default": list(SPARED),
+        },
+    }
+    forms = []
+    for kind in kinds():
+        settings = {name: argument.schema() for name, argument in signature(kind).items()}
+        properties = {"kind": {"const": kind}, **settings, **common}
+        forms.append({"type": "object", "properties": properties, "additionalProperties": False})
+    definitions["optimizer"] = {"anyOf": forms}
+    one: Json = {"$ref": "#/$defs/optimizer"}
+    faces = (_face("model", kind, catalog) for kind in catalog.kinds("model"))
+    roles = sorted({role for face in faces if face for role in face.roles})
+    by_role: Json = {"type": "object", "properties": dict.fromkeys(roles, one), "additionalProperties": False}
+    description = "One of torch.optim for all roles of the learner, or one for each; left out, the learner's own."
+    return {"description": description, "anyOf": [one, by_role]}
+
+
 def _stage(kind: str, catalog: Catalog, definitions: Json) -> Json:
     face = _face("optimization", kind, catalog)
-    settings = _model(face.Config, f"optimization.{kind}", definitions) if face else {"type": "object"}
+    settings = _model(face, f"optimization.{kind}", definitions) if face else {"type": "object"}
     if face and not settings["properties"]:
-        return {"description": inspect.getdoc(face), **_SWITCH}
-    return {"description": inspect.getdoc(face) or "", "anyOf": [_SWITCH, {**settings, "minProperties": 1}]}
+        return {"description": settings.get("description", ""), **_SWITCH}
+    description = settings.pop("description", "")
+    return {"description": description, "anyOf": [_SWITCH, {**settings, "minProperties": 1}]}
 
 
 def _face(section: Section, kind: str, catalog: Catalog) -> Any:
