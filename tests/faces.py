@@ -49,7 +49,7 @@ class Net(LearnerConfig):
         raise AssertionError("never assembled")
 
     def lacks(self, slot: str) -> str | None:
-        return f"backwards there is no '{slot}'" if self.order == "backward" else super().lacks(slot)
+        return f"backwards there is no '{slot}'" if (self.order, slot) == ("backward", "loss") else super().lacks(slot)
 
 
 class Pair(Net):

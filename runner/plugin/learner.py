@@ -12,6 +12,7 @@ from runner.plugin.contract import Objective
 from runner.plugin.roles import Role
 from runner.plugin.slots import PIPELINE
 from runner.plugin.source import Batch, State
+from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +207,10 @@ class Learner(ABC):
 
 
 def _make_optimizer(optimizer: type[Optimizer], parameters: Any, **settings: Any) -> Optimizer:
-    return optimizer(parameters, **settings)
+    try:
+        return optimizer(parameters, **settings)
+    except ValueError as error:  # what no signature says: betas below 1, matrices only
+        raise UsageError(f"optimizer: torch.optim.{optimizer.__name__} refuses what it is given: {error}") from error
 
 
 def _zero_grad(optimizer: Optimizer) -> None:

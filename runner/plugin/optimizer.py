@@ -6,6 +6,7 @@ The signatures are read from torch's source text, so that validating a recipe do
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -97,19 +98,25 @@ class Argument:
             return None if self.default is None else "should not be empty"
         match self._form():
             case int(count):
-                right = isinstance(value, list | tuple) and len(value) == count and all(map(_is_number, value))
-                return None if right else f"should be a list of {count} numbers"
+                right = isinstance(value, list | tuple) and len(value) == count
+                if right and all(is_number(each) or (each is None and "None" in self.types) for each in value):
+                    return None
+                return f"should be a list of {count} numbers"
             case "boolean":
                 return None if isinstance(value, bool) else "should be true or false"
             case "string":
                 return None if isinstance(value, str) else "should be a text"
-        return None if _is_number(value) else "should be a number"
+            case "integer":
+                right = isinstance(value, int) and not isinstance(value, bool)
+                return None if right else "should be a whole number"
+        return None if is_number(value) else "should be a number"
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema of its values."""
         form = self._form()
         if isinstance(form, int):
-            schema = {"type": "array", "items": {"type": "number"}, "minItems": form, "maxItems": form}
+            item = {"anyOf": [{"type": "number"}, {"type": "null"}]} if "None" in self.types else {"type": "number"}
+            schema = {"type": "array", "items": item, "minItems": form, "maxItems": form}
         else:
             schema = {"type": form}
         if self.required:
@@ -118,17 +125,20 @@ class Argument:
             schema = {"anyOf": [schema, {"type": "null"}]}
         return {**schema, "default": list(self.default) if isinstance(self.default, tuple) else self.default}
 
-    def _form(self) -> int | Literal["boolean", "string", "number"]:
+    def _form(self) -> int | Literal["boolean", "string", "integer", "number"]:
         """JSON's name for its type; of a list of numbers, how many they are."""
         if isinstance(self.default, tuple) or "tuple" in self.types.lower():
             return len(self.default) if isinstance(self.default, tuple) else 2
         if isinstance(self.default, bool) or self.types.startswith("bool"):
             return "boolean"
-        return "string" if isinstance(self.default, str) or self.types.startswith("str") else "number"
+        if isinstance(self.default, str) or self.types.startswith("str"):
+            return "string"
+        return "integer" if self.types.startswith("int") else "number"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, which a boolean is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @cache
@@ -146,10 +156,15 @@ def signature(kind: str) -> dict[str, Argument]:
     """
     name, path = _classes()[kind]
     body = ast.parse(path.read_text(encoding="utf-8")).body
+    constants = {
+        node.targets[0].id: node.value
+        for node in body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_literal(node.value)
+    }
     found = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
     init = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     arguments = init.args.args[2:]  # after self and params
-    padded = [None] * len(arguments) + list(init.args.defaults)
+    padded = [None] * len(arguments) + [_Named(constants).visit(default) for default in init.args.defaults]
     pairs = [
         *zip(arguments, padded[len(padded) - len(arguments) :], strict=True),
         *zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True),
@@ -163,6 +178,16 @@ def signature(kind: str) -> dict[str, Argument]:
         for argument, default in pairs
         if argument.arg not in HOW_TO_COMPUTE and _is_literal(default)
     }
+
+
+class _Named(ast.NodeTransformer):
+    """Puts constants of a module in the place of their names."""
+
+    def __init__(self, constants: Mapping[str, ast.expr]) -> None:
+        self.constants = constants
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.constants.get(node.id, node)
 
 
 def _is_literal(default: ast.expr | None) -> bool:

@@ -67,7 +67,7 @@ def _length(draft: Draft) -> Iterator[Problem]:
     offered = [unit for unit in UNITS if data is None or unit in data.units]
     if not given:
         one_of = ", ".join(f"train.{unit}" for unit in offered)
-        yield Problem(draft.place("train"), "train", f"says not how long: give one of {one_of}")
+        yield Problem(draft.place("train"), "train", f"does not say how long: give one of {one_of}")
     for unit in given[1:]:
         message = f"a training is counted in one unit, and train.{given[0]} is given, too: remove one of them"
         yield Problem(draft.place(f"train.{unit}"), f"train.{unit}", message)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from runner.api import LearnerConfig
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
-from runner.plugin.optimizer import HOW_TO_COMPUTE, SPARED, OptimizerSettings, kinds, signature
+from runner.plugin.optimizer import HOW_TO_COMPUTE, SPARED, OptimizerSettings, is_number, kinds, signature
 from runner.recipe.errors import Problem, suggestion
 from runner.recipe.fill import display, fill
 from runner.recipe.yaml_nodes import Node
@@ -61,8 +61,7 @@ def lr_scheduler(root: Node, problems: list[Problem]) -> Any:
         return None
     kind = node.value["kind"]
     if kind.value not in SCHEDULES:
-        hint = suggestion(str(kind.value), SCHEDULES)
-        message = f"unknown kind {display(kind.value)}{hint or ': one of ' + ', '.join(SCHEDULES)}"
+        message = f"unknown kind {display(kind.value)}{suggestion(str(kind.value), SCHEDULES)}"
         problems.append(Problem(kind.place, "lr_scheduler.kind", message))
         return None
     return fill(SCHEDULES[str(kind.value)], node, "lr_scheduler", problems)
@@ -79,8 +78,8 @@ def _problems(node: Node, default: Mapping[str, Any], path: str) -> Iterator[Pro
         return
     kind = _kind(node, default)
     if kind not in kinds():
-        hint = suggestion(str(kind), kinds()) or f": one of {', '.join(kinds())}"
-        yield Problem(node.value["kind"].place, f"{path}.kind", f"unknown optimizer {display(kind)}{hint}")
+        message = f"unknown optimizer {display(kind)}{suggestion(str(kind), kinds())}"
+        yield Problem(node.value["kind"].place, f"{path}.kind", message)
         return
     known = signature(kind)
     for key, child in node.value.items():
@@ -89,14 +88,14 @@ def _problems(node: Node, default: Mapping[str, Any], path: str) -> Iterator[Pro
             yield Problem(child.anchor, f"{path}.{key}", message)
         elif key == "max_grad_norm":
             norm: Any = child.value
-            if norm is not None and not (_is_number(norm) and norm > 0):
+            if norm is not None and not (is_number(norm) and norm > 0):
                 yield Problem(child.place, f"{path}.{key}", f"should be a number above 0, got {display(child.value)}")
         elif key == "spare":
             names = [each.value for each in child.value] if isinstance(child.value, list) else [child.value]
             if not isinstance(child.value, list) or not set(names) <= set(SPARED):
                 yield Problem(child.place, f"{path}.{key}", f"should be a list of {', '.join(SPARED)}")
         elif key not in known and key != "kind":
-            message = f"unknown key{suggestion(key, (*known, *_OWN))}: torch.optim's '{kind}' has no such setting"
+            message = f"unknown key of torch.optim's '{kind}'{suggestion(key, (*known, *_OWN))}"
             yield Problem(child.anchor, f"{path}.{key}", message)
         elif key in known:
             wrong = known[key].problem(_plain(child))
@@ -104,7 +103,7 @@ def _problems(node: Node, default: Mapping[str, Any], path: str) -> Iterator[Pro
                 yield Problem(child.place, f"{path}.{key}", f"{wrong}, got {display(child.value)}")
     lr = node.get("lr")
     rate: Any = lr.value if lr is not None else 0.0
-    if lr is not None and _is_number(rate) and rate < 0:
+    if lr is not None and is_number(rate) and rate < 0:
         yield Problem(lr.place, f"{path}.lr", f"should not be below 0, got {display(rate)}")
 
 
@@ -123,7 +122,3 @@ def _settings(node: Node, default: Mapping[str, Any]) -> OptimizerSettings:
 
 def _plain(node: Node) -> Any:
     return [_plain(each) for each in node.value] if isinstance(node.value, list) else node.value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -135,7 +135,7 @@ def _revealed(value: Any, dumped: Any) -> Any:
     if isinstance(value, SecretStr | SecretBytes):
         secret = value.get_secret_value()
         return secret if isinstance(secret, str) else secret.decode(errors="replace")
-    fields = value.__dict__ if isinstance(value, BaseModel) else value  # not by attribute, which counts as reading
+    fields = value.__dict__ if isinstance(value, BaseModel) else value
     if isinstance(fields, Mapping) and isinstance(dumped, dict):
         named = {str(name): each for name, each in fields.items()}
         return {name: _revealed(named.get(name), each) for name, each in dumped.items()}

@@ -10,14 +10,13 @@ from runner.recipe import load
 
 FACES = '''
 from typing import Any, ClassVar
-from runner.api import Exact, LearnerConfig, SourceConfig, Stage
+from runner.api import Exact, LearnerConfig, Setting, SourceConfig, StageConfig
 
 class Net(LearnerConfig):
     """A net."""
     kind: ClassVar[str] = "{prefix}net"
     learns_from: ClassVar[str] = "rows"
     def implementation(self) -> Any: ...
-    def slots(self) -> frozenset[str]: return frozenset()
 
 class Rows(SourceConfig):
     """Rows."""
@@ -25,14 +24,14 @@ class Rows(SourceConfig):
     provides: ClassVar[str] = "rows"
     def implementation(self) -> Any: ...
 
-class Fast(Stage):
+class Fast(StageConfig):
     """Fast."""
     kind: ClassVar[str] = "{prefix}fast"
     phase: ClassVar[int] = 1
-    contract = Exact()
-    def attach(self, pipeline: Any) -> None: ...
+    def contract(self, setting: Setting) -> Exact: return Exact()
+    def implementation(self) -> Any: ...
 
-class Abstract(Stage):
+class Abstract(StageConfig):
     phase: ClassVar[int] = 1
 
 NOT_A_FACE = 3
@@ -161,7 +160,7 @@ def test_a_local_file_may_not_take_the_kind_of_another_plugin(tmp_path, monkeypa
     [
         ("import no_such_module", "plugin mine.py cannot be imported: ModuleNotFoundError"),
         ("def broken(:", "plugin mine.py cannot be imported: SyntaxError"),
-        ("x = 1", "mine.py has no LearnerConfig, SourceConfig or Stage with a kind"),
+        ("x = 1", "mine.py has no LearnerConfig, SourceConfig or StageConfig with a kind"),
         (None, "plugin mine.py cannot be read: No such file"),
     ],
 )

@@ -10,23 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.api import Stage
+from runner.api import StageConfig
 from runner.plugin.registry import Registry
 from runner.recipe.code import code_digests
 
 ROOT = Path(__file__).parents[2]
 UNIQUE = itertools.count()
 FACE = """
-from runner.api import Exact, Stage
+from runner.api import Exact, StageConfig
 
-class Slower(Stage):
+class Slower(StageConfig):
     '''Slower.'''
     kind = "slower"
     phase = 1
-    contract = Exact()
 
-    def attach(self, pipeline):
-        pass
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        raise AssertionError('never assembled')
 """
 
 
@@ -117,7 +119,7 @@ def test_a_plugin_file_is_that_file_wherever_it_lies(tmp_path):
 def test_a_face_without_a_file_is_named(monkeypatch):
     module = type(sys)("typed_at_a_prompt")
     monkeypatch.setitem(sys.modules, "typed_at_a_prompt", module)
-    face = type("Slower", (Stage,), {"__module__": "typed_at_a_prompt"})
+    face = type("Slower", (StageConfig,), {"__module__": "typed_at_a_prompt"})
     assert "typed_at_a_prompt" in code_digests([face])
 
 

@@ -61,35 +61,63 @@ def test_a_source_that_does_not_fit_the_learner(tmp_path):
 @pytest.mark.parametrize(
     ("data", "train", "expected"),
     [
-        ("{kind: sim, envs: 1}", "{}", ["5:1: train.env_steps: is missing: 'sim' is a simulator"]),
         (
-            "{kind: sim, envs: 1}",
-            "{env_steps: 5000, updates: 5}",
-            ["5:26: train.updates: means nothing here: 'sim' is a simulator, whose training is counted in 'env_steps'"],
+            "{kind: sim, envs: 1}", "{}",
+            ["5:1: train: does not say how long: give one of train.updates, train.samples, train.env_steps"],
         ),
-        ("{kind: table}", "{}", ["5:1: train.updates: is missing: 'table' is a dataset"]),
         (
-            "{kind: table}",
-            "{env_steps: 5, warmup_steps: 1}",
+            "{kind: sim, envs: 1}", "{env_steps: 5000, updates: 5}",
             [
-                "5:1: train.updates: is missing: 'table' is a dataset",
-                "5:9: train.env_steps: means nothing here: 'table' is a dataset, whose training is counted in "
-                "'updates'",
-                "5:23: train.warmup_steps: means nothing here: 'table' is a dataset, whose training is counted in "
-                "'updates'",
+                "5:9: train.env_steps: a training is counted in one unit, and train.updates is given, too: "
+                "remove one of them"
             ],
         ),
+        (
+            "{kind: sim, envs: 1}", "{epochs: 5}",
+            ["5:9: train.epochs: means nothing here: 'sim' counts updates, samples, env_steps"],
+        ),
+        (
+            "{kind: sim, envs: 1}", "{tokens: 5, updates: 5, samples: 5}",
+            [
+                f"{place}: a training is counted in one unit, and train.updates is given, too: remove one of them"
+                for place in ("5:9: train.tokens", "5:32: train.samples")
+            ],
+        ),
+        (
+            "{kind: table}", "{}",
+            ["5:1: train: does not say how long: give one of train.updates, train.epochs, train.samples"],
+        ),
+        (
+            "{kind: table}", "{env_steps: 5}",
+            ["5:9: train.env_steps: means nothing here: 'table' counts updates, epochs, samples"],
+        ),
     ],
-)
-def test_training_is_counted_in_what_the_source_has(tmp_path, data, train, expected):
+)  # fmt: skip
+def test_training_is_counted_in_exactly_one_unit_that_the_source_counts(tmp_path, data, train, expected):
     text = f"name: x\nseed: 1\nmodel: {{kind: net}}\ndata: {data}\ntrain: {train}\n"
     assert complaint(tmp_path, text) == [f"recipe.yaml:{line}" for line in expected]
+
+
+def test_what_the_source_finds_wrong_with_the_length_is_said_at_its_key(tmp_path):
+    assert complaint(tmp_path, RECIPE.replace("envs: 4", "envs: 4, warmup: 60_000")) == [
+        "recipe.yaml:4:28: data.warmup: 60000 leaves nothing of 60000 env_steps"
+    ]
+    assert complaint(tmp_path, RECIPE.replace("envs: 4", "envs: 4, warmup: 5"), "train.env_steps=5") == [
+        "recipe.yaml:4:28: data.warmup: 5 leaves nothing of 5 env_steps"
+    ]
+
+
+def test_a_batch_that_the_source_cannot_give(tmp_path):
+    assert complaint(tmp_path, RECIPE, "train.batch_size=513") == [
+        "--set #1: train.batch_size: 513 is more than 'sim' can give at once: 512"
+    ]
 
 
 def test_null_takes_back_what_a_recipe_extends(tmp_path):
     sets = ("data.kind=table", "train.env_steps=null", "train.updates=5")
     recipe = load(write_recipe(tmp_path), sets, FakeCatalog())
-    assert recipe.values()["train"].keys().isdisjoint({"env_steps", "warmup_steps", "updates_per_step"})
+    assert recipe.length == ("updates", 5)
+    assert "env_steps" not in recipe.values()["train"]
 
 
 def test_problems_of_values_and_across_sections_come_together(tmp_path):

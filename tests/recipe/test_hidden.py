@@ -85,12 +85,6 @@ def test_the_digest_does_not_depend_on_secrets(tmp_path):
     assert loaded(tmp_path, SETTINGS).digest == loaded(tmp_path, SETTINGS.replace("hunter2", "hunter3")).digest
 
 
-def test_a_clear_dump_counts_as_no_reading(tmp_path):
-    recipe = loaded(tmp_path, SETTINGS)
-    recipe.values(masked=False)
-    assert "pin" in recipe.model.unread()
-
-
 def test_origins_cite_no_secret(tmp_path):
     recipe = loaded(tmp_path, "", "model.api_token=hunter2 and more", "model.pin='12'", "model.tokens=[ab, cd]")
     shown = "\n".join(render(recipe.values(), recipe.origins))

@@ -29,16 +29,23 @@ def test_a_recipe_becomes_configs_and_stages(tmp_path):
     assert recipe.train.env_steps == 60_000
     assert list(recipe.stages) == ["merge", "cache"]  # phase 1 before phase 2
     assert isinstance(recipe.stages["cache"], Cache)
-    assert recipe.stages["cache"].config.size == 5
+    assert recipe.stages["cache"].size == 5
     assert recipe.tracking.experiment == "default"
 
 
 def test_validation_does_not_count_as_reading(tmp_path):
     recipe = loaded(tmp_path)
     recipe.values()
-    assert set(recipe.model.unread()) == {"hidden", "lr", "order", "password"}
-    assert "env_steps" in recipe.train.unread()
-    assert recipe.stages["cache"].config.unread() == ["size"]
+    assert recipe.model.recorded().unread() == ["hidden", "lr", "order", "password"]
+    assert recipe.stages["cache"].recorded().unread() == ["size"]
+
+
+def test_a_section_that_is_left_out_is_made_of_defaults(tmp_path):
+    recipe = loaded(tmp_path)
+    assert recipe.length == ("env_steps", 60_000)
+    assert recipe.lr_scheduler.kind == "constant"
+    assert list(recipe.optimizer) == ["model"]
+    assert recipe.optimizer["model"].kind == "adamw"
 
 
 def test_values_have_no_defaults_left_and_load_again(tmp_path):
@@ -81,15 +88,15 @@ data: {kind: simm, envs: 4}
 train:
   env_steps: many
   batchsize: 128
-  warmup_steps: 1
-  warmup_steps: 2
+  log_every: 1
+  log_every: 2
 """
     assert problems(tmp_path, text) == [
         "2:24 model.lr: should be a number, got '1e-3' - remove the quotes",
         "3:14 data.kind: unknown kind 'simm' - did you mean 'sim'?",
         "5:14 train.env_steps: should be a whole number, got 'many'",
         "6:3 train.batchsize: unknown key - did you mean 'batch_size'?",
-        "8:3 train.warmup_steps: duplicate key - the first is on line 7",
+        "8:3 train.log_every: duplicate key - the first is on line 7",
     ]
 
 
@@ -97,10 +104,10 @@ def test_the_settings_of_an_unknown_kind_are_checked_as_far_as_they_can_be(tmp_p
     assert problems(tmp_path, RECIPE.replace("{kind: sim, envs: 4}", "{kind: sin, envs: x, y: 1}")) == [
         "4:14 data.kind: unknown kind 'sin' - did you mean 'sim'?",
         "4:25 data.envs: should be a whole number, got 'x'",
-        "4:28 data.y: unknown key - known: envs, replay",
+        "4:28 data.y: unknown key - known: envs, replay, warmup",
     ]
     assert problems(tmp_path, RECIPE.replace("{kind: net, lr: 1e-3}", "{kind: qqq, lr: '1', y: 1}")) == [
-        "3:15 model.kind: unknown kind 'qqq' - known: net",
+        "3:15 model.kind: unknown kind 'qqq' - known: net, pair",
         "3:24 model.lr: should be a number, got '1' - remove the quotes",
     ]
 
@@ -126,10 +133,10 @@ def test_the_settings_of_an_unknown_kind_are_checked_as_far_as_they_can_be(tmp_p
             "lr: 1e-3", "order: forwards",
             "3:27 model.order: should be 'forward' or 'backward', got 'forwards' - did you mean 'forward'?",
         ),
-        ("kind: net, ", "", "3:1 model.kind: is missing: one of net"),
+        ("kind: net, ", "", "3:1 model.kind: is missing: one of net, pair"),
         ("{kind: net, lr: 1e-3}", "net", "3:8 model: should be a mapping with a kind, got 'net'"),
         ("{kind: net, lr: 1e-3}", "", "3:7 model: should be a mapping with a kind, got nothing"),
-        ("model: {kind: net, lr: 1e-3}\n", "", "0:0 model.kind: is missing: one of net"),
+        ("model: {kind: net, lr: 1e-3}\n", "", "0:0 model.kind: is missing: one of net, pair"),
         (", envs: 4", "", "4:1 data.envs: is missing"),
         (
             "envs: 4", "envs: 4, replay: {kind: unifrm}",
@@ -174,7 +181,7 @@ def test_stages_are_switched_by_words_and_booleans(tmp_path):
             tmp_path, RECIPE, f"optimization.merge={off}", f"optimization.rival={off}", f"optimization.cache={on}"
         )
         assert list(recipe.stages) == ["cache"]
-        assert recipe.stages["cache"].config.size == 3
+        assert recipe.stages["cache"].size == 3
         assert recipe.off == ("merge", "rival")
 
 
@@ -213,6 +220,6 @@ documents = st.recursive(
 def test_any_document_is_loaded_or_refused_with_a_place(tmp_path_factory, document):
     path = tmp_path_factory.mktemp("any") / "recipe.yaml"
     path.write_text(dump({"name": "x"} | document))
-    with pytest.raises(RecipeError) as caught:  # train.env_steps is always missing
+    with pytest.raises(RecipeError) as caught:  # there is never a length that every section agrees with
         load(path, (), FakeCatalog())
     assert all(problem.place.source == path for problem in caught.value.problems)

@@ -120,15 +120,17 @@ def test_another_commit_does_not_matter_as_such(recipe, lock, monkeypatch):
 
 
 FACE = """
-from runner.api import Exact, Stage
+from runner.api import Exact, StageConfig
 
-class Mine(Stage):
+class Mine(StageConfig):
     kind = "mine"
     phase = 1
-    contract = Exact()
 
-    def attach(self, pipeline):
-        pass
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        raise AssertionError('never assembled')
 """
 
 
