@@ -100,7 +100,8 @@ class GradientLearner(Learner):
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
         """The loss and what else it logs, on a held-out batch."""
-        loss: Loss = self.slots.loss(batch, {}, Progress("updates", 1))
+        noise = self.noise(batch, torch.Generator(self.device).manual_seed(0))
+        loss: Loss = self.slots.loss(batch, noise, Progress("updates", 1))
         return {"loss": Mean(loss.sum, loss.count), **loss.also}
 
     @contextmanager

@@ -1,0 +1,120 @@
+"""Times one update of recipes with the code of two checkouts, in turns.
+
+``python experiments/unchanged/update.py OTHER_PYTHON``: the interpreter of a virtual environment in which the other
+checkout is installed. Each recipe lives in a process of its own for each checkout; blocks of updates take turns.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CASES = {
+    "marl_baseline": (),
+    "marl_phase3": (),
+    "marl_phase3, amp off": ("optimization.amp=off",),
+}
+COMMON = ("device=cpu", "optimization.batch_autotune=off")
+ROUNDS, BLOCK_SECONDS = 40, 0.25
+
+
+def work(recipe: str, sets: list[str]) -> None:
+    """Answers every line of stdin, a number of updates, with the seconds that they took; knows both plugin APIs."""
+    import torch
+
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    try:
+        from runner.plugin.registry import Registry
+        from runner.recipe import load
+        from runner.train.assemble import assemble
+        from runner.train.step import Step
+
+        pipeline = assemble(load(recipe, sets, Registry()))
+        step = Step(pipeline)
+
+        def draw() -> object:
+            while (drawn := step.draw()) is None:
+                pass
+            step.count(drawn.batch)
+            return drawn
+
+        update = step.update
+    except ModuleNotFoundError:
+        from runner.pipeline import assemble
+        from runner.recipe import load
+        from runner.registry import Registry
+
+        pipeline = assemble(load(recipe, sets, Registry()))
+        while pipeline.source.collect(None) and len(pipeline.source._replay) < 1000:
+            pass
+
+        def draw() -> object:
+            size = pipeline.batch_size
+            batch = pipeline.slots.next_batch(size, 0.5, 0)
+            return batch, pipeline.learner.noise(size, pipeline.context.generator("noise"))
+
+        def update(drawn: object) -> object:
+            return pipeline.slots.update(*drawn)
+
+    torch.manual_seed(0)
+    pool = [draw() for _ in range(8)]
+    for line in sys.stdin:
+        started = time.perf_counter()
+        for number in range(int(line)):
+            update(pool[number % len(pool)])
+        answers.write(f"{time.perf_counter() - started}\n")
+        answers.flush()
+
+
+def compare(recipe: str, sets: tuple[str, ...], pythons: dict[str, str]) -> dict[str, object]:
+    """Median milliseconds of both, and their ratio (new over old) with the quartiles over rounds."""
+    children = {
+        name: subprocess.Popen(
+            [python, "-P", str(Path(__file__).resolve()), "--work", recipe, *COMMON, *sets],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
+        for name, python in pythons.items()
+    }
+
+    def seconds(name: str, updates: int) -> float:
+        child = children[name]
+        child.stdin.write(f"{updates}\n")
+        child.stdin.flush()
+        return float(child.stdout.readline()) / updates
+
+    for name in children:
+        seconds(name, 30)
+    count = max(1, round(BLOCK_SECONDS / seconds("old", 5)))
+    taken = {name: [] for name in children}
+    for turn in range(ROUNDS):
+        for name in list(children)[:: 1 if turn % 2 else -1]:
+            taken[name].append(seconds(name, count))
+    for child in children.values():
+        child.stdin.close()
+        child.wait()
+    ratios = sorted(new / old for old, new in zip(taken["old"], taken["new"], strict=True))
+    return {
+        **{f"{name}_ms": round(1e3 * statistics.median(each), 3) for name, each in taken.items()},
+        "new_over_old": round(statistics.median(ratios), 4),
+        "quartiles": [round(ratios[len(ratios) // 4], 4), round(ratios[3 * len(ratios) // 4], 4)],
+    }
+
+
+def main() -> None:
+    """Prints a line for every case."""
+    if sys.argv[1] == "--work":
+        work(sys.argv[2], sys.argv[3:])
+        return
+    for name, sets in CASES.items():
+        found = compare(name.partition(",")[0], sets, {"old": sys.argv[1], "new": sys.executable})
+        print(f"{name:24} {json.dumps(found)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A module and a loss: what the first storey of learners makes of them."""
+
+import pytest
+import torch
+from torch import nn
+
+from runner.api import Context, GradientLearner, GradientLearnerConfig, Loss, Mean, Progress, Slots
+from runner.plugin.optimizer import OptimizerSettings, signature
+
+CPU = torch.device("cpu")
+PROGRESS = Progress("updates", 10)
+
+
+class Config(GradientLearnerConfig):
+    """Settings."""
+
+    kind = "net"
+    learns_from = "rows"
+    dropout: float = 0.0
+
+    def implementation(self):
+        return Net
+
+
+class Net(GradientLearner):
+    """Fits rows; the count is a number of its own, so that sum and mean differ."""
+
+    def build(self, config, shapes, context):
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(config.dropout), nn.Linear(4, 1))
+
+    def loss(self, batch, noise, progress):
+        error = self.slots.forward(batch["x"]) - batch["y"]
+        return Loss(error.square().sum(), len(error), {"bias": Mean(error.detach().sum(), len(error))})
+
+
+def settings(kind="sgd", **own):
+    defaults = {name: each.default for name, each in signature(kind).items()}
+    norm = own.pop("max_grad_norm", None)
+    return OptimizerSettings(kind, defaults | own, norm)
+
+
+def learner(ema=None, dropout=0.0, seed=0, **optimizer):
+    context = Context(CPU, Slots(), seed, 8, {"model": settings(**{"lr": 0.1, **optimizer})}, ema)
+    made = Net(Config(dropout=dropout), {"x": (3,)}, context)
+    context.slots.define(update=made.update)
+    made.configure_optimizers()
+    return made
+
+
+def batch(seed=0, rows=8):
+    draw = torch.Generator().manual_seed(seed)
+    return {"x": torch.randn(rows, 3, generator=draw), "y": torch.randn(rows, 1, generator=draw)}
+
+
+def parameters(made):
+    return [parameter.detach().clone() for _, parameter in made.named_parameters()]
+
+
+def test_an_update_is_one_step_along_the_gradient_of_the_mean():
+    made = learner()
+    before = parameters(made)
+    output = made.update(batch(), {}, PROGRESS)
+    for old, new, gradient in zip(before, parameters(made), made.gradients().values(), strict=True):
+        assert torch.allclose(new, old - 0.1 * gradient, atol=1e-7)
+    assert output["loss"].count == 8
+    assert set(output) == {"loss", "bias"}
+
+
+def test_the_same_seed_builds_the_same_module_whatever_was_drawn_before():
+    one = parameters(learner(seed=3))
+    torch.rand(5)
+    assert all(torch.equal(a, b) for a, b in zip(one, parameters(learner(seed=3)), strict=True))
+    assert not torch.equal(one[0], parameters(learner(seed=4))[0])
+
+
+def test_gradients_are_clipped_where_the_recipe_says_so():
+    made = learner(max_grad_norm=1e-3)
+    made.update(batch(), {}, PROGRESS)
+    norm = torch.cat([gradient.flatten() for gradient in made.gradients().values()]).norm()
+    assert norm <= 1e-3 + 1e-6
+
+
+def test_averages_follow_parameters_and_buffers_and_are_what_is_evaluated():
+    made = learner(ema=0.5)
+    first = parameters(made)
+    made.update(batch(), {}, PROGRESS)
+    expected = [(old + new) / 2 for old, new in zip(first, parameters(made), strict=True)]
+    assert all(torch.allclose(a, b) for a, b in zip(expected, made.average.parameters(), strict=True))
+    assert torch.equal(made.average[1].running_mean, made.module[1].running_mean)
+    expected = [parameter.clone() for parameter in made.average.parameters()]
+    trained = parameters(made)
+    with made.evaluating():
+        assert all(torch.equal(a, b) for a, b in zip(expected, parameters(made), strict=True))
+        with made.evaluating():  # predict inside an evaluation
+            assert all(torch.equal(a, b) for a, b in zip(expected, parameters(made), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trained, parameters(made), strict=True))
+
+
+def test_evaluation_is_without_dropout_and_leaves_training_mode_behind():
+    made = learner(dropout=0.5)
+    answers = [made.predict(batch()["x"]) for _ in range(2)]
+    assert torch.equal(*answers)
+    assert made.module.training
+    with made.evaluating():
+        assert not made.module.training
+
+
+def test_metrics_are_the_loss_and_what_else_it_logs():
+    made = learner()
+    with made.evaluating():
+        whole = made.metrics(batch(rows=8))
+        parts = [made.metrics({name: rows[part] for name, rows in batch().items()}) for part in (slice(3), slice(3, 8))]
+    assert whole.keys() == {"loss", "bias"}
+    for name, mean in whole.items():
+        assert float(mean.sum) == pytest.approx(sum(float(part[name].sum) for part in parts), rel=1e-5)
+        assert mean.count == sum(part[name].count for part in parts)
+
+
+def test_state_moves_to_another_learner():
+    one, other = learner(ema=0.9, kind="adamw"), learner(ema=0.9, kind="adamw", seed=1)
+    for number in range(3):
+        one.update(batch(number), {}, PROGRESS)
+    other.load_state_dict(one.state_dict())
+    for made in (one, other):
+        made.update(batch(9), {}, PROGRESS)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(one), parameters(other), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one.average.parameters(), other.average.parameters(), strict=True))
+
+
+def test_forwards_come_in_the_parameters_type_whatever_the_precision_inside():
+    made = learner()
+    made.slots.replace("precision", lambda: torch.autocast("cpu", torch.bfloat16))
+    assert made.slots.forward(batch()["x"]).dtype == torch.float32
+    made.module.double()
+    made.slots.replace("precision", torch.enable_grad)
+    assert made.slots.forward(batch()["x"].double()).dtype == torch.float64
