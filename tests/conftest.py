@@ -14,8 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
-    del os.environ[name]  # also for fixtures that live longer than a test
+OF_THE_USER = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
+for name in [name for name in os.environ if name.startswith(("MLFLOW_", "RUNNER_")) or name in OF_THE_USER]:
+    del os.environ[name]  # tests take nothing from the user's environment; also for fixtures that outlive a test
 
 settings.register_profile("suite", deadline=None, max_examples=25, database=None)
 settings.load_profile("suite")

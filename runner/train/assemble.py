@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.api import Batch, Context, Probe, Progress, Setting, Slots, State, UsageError, map_tensors
-from runner.recipe.errors import DEFAULT, Problem, RecipeError
+from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError
 from runner.system.errors import CheckpointError
 from runner.system.secrets import redact
 
@@ -263,12 +263,24 @@ def _is_active(stage: StageConfig, setting: Setting, reports: dict[str, StageRep
     try:
         report.reason = stage.inactive(setting)
     except UsageError as error:
-        raise RecipeError([_problem(recipe, f"optimization.{stage.kind}", str(error))]) from None
+        path = f"optimization.{stage.kind}"
+        raise RecipeError([Problem(_asked_for(recipe, path), path, str(error))]) from None
     for other in stage.requires:
         if not reports[other].active:
             report.reason = f"it requires '{other}', which is inactive: {reports[other].reason}"
     report.active = report.reason is None
     return report.active
+
+
+def _asked_for(recipe: Recipe, section: str) -> Place:
+    """Where a section was asked for: of the places that have a say in it, the one that came last (--set, the file)."""
+    places = [recipe.origins[path] for path in recipe.origins if path == section or path.startswith(f"{section}.")]
+    written = [place for place in places if place is not DEFAULT]
+
+    def trust(place: Place) -> int:
+        return 2 if isinstance(place.source, str) else int(place.source == recipe.path)
+
+    return max(written, key=trust, default=DEFAULT)
 
 
 def _problem(recipe: Recipe, path: str, message: str) -> Problem:

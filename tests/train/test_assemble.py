@@ -1,8 +1,10 @@
 import pytest
 import torch
 
+from runner.plugin.registry import Registry
+from runner.recipe import RecipeError, load
 from runner.system.errors import UsageError
-from runner.train.assemble import resolve_device
+from runner.train.assemble import assemble, resolve_device
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,16 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch, name, gpus):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(UsageError, match=f"device: {name}: this machine offers {gpus} CUDA devices"):
         resolve_device(name)
+
+
+def test_a_stage_that_must_not_run_is_blamed_on_who_asked_for_it(tmp_path):
+    (tmp_path / "below.yaml").write_text(
+        "name: below\nextends: marl_baseline.yaml\noptimization:\n  amp: {dtype: bf16}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nextends: below.yaml\ndevice: cpu\noptimization: {amp: {dtype: fp16}}\n"
+    )
+    with pytest.raises(RecipeError, match=r"mine\.yaml:4:\d+: optimization\.amp: fp16 on a CPU"):
+        assemble(load(tmp_path / "mine.yaml", (), Registry()))
+    with pytest.raises(RecipeError, match=r"--set #1"):
+        assemble(load(tmp_path / "below.yaml", ["optimization.amp.dtype=fp16", "device=cpu"], Registry()))
