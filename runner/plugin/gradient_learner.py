@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -70,10 +70,20 @@ class GradientLearner(Learner):
             self._follow()
         return {"loss": Mean(loss.sum, loss.count), **loss.also}
 
-    def forward_backward(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """The gradient of the loss, at the parameters; returns the loss, detached."""
+    def forward_backward(
+        self, batch: Batch, noise: Batch, progress: Progress, denominator: Callable[[Any], Any] | None = None
+    ) -> Loss:
+        """Adds the gradient of the loss to that of the parameters; returns the loss, detached.
+
+        Args:
+            batch: what to learn from.
+            noise: the random numbers that belong to it.
+            progress: of the training.
+            denominator: told the batch's count, what to divide its sum by; the count itself unless given, as it is
+                where the batch is part of a larger one.
+        """
         loss: Loss = self.slots.loss(batch, noise, progress)
-        self.slots.backward(loss.sum / loss.count)
+        self.slots.backward(loss.sum / (loss.count if denominator is None else denominator(loss.count)))
         return Loss(loss.sum.detach(), loss.count, loss.also)
 
     def forward(self, *inputs: Any) -> Any:

@@ -24,6 +24,8 @@ def restore(optimizer: Optimizer, saved: State) -> None:
     ]
     state = {key: {name: _own(value) for name, value in entry.items()} for key, entry in saved["state"].items()}
     optimizer.load_state_dict({"state": state, "param_groups": copy.deepcopy(groups)})
+    for parameter, entry in optimizer.state.items():
+        entry |= {name: _in_order_of(parameter, value) for name, value in entry.items()}
 
 
 def _like(own: Any, saved: Any) -> Any:
@@ -34,3 +36,11 @@ def _like(own: Any, saved: Any) -> Any:
 def _own(value: Any) -> Any:
     """A copy, because torch would go on with the very tensors that it is given."""
     return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
+
+
+def _in_order_of(parameter: Tensor, value: Any) -> Any:
+    """The value with the parameter's strides: fused kernels go through both as they lie in memory."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    strides = parameter.stride()
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)

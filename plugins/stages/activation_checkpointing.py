@@ -1,0 +1,89 @@
+"""Activations that are forgotten and computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from runner.api import Exact, Pipeline, Setting, Stage, StageConfig, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class ActivationCheckpointingConfig(StageConfig):
+    """Keeps only the inputs of the model's blocks for the backward pass, which computes the rest a second time.
+
+    The learner says which blocks: ``Learner.blocks``. Random numbers that a block draws (dropout) are drawn again as
+    they were, and buffers that it writes (running statistics) are written once.
+
+    When it helps: activations fill the memory, as with deep models, long sequences and large images.
+    When it hurts: always in time, by about one forward pass in three of an update.
+    """
+
+    kind: ClassVar[str] = "activation_checkpointing"
+    phase: ClassVar[int] = 2
+
+    def contract(self, setting: Setting) -> Exact:
+        """The same bits, computed twice."""
+        return Exact()
+
+    def implementation(self) -> type[Stage]:
+        """The checkpointed blocks."""
+        return ActivationCheckpointing
+
+
+class ActivationCheckpointing(Stage):
+    """Puts ``torch.utils.checkpoint`` around the forward of every block."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Changes the forward of the blocks.
+
+        Raises:
+            UsageError: the learner names none.
+        """
+        blocks = pipeline.learner.blocks()
+        if not blocks:
+            raise UsageError(
+                f"activation_checkpointing: learner '{type(pipeline.learner).__name__}' names no blocks "
+                "(Learner.blocks); switch the stage off"
+            )
+        for block in blocks:
+            block.forward = _checkpointed(block)
+        pipeline.note(f"{len(blocks)} blocks")
+
+
+def _checkpointed(block: nn.Module) -> Callable[..., Any]:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    forward = block.forward
+    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+    if any(True for _ in block.buffers()):
+        settings["context_fn"] = partial(_first_and_again, block)
+
+    def checkpointed(*inputs: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **named)
+        return checkpoint(forward, *inputs, **settings, **named)
+
+    return checkpointed
+
+
+def _first_and_again(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _discarding_writes(block)
+
+
+@contextmanager
+def _discarding_writes(block: nn.Module) -> Iterator[None]:
+    """What is written to the block's buffers inside is lost."""
+    kept = [(part, dict(part._buffers)) for part in block.modules() if part._buffers]
+    for part, buffers in kept:
+        part._buffers.update({name: None if each is None else each.clone() for name, each in buffers.items()})
+    try:
+        yield
+    finally:
+        for part, buffers in kept:
+            part._buffers.update(buffers)

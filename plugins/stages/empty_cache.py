@@ -1,0 +1,52 @@
+"""GPU memory that is given back after every update."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
+
+
+class EmptyCacheConfig(StageConfig):
+    """Calls ``torch.cuda.empty_cache()`` after every update, as many a training script does.
+
+    Torch keeps what was freed for the next allocation. Giving it back makes every update ask the driver again, which
+    also waits for the GPU: expect it to be slower. It is here to be measured.
+
+    When it helps: another process needs the memory between two updates.
+    When it hurts: nearly always, in time.
+    """
+
+    kind: ClassVar[str] = "empty_cache"
+    phase: ClassVar[int] = 3
+    wraps: ClassVar[frozenset[str]] = frozenset({"update"})
+
+    def contract(self, setting: Setting) -> Exact:
+        """The same bits."""
+        return Exact()
+
+    def inactive(self, setting: Setting) -> str | None:
+        """A CPU has no such cache."""
+        return None if setting.device.type == "cuda" else "a CPU has no cache of GPU memory"
+
+    def implementation(self) -> type[Stage]:
+        """What empties the cache."""
+        return EmptyCache
+
+
+class EmptyCache(Stage):
+    """Empties the cache after every update."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Wraps the update."""
+        pipeline.slots.wrap("update", self._emptied)
+
+    @staticmethod
+    def _emptied(step: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        def update(*arguments: Any) -> Any:
+            output = step(*arguments)
+            torch.cuda.empty_cache()
+            return output
+
+        return update

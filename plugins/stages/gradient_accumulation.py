@@ -1,0 +1,114 @@
+"""A batch that is cut into micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from runner.api import (
+    Batch,
+    Close,
+    Contract,
+    Learner,
+    Mean,
+    Pipeline,
+    Progress,
+    Setting,
+    Source,
+    Stage,
+    StageConfig,
+    Statistical,
+    map_tensors,
+)
+
+if TYPE_CHECKING:
+    from runner.api import Loss
+
+
+class GradientAccumulationConfig(StageConfig):
+    """Computes the gradient of a batch in several smaller parts, one after the other, before the optimizer steps.
+
+    The batch that is learnt from stays ``train.batch_size``; only so many samples at a time are in memory. Losses are
+    weighted by what the learner counts (samples, tokens), so the gradient is that of the whole batch, also where the
+    last part is smaller. Noise is cut where its first dimension is that of the batch.
+
+    When it helps: activations of the whole batch do not fit into memory.
+    When it hurts: small parts use the hardware worse. Dropout draws other masks, and batch normalisation sees each part
+    for itself.
+    """
+
+    kind: ClassVar[str] = "gradient_accumulation"
+    phase: ClassVar[int] = 2
+    claims: ClassVar[frozenset[str]] = frozenset({"forward_backward"})
+
+    micro_batch: Annotated[int, Field(ge=1)] = 8
+    """Samples that are in memory at a time."""
+
+    def contract(self, setting: Setting) -> Contract:
+        """The same algebra, unless an update draws numbers itself: the parts then draw others."""
+        return Statistical() if setting.model.draws() else Close()
+
+    def implementation(self) -> type[Stage]:
+        """The sum of several gradients."""
+        return GradientAccumulation
+
+
+class GradientAccumulation(Stage):
+    """Calls ``forward_backward`` once for each part."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Replaces the gradient of a batch by the sum of those of its parts."""
+        from torch.nn.modules.batchnorm import _BatchNorm
+
+        self.learner: Learner = pipeline.learner
+        self.source: Source = pipeline.source
+        if self.config.micro_batch >= pipeline.batch_size:
+            pipeline.note(f"a batch of {pipeline.batch_size} is one part: there is nothing to cut")
+        if any(isinstance(part, _BatchNorm) for each in self.learner.modules().values() for part in each.modules()):
+            pipeline.note(f"batch normalisation sees {self.config.micro_batch} samples at a time")
+        self.whole: Callable[..., Loss] = pipeline.slots.forward_backward
+        pipeline.slots.replace("forward_backward", self.accumulated)
+
+    def accumulated(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """The gradient of the whole batch, in parts."""
+        size, begun = self.source.size(batch), 0
+        losses: list[Loss] = []
+        denominator: Any = None
+
+        def share(count: Any) -> Any:
+            # The count of the whole batch is known in the end only; until then, it is taken to be like the first part.
+            nonlocal denominator
+            if denominator is None:
+                denominator = _at_least_one(count * (size / part_size))
+            return denominator
+
+        for part in self.source.split(batch, self.config.micro_batch):
+            part_size = self.source.size(part)
+            losses.append(self.whole(part, _rows(noise, size, begun, begun + part_size), progress, share))
+            begun += part_size
+        total, summed = (
+            reduce(add, parts) for parts in ([each.count for each in losses], [each.sum for each in losses])
+        )
+        if not (isinstance(total, int | float) and total == denominator):
+            for gradient in self.learner.gradients().values():
+                if gradient is not None:
+                    gradient.mul_(denominator / total)
+        return type(losses[0])(summed, total, _added([loss.also for loss in losses]))
+
+
+def _at_least_one(count: Any) -> Any:
+    return max(count, 1) if isinstance(count, int | float) else count.clamp(min=1)
+
+
+def _rows(noise: Batch, rows: int, start: int, stop: int) -> Batch:
+    """What of an update's random numbers belongs to a part."""
+    return map_tensors(lambda each: each[start:stop] if each.dim() and len(each) == rows else each, noise)
+
+
+def _added(parts: list[Any]) -> dict[str, Mean]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: Mean(*map(sum, zip(*(part[name] for part in parts if name in part), strict=True))) for name in names}
