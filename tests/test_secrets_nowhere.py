@@ -25,7 +25,7 @@ import warnings
 import torch
 from pydantic import Field, SecretStr
 
-from runner.api import Config, Exact, Learner, LearnerConfig, Source, SourceConfig, Stage
+from runner.api import Exact, Learner, LearnerConfig, Source, SourceConfig, Stage, StageConfig
 
 
 class GuardedConfig(LearnerConfig):
@@ -39,51 +39,39 @@ class GuardedConfig(LearnerConfig):
     tokens: list[str]
     url: str
     explodes: bool = False
-    lr: float = 0.01
+    scale: float = 0.01
 
     def implementation(self):
         return Guarded
-
-    def slots(self):
-        return frozenset()
 
 
 class Guarded(Learner):
     def __init__(self, config, shapes, context):
         super().__init__(config, shapes, context)
         self.layer = torch.nn.Linear(2, 1)
+        self.role("model", self.layer)
         self.known = [config.card.get_secret_value(), config.found.get_secret_value(), config.api_token, config.url]
         self.known += config.tokens
         self.explodes = config.explodes
-        self.lr = config.lr
+        self.scale = config.scale
         logging.getLogger("somebody").warning("logged in: %s", self.known)
         warnings.warn(f"deprecated: {self.known}", stacklevel=1)
         print(*self.known, file=sys.stderr)
 
-    def configure_optimizers(self):
-        self.optimizer = self.slots.make_optimizer(list(self.layer.parameters()), lr=self.lr)
-
-    def update(self, batch, noise):
+    def update(self, batch, noise, progress):
         if self.explodes:
             raise RuntimeError(f"login with {self.known} failed: {' '.join(self.known)}")
-        self.optimizer.zero_grad()
-        loss = self.layer(batch["x"]).square().mean()
+        self.roles["model"].zero_grad()
+        loss = self.scale * self.layer(batch["x"]).square().mean()
         self.slots.backward(loss)
-        self.slots.optimizer_step(self.optimizer)
+        self.roles["model"].step()
         return {"loss": loss.detach()}
 
-    def predict(self, observation):
-        return self.layer(observation)
+    def predict(self, inputs):
+        return self.layer(inputs)
 
-    def named_parameters(self):
-        return self.layer.named_parameters()
-
-    def state_dict(self):
-        return {"layer": self.layer.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state):
-        self.layer.load_state_dict(state["layer"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def inputs(self, batch):
+        return batch["x"]
 
 
 class PointsConfig(SourceConfig):
@@ -102,42 +90,45 @@ class Points(Source):
     def __init__(self, config, context):
         self.generator = context.generator("points", "cpu")
 
-    def sample(self, batch_size, progress):
+    def draw(self, batch_size, progress):
         return {"x": torch.rand(batch_size, 2, generator=self.generator)}
 
     def evaluate(self, learner):
         return {"zero": 0.0}
 
-    def state_dict(self):
-        return {}
 
-    def load_state_dict(self, state):
-        pass
-
-
-class Talk(Stage):
+class TalkConfig(StageConfig):
     """Says what it should not."""
 
     kind = "talk"
     phase = 1
-    contract = Exact()
 
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        return Talk
+
+
+class Talk(Stage):
     def attach(self, pipeline):
         for secret in pipeline.learner.known:
             pipeline.note(f"it is {secret}")
 
 
-class Idle(Stage):
+class IdleConfig(StageConfig):
     """Says why it does nothing."""
 
     kind = "idle"
     phase = 1
-    contract = Exact()
+
+    def contract(self, setting):
+        return Exact()
 
     def inactive(self, setting):
         return f"the token is {setting.model.api_token}"
 
-    def attach(self, pipeline):
+    def implementation(self):
         raise AssertionError("inactive, so never attached")
 '''
 RECIPE = f"""\
@@ -150,13 +141,13 @@ tracking: {{system_metrics: false}}
 optimization: {{talk: on, idle: on}}
 model:
   {{kind: guarded, card: "{SECRETS["declared"]}", tokens: ["{SECRETS["list"]}"], api_token: '{SECRETS["token"]}',
-   url: 'postgresql://me:{quote(SECRETS["url"])}@db:5432/x', lr: 0.01}}
+   url: 'postgresql://me:{quote(SECRETS["url"])}@db:5432/x', scale: 0.01}}
 """
 WRONG = {
-    "number": RECIPE.replace("lr: 0.01", "lr: many"),
+    "number": RECIPE.replace("scale: 0.01", "scale: many"),
     "type": RECIPE.replace("card: ", "card: [1], found: ").replace("tokens: [", "tokens: [3, "),
-    "syntax": RECIPE.replace("-é', ", "-é, ").replace("lr: 0.01}", "lr: 0.01"),
-    "key": RECIPE.replace("lr: 0.01", "lrr: 0.01"),
+    "syntax": RECIPE.replace("-é', ", "-é, ").replace("scale: 0.01}", "scale: 0.01"),
+    "key": RECIPE.replace("scale: 0.01", "scal: 0.01"),
 }  # fmt: skip
 
 

@@ -32,6 +32,11 @@ class Config(BaseModel):
         self._mark_all()
         return super().model_dump(**settings)
 
+    def model_dump_json(self, **settings: Any) -> str:
+        """As pydantic's; in a copy that keeps a record, all fields count as read."""
+        self._mark_all()
+        return super().model_dump_json(**settings)
+
     def model_copy(self, **settings: Any) -> Self:
         """As pydantic's; in a copy that keeps a record, all fields count as read."""
         self._mark_all()

@@ -116,7 +116,7 @@ class Argument:
         form = self._form()
         if isinstance(form, int):
             item = {"anyOf": [{"type": "number"}, {"type": "null"}]} if "None" in self.types else {"type": "number"}
-            schema = {"type": "array", "items": item, "minItems": form, "maxItems": form}
+            schema: dict[str, Any] = {"type": "array", "items": item, "minItems": form, "maxItems": form}
         else:
             schema = {"type": form}
         if self.required:

@@ -12,7 +12,7 @@ from faces import write_recipe
 VALID = "name: mine\nextends: marl_phase1.yaml\n"
 MISTAKES = """\
 name: mistakes
-model: {kind: masac, actor_lr: "1e-3"}
+model: {kind: masac, gamma: "0.9"}
 data: {kind: uav_path_planing}
 train: {env_steps: many, batchsize: 128}
 seed: 1
@@ -66,7 +66,7 @@ def test_validate_reports_every_mistake_unwrapped_and_exits_2(tmp_path):
     assert result.returncode == 2
     assert result.stdout == ""
     heads = [line.split(" ")[0] for line in result.stderr.splitlines() if line.startswith("long")]
-    assert heads == [f"{name}:{place}:" for place in ("2:32", "3:14", "4:20", "4:26", "6:1")]
+    assert heads == [f"{name}:{place}:" for place in ("2:29", "3:14", "4:20", "4:26", "6:1")]
     assert "\x1b" not in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -88,7 +88,7 @@ def test_validate_as_json(tmp_path):
     assert printed["schema_version"] == 1
     assert [each["valid"] for each in printed["recipes"]] == [False, True]
     first = printed["recipes"][0]["problems"][0]
-    assert (first["line"], first["column"], first["path"]) == (2, 32, "model.actor_lr")
+    assert (first["line"], first["column"], first["path"]) == (2, 29, "model.gamma")
 
 
 def test_show_prints_yaml_or_json(tmp_path):
@@ -129,6 +129,13 @@ def test_recipes_are_listed_and_copied_but_never_overwritten(tmp_path):
     assert "exists already" in again.stderr
 
 
+def test_the_card_of_a_learner_shows_what_it_optimizes_and_how(tmp_path):
+    card = runner("plugins", "masac", cwd=tmp_path).stdout
+    assert re.search(r"^roles: actor \{kind: adam, .*, critic \{.*, temperature \{kind: adam, ", card, re.MULTILINE)
+    card = runner("plugins", "uav_path_planning", cwd=tmp_path).stdout
+    assert "\nunits: updates, samples, env_steps\n" in card
+
+
 def test_plugins_tell_what_they_are(tmp_path):
     card = runner("plugins", "amp", cwd=tmp_path).stdout
     assert card.startswith("optimization.amp (proven-runner ")
@@ -137,20 +144,30 @@ def test_plugins_tell_what_they_are(tmp_path):
     assert re.search(r"^measured: alone \d+\.\d\dx \[.*\(experiments/marl_phases\)$", card, re.MULTILINE)
     printed = json.loads(runner("plugins", "--json", cwd=tmp_path).stdout)["plugins"]
     assert {"model", "data", "optimization"} == {each["section"] for each in printed}
+    cards = {(each["section"], each["kind"]): each for each in printed}
+    assert {"updates", "env_steps"} <= set(cards["data", "uav_path_planning"]["units"])
+    assert cards["model", "masac"]["roles"]["temperature"] == {"kind": "adam", "lr": 3e-4}
+    contracts = {kind: each["contract"] for (section, kind), each in cards.items() if section == "optimization"}
+    assert contracts["forward_cache"] == ["Exact"]
+    assert contracts["async_transfer"] == ["Exact", "Statistical"]
+    assert all(contracts.values())
     assert not [each for each in printed if "error" in each]
 
 
 def test_a_local_plugin_is_listed_and_a_broken_one_is_an_error(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from runner.api import Exact, Stage\n"
-        "class Mine(Stage):\n"
+        "from runner.api import Close, Exact, StageConfig\n"
+        "class Mine(StageConfig):\n"
         "    'Mine.'\n"
         "    kind = 'mine'\n"
         "    phase = 1\n"
-        "    contract = Exact()\n"
-        "    def attach(self, pipeline): pass\n"
+        "    def contract(self, setting) -> Exact | Close:\n"
+        "        'The same bits, or nearly.'\n"
+        "    def implementation(self): raise AssertionError('nobody trains')\n"
     )
     assert "mine" in runner("plugins", "--plugin", "mine.py", cwd=tmp_path).stdout
+    card = runner("plugins", "mine", "--plugin", "mine.py", cwd=tmp_path).stdout
+    assert "contract: Exact, Close\npromise: The same bits, or nearly.\n" in card
     arguments = ("show", "marl_phase1", "--plugin", "mine.py", "--set", "optimization.mine=on")
     assert "mine: on" in runner(*arguments, cwd=tmp_path).stdout
     (tmp_path / "mine.py").write_text("import nothing_of_that_name")

@@ -63,8 +63,10 @@ def test_phase_1_refuses_the_sequential_order_with_the_reason():
     ("setting", "told"),
     [
         ("train.batch_size=5000", "train.batch_size: 5,000 is more than"),
-        ("train.warmup_steps=160", "train.warmup_steps: 160 leaves no step to learn in"),
-        ("model.actor_lr=.inf", "model.actor_lr"),
+        ("data.warmup=160", "data.warmup: 160 leaves no step to learn in"),
+        ("train.updates=5", "train.env_steps: a training is counted in one unit, and train.updates is given, too"),
+        ("optimizer.actor.lr=.inf", "optimizer.actor.lr: should be a number"),
+        ("optimizer.actor.betas=[0.9, 2.0]", "torch.optim.Adam refuses what it is given: Invalid beta"),
         ("optimization.compile=on", "switch stacked_agents on"),
     ],
 )

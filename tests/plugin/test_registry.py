@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner.plugin.registry import GROUP, PluginError, Registry
-from runner.recipe import load
+from runner.recipe import RecipeError, load
 
 FACES = '''
 from typing import Any, ClassVar
@@ -153,6 +153,73 @@ def test_a_local_file_may_not_take_the_kind_of_another_plugin(tmp_path, monkeypa
     path.write_text(FACES.format(prefix="").replace('"net"', '"masac"'))
     with pytest.raises(PluginError, match=r"model.masac is registered twice, by proven-runner .* and mine.py"):
         Registry([path])
+
+
+OLD = """
+from runner.api import Exact, LearnerConfig, SourceConfig, Stage
+
+class Fast(Stage):
+    kind = "fast"
+    phase = 1
+    contract = Exact()
+    def attach(self, pipeline): ...
+
+class Net(LearnerConfig):
+    kind = "net"
+    learns_from = "rows"
+    def implementation(self): ...
+    def slots(self): return frozenset()
+
+class Sim(SourceConfig):
+    kind = "sim"
+    provides = "rows"
+    simulates = True
+    def implementation(self): ...
+
+class Table(SourceConfig):
+    kind = "table"
+    provides = "rows"
+    objective = ("accuracy", "maximize")
+    def implementation(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "remedy"),
+    [
+        ("optimization", "fast", "a stage's settings are a StageConfig, whose implementation() names the Stage"),
+        ("model", "net", "slots is a set of names on the class, no method"),
+        ("data", "sim", "simulates is gone: units says what a source counts"),
+        ("data", "table", "objective is an Objective(name, direction), no tuple"),
+    ],
+)
+def test_a_plugin_of_the_first_api_gets_one_message_that_says_what_to_change(
+    tmp_path, monkeypatch, site, section, kind, remedy
+):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OLD)
+    expected = (
+        f"{section}.{kind} of {{}} is written for version 1 of the plugin API, and this is 2: {remedy}; "
+        "docs/plugins.md has a section on moving"
+    )
+    registry = Registry([Path("mine.py")], installed=[])
+    with pytest.raises(PluginError) as caught:
+        registry.get(section, kind)
+    assert str(caught.value) == expected.format(registry.provider(section, kind))
+    install(site, "acme", {f"{section}.{kind}": f"acme_old:{kind.title()}"}, {"acme_old": OLD})
+    with pytest.raises(PluginError) as caught:
+        registry_of(site).get(section, kind)
+    assert str(caught.value) == expected.format("acme 1.5")
+
+
+def test_a_recipe_that_names_a_plugin_of_the_first_api_says_so_at_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OLD)
+    Path("recipe.yaml").write_text("name: x\nmodel: {kind: net}\ndata: {kind: table}\ntrain: {updates: 1}\n")
+    with pytest.raises(RecipeError) as caught:
+        load(Path("recipe.yaml"), (), Registry([Path("mine.py")], installed=[]))
+    assert [problem.place.line for problem in caught.value.problems] == [2, 3]
+    assert all("version 1 of the plugin API" in problem.message for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize(
