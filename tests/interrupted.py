@@ -43,7 +43,8 @@ def survives(folder, command, workspace, kills, faults, seed=0):
     others = set(workspace.glob("runs/*"))
     assert start(folder, *command, RUNNER_FAULTS=faults[0]).wait() == -signal.SIGKILL
     (run,) = set(workspace.glob("runs/*")) - others
-    spool, resume = run / "spool.jsonl", ["resume", run.name, "--quiet", "--json"]
+    plugin = command[(found := command.index("--plugin")) : found + 2] if "--plugin" in command else []
+    spool, resume = run / "spool.jsonl", ["resume", run.name, "--quiet", "--json", *plugin]
     for fault in faults[1:]:
         assert start(folder, *resume, RUNNER_FAULTS=fault).wait() == -signal.SIGKILL
     for left in range(kills, 0, -1):

@@ -8,6 +8,7 @@ import pytest
 from children import start
 from interrupted import arguments, learnt, same, survives, train
 from running import RECIPES, with_requirements
+from toy_runs import written
 
 from runner.plugin.registry import Registry
 from runner.system.faults import POINTS
@@ -34,6 +35,44 @@ def test_every_stage_survives_kills(kind, tmp_path, isolated_workspace):
     command = arguments("marl_baseline", "train.env_steps=160", *OFTEN, *with_requirements(kind))
     kills = 0 if kind == "compile" else 1  # beside the one in a save; every start compiles anew
     survives(tmp_path, command, isolated_workspace, kills, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
+
+
+TOYS_SETS = {
+    "schedule, groups and averages": (
+        "optimizer={kind: adamw, lr: 1e-2, weight_decay: 0.1, max_grad_norm: 1.0}",
+        "lr_scheduler={kind: cosine, warmup: 0.1, floor: 0.1}",
+        "train={epochs: 60, batch_size: 8, ema: 0.9, log_every: 7, evaluate_every: 11, checkpoint_every: 5}",
+    ),
+    "one cycle of SGD on augmented samples": (
+        "optimizer={kind: sgd, lr: 0.1, momentum: 0.9, nesterov: true, weight_decay: 1e-3, spare: [biases]}",
+        "lr_scheduler={kind: one_cycle}",
+        "train={tokens: 7200, batch_size: 8, ema: 0.5, log_every: 500, evaluate_every: 1000, checkpoint_every: 400}",
+        "data.augmented=true",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOYS_SETS)
+def test_a_module_and_a_loss_survive_kills(name, tmp_path, isolated_workspace):
+    command = [*written(tmp_path, *TOYS_SETS[name]), "--resume"]
+    survives(tmp_path, command, isolated_workspace, 2, ["checkpoint.state=kill@4", "checkpoint.synced=kill@3"])
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"),
+    [("epochs: 20, checkpoint_every: 3", "9/20 epochs (45%)"), ("samples: 800", "0/800 samples (0%)")],
+)
+def test_the_list_of_runs_shows_what_a_killed_one_can_go_on_from(length, shown, tmp_path, isolated_workspace):
+    command = written(tmp_path, f"train={{{length}, batch_size: 8, log_every: 1000}}")
+    fault = "checkpoint.pruned=kill@3" if "checkpoint" in length else "checkpoint.begin=kill"
+    assert start(tmp_path, *command, RUNNER_FAULTS=fault).wait() == -signal.SIGKILL
+    (run,) = isolated_workspace.glob("runs/*")
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"step": 0}))  # as if it had died before its first heartbeat
+    look = start(tmp_path, "ls", COLUMNS="200")
+    assert look.wait() == 0, look.stderr
+    assert shown in look.stdout
+    assert "KILLED" in look.stdout
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,145 @@
+"""What the loop looks at while it trains: what is returned to it, what it will need later, who gets gradients."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from running import forked, tiny
+from toy_runs import toy_pipeline, trained, written
+
+from runner.api import Mean, Objective, RunnerError
+from runner.plugins.marl.uav.config import UavConfig
+from runner.recipe import RecipeError
+from runner.system.errors import DivergedError
+from runner.train.assemble import assemble
+from runner.train.loop import evaluated
+
+NOT_METRICS = {
+    "nothing": None,
+    "a number": 0.5,
+    "a tensor": {"loss": torch.tensor(1.0)},
+    "an array": {"loss": np.zeros(1)},
+    "a float32": {"loss": np.float32(1)},
+    "nested": {"loss": {"mean": 1.0}},
+    "none inside": {"loss": None},
+}
+
+
+@pytest.mark.parametrize("name", NOT_METRICS)
+def test_an_evaluation_that_returns_no_numbers_is_refused(name, tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    pipeline.source.evaluate = lambda learner: NOT_METRICS[name]
+    with pytest.raises(RunnerError, match=r"Words\.evaluate should return numbers by name, got "):
+        evaluated(pipeline)
+
+
+@pytest.mark.parametrize("number", [1, 1.0, np.float64(1), True])
+def test_an_evaluation_is_of_plain_numbers(number, tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    pipeline.source.evaluate = lambda learner: {"loss": number}
+    assert {name: type(value) for name, value in evaluated(pipeline).items()} == {"loss": float}
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, {"loss": 1.0}, {"loss": torch.tensor(1.0)}, {"loss": (1.0, 2)}])
+def test_metrics_that_are_no_sums_and_counts_are_refused_after_the_first_update(returned, tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    pipeline.learner.metrics = lambda batch: returned
+    with pytest.raises(RunnerError, match=r"Toy\.metrics should return Mean\(sum, count\) by name, got "):
+        trained(tmp_path, pipeline)
+    assert pipeline.progress.updates == 1
+
+
+def test_a_metric_of_nothing_is_no_number_and_no_best_model(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4", "train.evaluate_every=2")
+    pipeline.learner.metrics = lambda batch: {"loss": Mean(0.0, 0)}
+    loop, notes = trained(tmp_path, pipeline)
+    assert all(math.isnan(value) for _, value in notes.points["eval/loss"])
+    assert loop.best == -math.inf
+
+
+def test_an_objective_that_a_dataset_does_not_measure_shows_after_the_first_update(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "model.kind=toy_misspelt", "train.updates=4")
+    with pytest.raises(RunnerError, match=r"the objective is 'los', which is not among .* Words\.evaluate: loss$"):
+        trained(tmp_path, pipeline)
+    assert pipeline.progress.updates == 1
+
+
+def test_an_objective_that_a_simulator_does_not_measure_shows_at_the_first_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setattr(UavConfig, "objective", Objective("sucess", "maximize"))
+    pipeline = assemble(tiny("marl_baseline"))
+    with pytest.raises(RunnerError, match=r"the objective is 'sucess', which is not among .*success_rate"):
+        trained(tmp_path, pipeline)
+    assert pipeline.progress.env_steps == 80
+
+
+def test_the_rehearsal_leaves_no_trace_in_what_is_learnt(tmp_path):
+    sets = ("train.updates=6", "train.ema=0.9", "data.augmented=true")
+    rehearsing, other = (toy_pipeline(tmp_path, *sets) for _ in range(2))
+    other.source.rehearse = lambda learner, batch: None
+    states = [trained(tmp_path / str(number), each)[0] for number, each in enumerate((rehearsing, other))]
+    one, two = (state.pipeline.learner.state_dict()["modules"] for state in states)
+    for module in ("model", "average"):
+        assert all(torch.equal(value, two[module][name]) for name, value in one[module].items())
+
+
+def test_a_part_that_is_frozen_needs_no_gradient(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "model.frozen=true", "train.updates=30", "train.ema=0.9")
+    before = pipeline.learner.module[0].weight.clone()
+    trained(tmp_path, pipeline)
+    assert torch.equal(pipeline.learner.module[0].weight, before)
+
+
+def test_a_role_that_waits_for_its_turn_is_not_called_dead_and_its_means_are_true(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "model={kind: toy_pair, every: 50}", "train.updates=110", "train.log_every=110")
+    returned = {}
+
+    def keeping(step):
+        def update(*arguments):
+            output = step(*arguments)
+            for name, value in output.items():
+                returned.setdefault(name, []).append(float(value))
+            return output
+
+        return update
+
+    pipeline.slots.wrap("update", keeping)
+    _, notes = trained(tmp_path, pipeline)
+    assert {name: len(values) for name, values in returned.items()} == {"d_loss": 110, "g_loss": 2}
+    for name, values in returned.items():
+        assert notes.points[f"train/{name}"] == [(110, pytest.approx(math.fsum(values) / len(values)))]
+
+
+def test_a_role_that_waits_and_gets_no_gradient_is_found_in_its_own_time(tmp_path):
+    sets = ("model={kind: toy_pair, every: 2, detached: true}", "train.updates=110")
+    pipeline = toy_pipeline(tmp_path, *sets)
+    with pytest.raises(RunnerError, match=r"no gradient has reached generator\.bias, generator\.weight .*first 40"):
+        trained(tmp_path, pipeline)
+    assert pipeline.progress.updates == 40
+
+
+def test_a_loss_that_is_a_plain_float_stops_the_training_by_its_name(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    pipeline.slots.wrap("update", lambda step: lambda *arguments: step(*arguments) | {"extra": math.nan})
+    with pytest.raises(DivergedError, match=r"update 1: slot 'update' returned a tensor 'extra' that is not finite"):
+        trained(tmp_path, pipeline)
+
+
+def test_a_setting_that_is_never_read_is_refused_after_the_first_update(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4", "model.frozen=true", "model.dropout=0.5")
+    pipeline._recorded["model"] = pipeline.recipe.model.recorded()  # as if nobody had read it
+    with pytest.raises(RecipeError, match=r"model\.dropout: no plugin reads this value"):
+        trained(tmp_path, pipeline)
+    assert pipeline.progress.updates == 1
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("toy_silent", "Silent.update should return a dictionary"), ("toy_misspelt", "the objective is 'los'")],
+)
+def test_the_command_line_says_one_sentence_and_no_traceback(kind, message, tmp_path):
+    child = forked(*written(tmp_path, f"model.kind={kind}", "train.updates=10"))
+    assert child.returncode == 1
+    assert message in child.stderr
+    assert "Traceback" not in child.stderr
