@@ -1,1 +1,1 @@
-"""Recipes in child processes."""
+"""One way to run a part of the runner in a child process: spawn, limits, protocol, outcome."""

@@ -1,5 +1,6 @@
 """The command line: verbs only, one module for each group of them, heavy imports inside the verb."""
 
+import os
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -62,6 +63,7 @@ def main() -> NoReturn:
     """The ``runner`` command; a failure becomes one message on stderr and its exit code, and no secret is printed."""
     _hide_secrets()
     clean_streams()
+    os.environ["PYTHONSAFEPATH"] = "1"  # for what starts Python by itself, as data loaders do
     try:
         code = app(standalone_mode=False)
     except RunnerError as error:

@@ -1,7 +1,5 @@
 """The verbs that search: ``study plan``, ``run``, ``worker``, ``show`` and ``best``."""
 
-import signal
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +22,6 @@ ForecastOption = Annotated[
 TrialOption = Annotated[
     int | None, typer.Option("--trial", min=0, metavar="NUMBER", help="This trial, instead of the best one.")
 ]
-AttachedOption = Annotated[bool, typer.Option("--attached", hidden=True, help="End with the process that started it.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -101,9 +98,7 @@ def run(
     def search(stop: "Stop") -> str:
         if definition.config.budget.parallel == 1:
             return work(definition, here, registry.files, stop, told)
-        options = [f"--set={each}" for each in sets or ()] + [f"--plugin={path}" for path in registry.files]
-        command = [sys.executable, "-m", "runner", "study", "worker", study, "--attached", *options]
-        return work_together([*command, *(["--quiet"] if quiet else [])], definition.config.budget.parallel, stop, told)
+        return work_together(study, sets or (), registry.files, definition.config.budget.parallel, stop, told)
 
     _search(search, definition.config.name, here, as_json)
 
@@ -112,7 +107,6 @@ def worker(
     study: StudyArgument,
     sets: SetOption = None,
     plugin: PluginOption = None,
-    attached: AttachedOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -124,11 +118,8 @@ def worker(
     """
     from runner.study.definition import load_study
     from runner.study.search import file_of, work
-    from runner.study.training import end_with
     from runner.tracking import workspace
 
-    if attached:
-        end_with(sys.stdin.fileno(), 0, signal.SIGTERM)
     here, registry = workspace(), open_registry(plugin)
     file, begun_with = file_of(study, here)
     definition = load_study(file, [*begun_with, *(sets or ())], registry)
@@ -137,7 +128,7 @@ def worker(
     def search(stop: "Stop") -> str:
         return work(definition, here, registry.files, stop, told)
 
-    _search(search, None if attached else definition.config.name, here, as_json)
+    _search(search, definition.config.name, here, as_json)
 
 
 def show(study: StudyArgument, as_json: JsonOption = False) -> None:
@@ -168,20 +159,18 @@ def best(study: StudyArgument, trial: TrialOption = None) -> None:
     typer.echo(recipe_text(found, summary, number), nl=False)
 
 
-def _search(search: "Callable[[Stop], str]", name: str | None, here: "Workspace", as_json: bool) -> None:
-    """Searches, shows what came of it if there is a name to show it by, and exits."""
+def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_json: bool) -> None:
+    """Searches, shows what came of it, and exits."""
     from runner.train.signals import stop_on_signals
 
     with stop_on_signals() as stop:
         ended = search(stop)
-    if name is not None:
-        if stop:
-            say("not all trials are finished; the same command goes on")
-        elif ended:
-            say(f"not all trials are finished: {ended}; a larger budget goes on")
-        counts = _show(name, here, as_json)
-        if not counts and not stop:
-            raise RunnerError("no trial counts: what became of them is above")
+    if stop:
+        say("not all trials are finished; the same command goes on")
+    elif ended:
+        say(f"not all trials are finished: {ended}; a larger budget goes on")
+    if not _show(name, here, as_json) and not stop:
+        raise RunnerError("no trial counts: what became of them is above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)
 
 

@@ -1,19 +1,15 @@
-"""How fast an update could be at best on this machine: its least work over what the machine was measured to do.
-
-Run as ``python -m runner.measure.limit DEVICE`` it measures the rates, in a process of its own, and prints them.
-"""
+"""How fast an update could be at best on this machine: its least work over what the machine was measured to do."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from runner.child.protocol import Parent
 from runner.compare.clock import Stopwatch
 
 SECONDS = 0.3
@@ -116,14 +112,6 @@ def _seconds(device: torch.device, work: Callable[[], object]) -> float:
     return statistics.median(blocks[:3])
 
 
-def main() -> int:
-    """Answers each line of stdin with the rates of the device that it names."""
-    for line in sys.stdin:
-        rates = measure(torch.device(line.strip()))
-        sys.stdout.write(json.dumps(vars(rates)) + "\n")
-        sys.stdout.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(parent: Parent) -> None:
+    """Tells the rates of a device."""
+    parent.tell(**vars(measure(torch.device(parent.options["device"]))))

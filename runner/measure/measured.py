@@ -1,17 +1,11 @@
-"""The child process in which one variant lives while it is measured.
-
-Run as ``python -m runner.measure.measured RECIPE [PLUGIN ...]``. For each command, a word on a line of stdin, it
-answers one JSON line on stdout. It ends with its stdin; between commands it waits there and computes nothing.
-"""
+"""The child process in which one variant lives while it is measured; between commands it computes nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,13 +13,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from runner.api import RunnerError, available_memory, map_tensors
+from runner.api import available_memory, map_tensors
+from runner.child.protocol import Parent
 from runner.compare.clock import Stopwatch, warm_up
-from runner.plugin.registry import Registry
-from runner.recipe import load
 from runner.system import generators
 from runner.train.activities import Activities
-from runner.train.assemble import OUT_OF_MEMORY, Pipeline, assemble
+from runner.train.assemble import Pipeline, assemble
 from runner.train.step import Drawn, Step
 
 BLOCK_SECONDS = 0.25
@@ -149,32 +142,14 @@ def _peak_host_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
-def main() -> int:
-    """Answers commands until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    path, *plugins = sys.argv[1:]
-    files = [Path(plugin) for plugin in plugins]
-    try:
-        recipe = load(path, (), Registry(files))
-        Path(path).unlink()  # it may hold secrets, and nobody tidies up after a kill
-        generators.seed(recipe.seed)
-        begun = time.perf_counter()
-        pipeline = assemble(recipe, files)
-        measured = Measured(pipeline, time.perf_counter() - begun)
-        for line in sys.stdin:
-            answer = getattr(measured, line.strip())()
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-    except (torch.OutOfMemoryError, MemoryError):
-        return OUT_OF_MEMORY
-    except RunnerError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    except BrokenPipeError:  # the parent is gone
-        return 0
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(parent: Parent) -> None:
+    """Answers commands until there are no more."""
+    # Compiled code is made anew, or its compilation would be measured only once a machine.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(parent.folder / "compiled")
+    recipe, registry = parent.load()
+    generators.seed(recipe.seed)
+    begun = time.perf_counter()
+    pipeline = assemble(recipe, registry.files)
+    measured = Measured(pipeline, time.perf_counter() - begun)
+    for command in parent.commands():
+        parent.tell(**getattr(measured, command)())

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.child.process import START_SECONDS, Child, ChildError
+from runner.child.outcome import ChildError
+from runner.child.spawn import START_SECONDS, Child
 from runner.compare.noninferiority import FEWEST_ROUNDS, of_ratios
 from runner.measure.analysis import analyse, compared, failed_variants, slope, update_rounds
 from runner.measure.experiment import Case, Experiment
@@ -165,7 +166,8 @@ class _Measurement:
                 self.log.add(case=self.case.name, settled=[variant.name for variant in squad], done=ended)
 
     def _start(self, name: str, stages: Sequence[str], processes: ExitStack, deadline: float) -> None:
-        child = Child("runner.measure.measured", self.case.recipe, stages, self.ablation.registry.files)
+        files = self.ablation.registry.files
+        child = Child("runner.measure.measured", self.case.recipe, stages=stages, plugin_files=files)
         processes.callback(child.close)
         patience = min(START_SECONDS, max(30.0, deadline - time.monotonic()))
         try:
@@ -232,9 +234,9 @@ class _Measurement:
 
     def _rates(self) -> None:
         self.ablation.say(f"{_title(self.case)}measuring what this machine can do at best")
-        with Child("runner.measure.limit") as child:
-            device = resolve_device(self.case.recipe.device)
-            self.log.add(case=self.case.name, rates=child.ask(str(device)))
+        device = resolve_device(self.case.recipe.device)
+        with Child("runner.measure.limit", options={"device": str(device)}) as child:
+            self.log.add(case=self.case.name, rates=child.answer())
 
     def _fail(self, name: str, reason: str) -> None:
         self.log.add(case=self.case.name, variant=name, failed=reason)

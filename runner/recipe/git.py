@@ -1,15 +1,19 @@
 """The state of the source that a run is made from."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import runner
 
 _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
 """Files that are kept out of a patch even if somebody tracks them."""
+
+_DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--no-color")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def checkout(folder: Path, results: Path | None = None) -> Checkout | None:
     excluded = [f":(exclude,glob,icase)**/{pattern}" for pattern in _SECRETS]
     if results is not None and results.resolve().is_relative_to(top.strip()):
         excluded.append(f":(exclude,literal,top){results.resolve().relative_to(top.strip())}")
-    patch = _git(Path(top.strip()), "diff", "--binary", "--no-ext-diff", "--no-color", "HEAD", "--", ".", *excluded)
+    patch = _git(Path(top.strip()), *_DIFF, "HEAD", "--", ".", *excluded)
     return None if patch is None else Checkout(commit.strip(), patch)
 
 
@@ -58,6 +62,24 @@ def _git(folder: Path, *arguments: str) -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    command = [git, "--no-optional-locks", "-C", str(folder), *arguments]
+    command = [git, "--no-optional-locks", *_without_programs(git, folder), "-C", str(folder), *arguments]
     result = subprocess.run(command, capture_output=True, check=False)
     return result.stdout.decode("utf-8", "surrogateescape") if result.returncode == 0 else None
+
+
+@cache
+def _without_programs(git: str, folder: Path) -> tuple[str, ...]:
+    """Options for a repository that somebody else has made, which may name programs for git to start."""
+    command = [
+        git,
+        "-C",
+        str(folder),
+        "config",
+        "--local",
+        "--name-only",
+        "--get-regexp",
+        r"^filter\..*\.(clean|process)$",
+    ]
+    names = subprocess.run(command, capture_output=True, check=False, text=True).stdout.splitlines()
+    settings = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}", *(f"{name}=" for name in names)]
+    return tuple(part for setting in settings for part in ("-c", setting))

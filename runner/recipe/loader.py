@@ -1,20 +1,22 @@
 """From a file to a validated recipe, with everything that is wrong said at once."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from runner.recipe.catalog import Catalog
 from runner.recipe.constraints import Draft, conflicts
-from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError
 from runner.recipe.fill import fill
-from runner.recipe.hidden import last_name, lost
+from runner.recipe.hidden import hide, last_name, lost
 from runner.recipe.layers import compose, find
 from runner.recipe.optimizers import lr_scheduler, optimizers
 from runner.recipe.plugin_sections import plugin_section, stages
 from runner.recipe.recipe import Recipe, flatten, leaves
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
-from runner.recipe.yaml_nodes import Node
+from runner.recipe.yaml_nodes import Node, parse
 from runner.system.secrets import register, register_environment, register_url
 
 SECTIONS = ("extends", "model", "data", "optimizer", "lr_scheduler", "train", "optimization", "tracking")
@@ -35,7 +37,32 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
     register_environment()
     path = find(reference)
     problems: list[Problem] = []
-    root = replace(compose(path, sets, problems), place=Place(path))
+    return _validated(path, compose(path, sets, problems), catalog, problems)
+
+
+def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Sequence[Any]], catalog: Catalog) -> Recipe:
+    """A recipe that another process has loaded and given to this one.
+
+    Args:
+        values: with secrets.
+        path: of the file that it was loaded from, which is not read.
+        origins: source, whether that is a file, line, column and text of the place of every value.
+        catalog: the plugins that the recipe may name.
+
+    Raises:
+        RecipeError: it is not valid here, for example because a plugin is missing.
+    """
+    register_environment()
+    problems: list[Problem] = []
+    root = parse(json.dumps(values, ensure_ascii=False), path, problems)
+    hide(root)
+    recipe = _validated(Path(path), root, catalog, problems)
+    places = {name: Place(Path(given[0]) if given[1] else given[0], *given[2:]) for name, given in origins.items()}
+    return replace(recipe, origins={name: DEFAULT if each == DEFAULT else each for name, each in places.items()})
+
+
+def _validated(path: Path, composed: Node, catalog: Catalog, problems: list[Problem]) -> Recipe:
+    root = replace(composed, place=Place(path))
     problems += lost(root)
     head = _head(root, problems)
     draft = Draft(

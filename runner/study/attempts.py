@@ -1,17 +1,28 @@
-"""What a trial has taken so far: its attempts, kept in the study's storage from when each begins."""
+"""What the study's storage keeps of a trial beside Optuna's own: its attempts, from when each begins, and its end."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import psutil
-from optuna.trial import Trial
+from optuna.trial import FrozenTrial, Trial
 
-from runner.study.values import Interval
+from runner.study.config import BudgetConfig
+from runner.study.values import Interval, union
 
-ATTEMPTS = "runner.attempts"
-"""The attribute of a trial that has them."""
+if TYPE_CHECKING:
+    from runner.study.leases import Lease
+
+ATTEMPTS, RECIPE, VALUES, CAUSE, REASON, OVERHEAD, NEIGHBOURS, VERDICT = (
+    f"runner.{name}"
+    for name in ("attempts", "recipe", "values", "cause", "reason", "overhead_s", "neighbours", "verdict")
+)
+"""Attributes of a trial."""
+DISTURBED = 0.1
+"""The share of the processor that others may take before a measurement of speed counts as disturbed."""
 GATE = "gate"
 """Stands in the place of a seed where the gate was asked."""
 KILLED = "killed with its worker"
@@ -50,6 +61,40 @@ class Attempts:
     def intervals(self, seed: int | str) -> list[Interval]:
         """When one training went on."""
         return [(each["begin"], each["end"]) for each in self.of(seed) if "end" in each]
+
+
+@dataclass(frozen=True)
+class Used:
+    """What of a budget is spent."""
+
+    trials: int
+    seconds: float
+    device_seconds: float
+
+    def exhausted(self, budget: BudgetConfig) -> str:
+        """Which part of the budget keeps further trials from being begun; empty if none does."""
+        if budget.seconds is not None and self.seconds >= budget.seconds:
+            return f"{budget.seconds:g} s of trials"
+        if budget.device_seconds is not None and self.device_seconds >= budget.device_seconds:
+            return f"{budget.device_seconds:g} s on devices"
+        return ""
+
+
+def used(trials: Sequence[FrozenTrial], leases: Sequence[Lease] = ()) -> Used:
+    """What the study has used in all its sessions and workers.
+
+    Args:
+        trials: of the study.
+        leases: say how long an attempt that has not ended was alive.
+    """
+    seen = {lease.trial: lease.seen for lease in leases}
+    intervals: list[Interval] = []
+    for trial in trials:
+        for each in trial.user_attrs.get(ATTEMPTS, ()):
+            end = each.get("end") or max(each["begin"], seen.get(trial.number, each["begin"]))
+            intervals.append((each["begin"], end))
+    finished = sum(trial.state.is_finished() for trial in trials)
+    return Used(finished, union(intervals), sum(end - begin for begin, end in intervals))
 
 
 class Neighbours:

@@ -12,14 +12,16 @@ from typing import Any
 
 import psutil
 
-from runner.api import Statistical
+from runner.api import Contract, Statistical
+from runner.child.outcome import Cause
 from runner.recipe.errors import shown_path
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
-from runner.study.process import Cause, Training, limits_of
+from runner.study.process import Training, limits_of
 from runner.study.space import STAGES
 from runner.system.errors import RunnerError
 from runner.system.hardware import usable_cores
+from runner.train.assemble import resolve_device, setting_of
 
 FORECAST_SECONDS = 30.0
 _LOUD = 0.25
@@ -102,7 +104,7 @@ def _remarks(definition: Definition) -> Iterator[str]:
     if config.constraints.get(VERIFY) == "pass":
         for parameter in space.parameters:
             stage = parameter.stage
-            if stage and isinstance(definition.catalog.get(STAGES, stage).contract, Statistical):
+            if stage and isinstance(_contract(definition, stage), Statistical):
                 yield (
                     f"{stage} promises what only whole trainings can show (Statistical): with verify: pass no "
                     "configuration with it counts; verify: no_fail lets it through"
@@ -120,6 +122,13 @@ def _remarks(definition: Definition) -> Iterator[str]:
     fixed_on = [kind for kind in recipe.stages if not any(each.stage == kind for each in space.parameters)]
     if fixed_on:
         yield f"on in every trial: {', '.join(fixed_on)}"
+
+
+def _contract(definition: Definition, stage: str) -> Contract:
+    """What a stage promises on this machine, with the recipe's settings or those that nobody wrote."""
+    recipe = definition.recipe
+    config = recipe.stages.get(stage) or definition.catalog.get(STAGES, stage)()
+    return config.contract(setting_of(recipe, resolve_device(recipe.device)))
 
 
 def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:

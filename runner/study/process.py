@@ -1,75 +1,39 @@
-"""A training in its child process, as the worker sees it: within its limits, and ended for what it really was."""
+"""A training in its child process, as the worker sees it: ended for what it really was."""
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
-import os
 import shutil
-import signal
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
 
-import psutil
-
+from runner.child.limits import Limits
+from runner.child.outcome import Cause, ChildError
+from runner.child.spawn import Child
 from runner.recipe import Recipe
-from runner.study.config import LimitsConfig, StudyConfig
-from runner.study.training import ANEW, GO_ON, PRUNED, SPOOL, STOP, Order, main
+from runner.study.config import StudyConfig
+from runner.study.training import SPOOL
 from runner.system.errors import ExitCode
 from runner.system.hardware import available_memory
-from runner.system.secrets import redact
 from runner.tracking.spool import place_of
-from runner.train.assemble import OUT_OF_MEMORY
 from runner.train.checkpoint.reader import checkpoints
 from runner.train.loop import CHECKPOINTS
 
-GRACE_SECONDS = 30.0
+PRUNED = "pruned"
+"""The cause where a training was told not to go on, because it will not be among the best."""
+_GRACE_SECONDS = 30.0
 """For a checkpoint, after SIGTERM."""
-_LOOK_SECONDS = 0.2
-_COUNT_SECONDS = 2.0
-"""Between two looks for processes that the training has started, which costs more than to look at those known."""
-_LAST_LINES = 8
-
-
-class Cause(StrEnum):
-    """What became of a training."""
-
-    DONE = "done"
-    PRUNED = "pruned"
-    OUT_OF_MEMORY = "out of memory"
-    DIVERGED = "diverged"
-    INVALID = "invalid"
-    """The recipe cannot run here."""
-    FAILED = "failed"
-    """It ended with an error."""
-    CRASHED = "crashed"
-    """A signal ended it, or it left without a word."""
-    HUNG = "hung"
-    TIMEOUT = "timeout"
-    STOPPED = "stopped"
-    """By the worker; nothing is wrong with it."""
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same training might end well another time."""
-        return self in (Cause.CRASHED, Cause.HUNG)
 
 
 @dataclass(frozen=True)
 class Ended:
     """How a training ended."""
 
-    cause: Cause
+    cause: str
+    """A ``Cause``, or ``PRUNED``."""
     reason: str
     seconds: float = 0.0
     training_seconds: float | None = None
@@ -101,125 +65,51 @@ class Training:
         metric: str,
         prefix: str,
         plugin_files: Sequence[Path],
-        limits: LimitsConfig,
+        limits: Limits,
         go_on: Callable[[float, int], bool],
         stop: Callable[[], bool],
     ) -> None:
-        self._recipe, self._limits, self._go_on, self._stop = recipe, limits, go_on, stop
-        self._folder, self._metric, self._prefix, self._files = folder, metric, prefix, tuple(plugin_files)
-        self._memory = math.inf if limits.memory_gib is None else limits.memory_gib * 2**30
-        self._family: list[psutil.Process] = []
-        self._counted = -math.inf
-        self._cpu = 0.0
-        self._training_seconds: float | None = None
+        self._recipe, self._files, self._limits, self._go_on, self._stop = recipe, plugin_files, limits, go_on, stop
+        self._options = {"folder": str(folder), "metric": metric, "prefix": prefix}
         self.step = 0
 
     def run(self) -> Ended:
         """Trains to the end, whatever end that is; no process is left when this returns."""
-        started, out_of_memory = time.monotonic(), _kernel_kills()
-        with tempfile.TemporaryDirectory(prefix="runner-trial-") as below:
-            path, errors = Path(below) / "recipe.yaml", Path(below) / "stderr"
-            path.touch(mode=0o600)  # the child needs the secrets too
-            path.write_text(json.dumps(self._recipe.values(masked=False), ensure_ascii=False), encoding="utf-8")
-            here, there = _context().Pipe()
-            order = Order(path, self._folder, errors, self._metric, self._prefix, self._files)
-            child = _context().Process(target=main, args=(order, there))
-            child.start()
-            there.close()
-            try:
-                cause, reason = self._watch(child, here)
-            finally:
-                _end(child)
-                here.close()
-            if not reason:
-                cause, reason = _told(child.exitcode or 0, self._training_seconds is not None, _tail(errors))
-        if child.exitcode == -signal.SIGKILL and cause == Cause.CRASHED and _kernel_kills() > out_of_memory:
-            cause, reason = Cause.OUT_OF_MEMORY, "the kernel killed it for want of host memory"
-        if self._stop() and cause not in (Cause.DONE, Cause.PRUNED):  # who stops the worker may signal the child, too
+        begun = time.monotonic()
+        with Child(
+            "runner.study.training", self._recipe, plugin_files=self._files, options=self._options,
+            limits=self._limits, forked=True,
+        ) as child:  # fmt: skip
+            cause, reason, seconds, anew = self._watch(child)
+        # Who stops the worker may signal the child, too.
+        if self._stop() and cause not in (Cause.DONE, PRUNED):
             cause, reason = Cause.STOPPED, "the worker was told to end"
-        seconds, anew = time.monotonic() - started, child.exitcode == ANEW
-        return Ended(cause, reason, seconds, self._training_seconds, self._cpu, anew)
+        return Ended(cause, reason, time.monotonic() - begun, seconds, child.cpu_seconds, anew)
 
-    def _watch(self, child: ForkServerProcess, parent: Connection) -> tuple[Cause, str]:
-        """Waits for the end, or brings it about.
-
-        Returns:
-            The cause with a reason where this side has ended it; no reason otherwise.
-        """
-        process, limits = _process(child.pid), self._limits
-        started = heard = looked = time.monotonic()
-        while True:
-            ready = wait([parent, child.sentinel], _LOOK_SECONDS)
-            if parent in ready:
-                try:
-                    self._answer(json.loads(parent.recv_bytes()), parent)
-                    heard = time.monotonic()
-                except (EOFError, OSError):
-                    child.join(GRACE_SECONDS)
-                    return Cause.DONE, ""
-            elif ready:
-                return Cause.DONE, ""
-            now = time.monotonic()
-            if now - looked >= _LOOK_SECONDS:
-                looked = now
-                memory = self._look(process, now)
-                if memory > self._memory:
-                    used, allowed = memory / 2**30, self._memory / 2**30
-                    return Cause.OUT_OF_MEMORY, f"its processes took {used:.1f} GiB of host memory, of {allowed:.1f}"
-            if limits.seconds is not None and now - started > limits.seconds:
-                return Cause.TIMEOUT, f"it ran for more than {limits.seconds:g} s"
-            if now - heard > limits.silence:
-                return Cause.HUNG, f"no sign of progress for {limits.silence:g} s, after step {self.step:,}"
-            if self._stop():
-                child.terminate()
-                self._wait_for(child, parent)
-                return Cause.STOPPED, "the worker was told to end"
-
-    def _wait_for(self, child: ForkServerProcess, parent: Connection) -> None:
-        """Waits for a training that writes its checkpoint, and answers what it may ask before."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while child.is_alive() and time.monotonic() < deadline:
-            try:
-                if parent in wait([parent, child.sentinel], _LOOK_SECONDS):
-                    self._answer(json.loads(parent.recv_bytes()), parent)
-            except (EOFError, OSError):
-                child.join(max(0.0, deadline - time.monotonic()))
-
-    def _answer(self, told: dict[str, Any], parent: Connection) -> None:
-        self.step = told["step"]
-        self._training_seconds = told.get("done")
-        if "value" in told:
-            parent.send_bytes(GO_ON if self._go_on(told["value"], told["step"]) else STOP)
-
-    def _look(self, process: psutil.Process | None, now: float) -> int:
-        """Bytes of memory of the training's processes now."""
-        memory, cpu = 0, 0.0
-        if now - self._counted > _COUNT_SECONDS:
-            self._counted, self._family = now, _family(process)
-        for each in self._family:
-            try:
-                memory += each.memory_info().rss
-                times = each.cpu_times()
-                cpu += times.user + times.system + times.children_user + times.children_system
-            except psutil.Error:
-                continue
-        self._cpu = max(self._cpu, cpu)
-        return memory
+    def _watch(self, child: Child) -> tuple[str, str, float | None, bool]:
+        """Listens to the training until its end; cause, reason, seconds of training, and whether to begin anew."""
+        seconds, pruned = None, False
+        try:
+            while (told := child.receive(self._stop, hung="no sign of progress")) is not None:
+                self.step = told["step"]
+                seconds, pruned = told.get("done"), told.get("pruned", False)
+                if "value" in told:
+                    child.send(self._go_on(told["value"], told["step"]))
+        except ChildError as error:
+            where = f", after step {self.step:,}" if error.cause == Cause.HUNG else ""
+            return error.cause, f"{error}{where}", seconds, error.exit_code == ExitCode.NO_CHECKPOINT
+        except OSError:  # it has ended instead of listening
+            return Cause.CRASHED, "it ended in the middle of a question", None, False
+        if seconds is None and not pruned:
+            return Cause.CRASHED, "it ended with exit code 0 and without a word", None, False
+        return PRUNED if pruned else Cause.DONE, "", seconds, False
 
 
-@cache
-def _context() -> ForkServerContext:
-    """A process that has imported what takes seconds to import, and done nothing else, is copied for every training."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "runner.study.training"])
-    return context
-
-
-def limits_of(config: StudyConfig) -> LimitsConfig:
+def limits_of(config: StudyConfig) -> Limits:
     """The limits of one training; all that go on at a time may take half of the memory that was free at first."""
-    if config.limits.memory_gib is not None:
-        return config.limits
-    return config.limits.model_copy(update={"memory_gib": _free_at_first() / 2**31 / config.budget.parallel})
+    limits = config.limits
+    memory = _free_at_first() / 2 / config.budget.parallel if limits.memory_gib is None else limits.memory_gib * 2**30
+    return Limits(limits.seconds or math.inf, limits.silence, memory, _GRACE_SECONDS)
 
 
 @cache
@@ -239,59 +129,3 @@ def forget(folder: Path) -> None:
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     for path in (folder / SPOOL, place_of(folder / SPOOL)):
         path.unlink(missing_ok=True)
-
-
-def _kernel_kills() -> int:
-    """How often this kernel has killed a process for want of memory."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-def _process(pid: int | None) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.Error:  # it has ended already
-        return None
-
-
-def _family(process: psutil.Process | None) -> list[psutil.Process]:
-    try:
-        return [process, *process.children(recursive=True)] if process is not None else []
-    except psutil.Error:
-        return []
-
-
-def _end(child: ForkServerProcess) -> None:
-    """Kills what is left of a training, with all processes that it started."""
-    assert child.pid is not None
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    if child.is_alive():  # it had no time to make a group of its own
-        child.kill()
-    child.join()
-
-
-def _tail(errors: Path) -> str:
-    said = errors.read_text(encoding="utf-8", errors="replace") if errors.exists() else ""
-    return "\n".join(redact(said.strip()).splitlines()[-_LAST_LINES:])
-
-
-def _told(code: int, done: bool, said: str) -> tuple[Cause, str]:
-    """What an exit code means."""
-    if code == 0 and done:
-        return Cause.DONE, ""
-    if code < 0:
-        name = signal.Signals(-code).name
-        return Cause.CRASHED, f"its process was ended by {name}" + (f": {said}" if said else "")
-    known = {
-        PRUNED: Cause.PRUNED,
-        ANEW: Cause.FAILED,
-        OUT_OF_MEMORY: Cause.OUT_OF_MEMORY,
-        ExitCode.DIVERGED: Cause.DIVERGED,
-        ExitCode.USAGE: Cause.INVALID,
-        ExitCode.FAILED: Cause.FAILED,
-    }
-    return known.get(code, Cause.CRASHED), said or f"it ended with exit code {code} and without a word"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.study.space import figure
 from runner.system.secrets import redact
 
 if TYPE_CHECKING:
@@ -170,11 +171,6 @@ def _title(metric: str) -> str:
 
 def _short(path: str) -> str:
     return path.removeprefix("optimization.")
-
-
-def figure(value: Any) -> str:
-    """A number with four digits, anything else as it is."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _time(seconds: float) -> str:

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from optuna.study import Study
 
+from runner.child.limits import Limits
+from runner.child.outcome import ChildError
+from runner.child.protocol import Parent
+from runner.child.spawn import Child
+from runner.plugin.registry import Registry
 from runner.recipe.layers import shipped
 from runner.recipe.render import render
 from runner.recipe.scalars import dump_inline
-from runner.study.definition import Definition
+from runner.recipe.yaml_nodes import read
+from runner.study.attempts import RECIPE
+from runner.study.definition import Definition, load_study
 from runner.study.leases import Leases
 from runner.study.plots import draw
 from runner.study.report import html
 from runner.study.store import DEFINITION, StudyStore, database, storage_errors
 from runner.study.summary import Summary, summarise
-from runner.study.trial import RECIPE, Say
+from runner.study.trial import Say
 from runner.study.worker import REPORT as REPORTING
 from runner.study.worker import Worker
-from runner.system.errors import ExitCode, RunnerError, UsageError
+from runner.system.errors import RunnerError, UsageError
 from runner.system.files import write_durably
 from runner.system.hardware import usable_cores
-from runner.tracking import Workspace
-from runner.train.signals import Stop
+from runner.tracking import Workspace, workspace
+from runner.train.signals import Stop, stop_on_signals
 
 REPORT = "report.html"
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
@@ -59,11 +66,13 @@ def work(definition: Definition, workspace: Workspace, files: Sequence[Path], st
             worker.close()
 
 
-def work_together(command: Sequence[str], parallel: int, stop: Stop, say: Say) -> str:
+def work_together(study: str, sets: Sequence[str], files: Sequence[Path], parallel: int, stop: Stop, say: Say) -> str:
     """Starts as many workers on this machine as the budget says, and waits for them.
 
     Args:
-        command: starts one worker.
+        study: its file.
+        sets: assignments for its recipe from the command line.
+        files: local plugin files that the recipe needs.
         parallel: how many.
         stop: becomes true when they have to end.
         say: shows progress.
@@ -71,35 +80,40 @@ def work_together(command: Sequence[str], parallel: int, stop: Stop, say: Say) -
     Raises:
         RunnerError: a worker failed.
     """
-    threads = str(max(1, usable_cores() // parallel))
-    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **os.environ}
-    say(f"{parallel} workers with {environment['OMP_NUM_THREADS']} threads each")
-    # They end when their stdin does, which it does however this process ends.
-    workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
-        for _ in range(parallel)
-    ]
-    while not stop and any(worker.poll() is None for worker in workers):
-        time.sleep(0.2)
-    for worker in workers:
-        worker.terminate()
-    codes = [_code(worker) for worker in workers]
+    own = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(own) if own.isdecimal() else max(1, usable_cores() // parallel)
+    say(f"{parallel} workers with {threads} threads each")
+    options = {"study": str(study), "sets": list(sets)}
+
+    def one(_number: int) -> ChildError | None:
+        try:
+            with Child(
+                "runner.study.search", plugin_files=files, options=options, limits=Limits(grace=END_SECONDS),
+                threads=threads, talks=True,
+            ) as worker:  # fmt: skip
+                while (told := worker.receive(lambda: bool(stop))) is not None:
+                    say(told["say"])
+        except ChildError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(parallel) as pool:
+        failed = [error for error in pool.map(one, range(parallel)) if error is not None]
     if stop:
         return "it was told to end"
-    failed = [code for code in codes if code not in (ExitCode.DONE, ExitCode.FAILED)]
     if failed:
         error = RunnerError(f"{len(failed)} of {parallel} workers failed; what they said is above")
-        error.exit_code = ExitCode(failed[0]) if failed[0] in set(ExitCode) else ExitCode.FAILED
+        error.exit_code = failed[0].exit_code
         raise error
     return ""
 
 
-def _code(worker: subprocess.Popen[bytes]) -> int:
-    try:
-        return worker.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        return worker.wait()
+def main(parent: Parent) -> None:
+    """One of several workers of this machine."""
+    registry = Registry(parent.plugin_files)
+    definition = load_study(parent.options["study"], parent.options["sets"], registry)
+    with stop_on_signals() as stop:
+        work(definition, workspace(), registry.files, stop, lambda text: parent.tell(say=text))
 
 
 def fresh(definition: Definition, workspace: Workspace) -> None:
@@ -198,8 +212,6 @@ def _conclude(worker: Worker, stop: Stop) -> None:
 
 def _name(reference: str) -> str:
     """The name of a study, or the one in a file."""
-    from runner.recipe.yaml_nodes import read
-
     path = Path(reference)
     if path.is_file() and reference not in shipped():
         node = read(path, []).get("name")

@@ -109,6 +109,11 @@ def label(value: Any) -> Value:
     return value if isinstance(value, Value) else dump_inline(value)
 
 
+def figure(value: Any) -> str:
+    """A number with four digits, anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def assignments(values: Mapping[str, Any]) -> list[str]:
     """Settings as ``--set`` takes them."""
     return [f"{path}={dump_inline(value)}" for path, value in values.items()]

@@ -15,13 +15,22 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from runner.study.attempts import ATTEMPTS
+from runner.study.attempts import (
+    ATTEMPTS,
+    CAUSE,
+    DISTURBED,
+    NEIGHBOURS,
+    OVERHEAD,
+    REASON,
+    VALUES,
+    VERDICT,
+    Used,
+    used,
+)
 from runner.study.config import StudyConfig
 from runner.study.leases import Lease
 from runner.study.space import STAGES, is_on
 from runner.study.store import DEFINITION
-from runner.study.trial import CAUSE, DISTURBED, NEIGHBOURS, OVERHEAD, REASON, VALUES, VERDICT
-from runner.study.worker import Used, used
 
 FEWEST = 5
 """Trials with a stage, and without, that its worth needs."""

@@ -13,36 +13,45 @@ from typing import Any
 
 from optuna.trial import Trial, TrialState
 
+from runner.child.outcome import Cause
 from runner.compare.verdict import Outcome
 from runner.recipe import Recipe, RecipeError
-from runner.study.attempts import GATE, KILLED, Attempts, Neighbours
+from runner.study.attempts import (
+    CAUSE,
+    DISTURBED,
+    GATE,
+    KILLED,
+    NEIGHBOURS,
+    OVERHEAD,
+    REASON,
+    RECIPE,
+    VALUES,
+    VERDICT,
+    Attempts,
+    Neighbours,
+)
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
 from runner.study.gate import judge
-from runner.study.process import Cause, Ended, Training, begin, forget, limits_of
+from runner.study.process import PRUNED, Ended, Training, begin, forget, limits_of
 from runner.study.publish import Publisher, Told
-from runner.study.report import figure
-from runner.study.space import label
+from runner.study.space import figure, label
 from runner.study.store import verdict_key
 from runner.study.training import SPOOL
-from runner.study.values import bounds, history, objectives
+from runner.study.values import bounds, logged_by, objectives
 from runner.system.errors import RunnerError, UsageError
 from runner.system.faults import reach
 from runner.system.secrets import redact, redact_values
 from runner.tracking.values import folder_name
 from runner.train.loop import CHECKPOINTS
 
-RECIPE, VALUES, CAUSE, REASON, OVERHEAD, NEIGHBOURS, VERDICT = (
-    f"runner.{name}" for name in ("recipe", "values", "cause", "reason", "overhead_s", "neighbours", "verdict")
-)
-"""Attributes of a trial."""
 FEASIBLE = "trained"
 """The constraint that tells Optuna of a configuration that cannot be trained to a result."""
-DISTURBED = 0.1
-"""The share of the processor that others may take before a measurement of speed counts as disturbed."""
 NOT_REACHED = "not reached"
 _INFEASIBLE = {Cause.OUT_OF_MEMORY, Cause.DIVERGED, Cause.TIMEOUT, Cause.INVALID, GATE, NOT_REACHED}
 """They belong to the configuration: it would end like that again."""
+_TRANSIENT = (Cause.CRASHED, Cause.HUNG)
+"""The same training might end well another time."""
 _MOST_KILLED = 8
 """Attempts beyond the retries that may end with their worker before the training is taken to be why."""
 Say = Callable[[str], None]
@@ -162,7 +171,7 @@ class TrialRun:
             ended = self._train_one(self._definition.recipe_of(settled, seed), folder, prefix)
             if ended.cause != Cause.DONE:
                 return _Result(cause=ended.cause, reason=ended.reason)
-            logged = history(folder / SPOOL, prefix)
+            logged = logged_by(folder / SPOOL, prefix)
             values = objectives(self._config, logged, self._attempts.intervals(seed))
             missing = [name for name, value in values.items() if value is None]
             if missing:
@@ -176,7 +185,7 @@ class TrialRun:
             if self._config.pruner_kind == "wilcoxon":
                 goes_on = self._goes_on(next(iter(found[-1].values())), number)
                 if not goes_on and number < len(seeds):  # the last one is trained already
-                    return _Result(cause=Cause.PRUNED, reason=f"after {number} of {len(seeds)} seeds")
+                    return _Result(cause=PRUNED, reason=f"after {number} of {len(seeds)} seeds")
         return _Result(_means(found), _means(excess))
 
     def _train_one(self, recipe: Recipe, folder: Path, prefix: str) -> Ended:
@@ -208,8 +217,8 @@ class TrialRun:
                 forget(folder)
                 continue
             self._measure(ended, neighbours)
-            failures = self._attempts.of(recipe.seed, Cause.CRASHED, Cause.HUNG)
-            if not ended.cause.transient or len(failures) > self._config.retries:
+            failures = self._attempts.of(recipe.seed, *_TRANSIENT)
+            if ended.cause not in _TRANSIENT or len(failures) > self._config.retries:
                 return ended
             self._say(f"trial {self._trial.number}: {ended.cause}, {ended.reason}; it is tried again")
 
@@ -254,7 +263,7 @@ class TrialRun:
             if constraint not in trial.study.get_trials(deepcopy=False)[name].constraints:
                 trial.set_constraint(constraint, value)
         state = TrialState.COMPLETE if done else TrialState.FAIL
-        if infeasible or result.cause == Cause.PRUNED:
+        if infeasible or result.cause == PRUNED:
             state = TrialState.PRUNED
         tags = {"state": state.name, "cause": result.cause, "reason": reason, **result.excess}
         values = [result.values[objective] for objective in self._config.objectives] if done else None

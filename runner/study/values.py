@@ -27,10 +27,10 @@ class Point(NamedTuple):
     value: float
 
 
-History = Mapping[str, Sequence[Point]]
+Logged = Mapping[str, Sequence[Point]]
 
 
-def history(spool: Path, prefix: str) -> History:
+def logged_by(spool: Path, prefix: str) -> Logged:
     """All that a training logged, by metric, in order."""
     found: dict[str, list[Point]] = defaultdict(list)
     for line, _ in lines(spool):
@@ -39,7 +39,7 @@ def history(spool: Path, prefix: str) -> History:
     return found
 
 
-def objectives(config: StudyConfig, logged: History, active: Sequence[Interval]) -> dict[str, float | None]:
+def objectives(config: StudyConfig, logged: Logged, active: Sequence[Interval]) -> dict[str, float | None]:
     """The value of every objective; None if what it is to reach was not reached.
 
     Args:
@@ -53,7 +53,7 @@ def objectives(config: StudyConfig, logged: History, active: Sequence[Interval])
     return {name: _value(name, each, logged, active) for name, each in config.objectives.items()}
 
 
-def bounds(config: StudyConfig, logged: History) -> dict[str, float]:
+def bounds(config: StudyConfig, logged: Logged) -> dict[str, float]:
     """How far the last value of every bounded metric is beyond its bound; 0 or less is within.
 
     Raises:
@@ -79,7 +79,7 @@ def union(intervals: Sequence[Interval]) -> float:
     return total
 
 
-def _value(name: str, objective: ObjectiveConfig, logged: History, active: Sequence[Interval]) -> float | None:
+def _value(name: str, objective: ObjectiveConfig, logged: Logged, active: Sequence[Interval]) -> float | None:
     points = _points(name, logged)
     sign = 1 if objective.direction == "maximize" else -1
     if objective.reach is not None:
@@ -95,7 +95,7 @@ def _value(name: str, objective: ObjectiveConfig, logged: History, active: Seque
     return statistics.fmean(values) if objective.value == "mean" else statistics.median(values)
 
 
-def _points(name: str, logged: History) -> Sequence[Point]:
+def _points(name: str, logged: Logged) -> Sequence[Point]:
     if not logged.get(name):
         raise UsageError(f"no metric '{name}' was logged{suggestion(name, logged)}")
     return logged[name]

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
@@ -16,14 +15,12 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from runner.study.attempts import ATTEMPTS, Attempts
-from runner.study.config import BudgetConfig
+from runner.study.attempts import Attempts, used
 from runner.study.definition import Definition
 from runner.study.leases import BEAT_SECONDS, DEAD_SECONDS, Lease, Leases
 from runner.study.publish import Publisher
 from runner.study.store import StudyStore
 from runner.study.trial import LostError, Say, StoppedError, TrialRun
-from runner.study.values import Interval, union
 from runner.system.faults import reach
 from runner.tracking import Workspace
 from runner.tracking.periodic import Periodic
@@ -35,40 +32,6 @@ BEGINNING, REPORT = -2, -3
 _SHARED = Path("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())  # noqa: S108 (a lock, not data)
 _WAIT_SECONDS = 1.0
 """Between two looks whether a trial of another worker has become free."""
-
-
-@dataclass(frozen=True)
-class Used:
-    """What of a budget is spent."""
-
-    trials: int
-    seconds: float
-    device_seconds: float
-
-    def exhausted(self, budget: BudgetConfig) -> str:
-        """Which part of the budget keeps further trials from being begun; empty if none does."""
-        if budget.seconds is not None and self.seconds >= budget.seconds:
-            return f"{budget.seconds:g} s of trials"
-        if budget.device_seconds is not None and self.device_seconds >= budget.device_seconds:
-            return f"{budget.device_seconds:g} s on devices"
-        return ""
-
-
-def used(trials: Sequence[FrozenTrial], leases: Sequence[Lease] = ()) -> Used:
-    """What the study has used in all its sessions and workers.
-
-    Args:
-        trials: of the study.
-        leases: say how long an attempt that has not ended was alive.
-    """
-    seen = {lease.trial: lease.seen for lease in leases}
-    intervals: list[Interval] = []
-    for trial in trials:
-        for each in trial.user_attrs.get(ATTEMPTS, ()):
-            end = each.get("end") or max(each["begin"], seen.get(trial.number, each["begin"]))
-            intervals.append((each["begin"], end))
-    finished = sum(trial.state.is_finished() for trial in trials)
-    return Used(finished, union(intervals), sum(end - begin for begin, end in intervals))
 
 
 class Worker:

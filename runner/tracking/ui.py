@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.system.errors import ExitCode, RunnerError
+from runner.system.python import PYTHON, safe_environment
 from runner.tracking.connection import connect, is_http, quiet_environment, shown
 from runner.tracking.links import experiments_page
 from runner.tracking.workspace import Workspace
@@ -76,10 +77,10 @@ def _running_server(workspace: Workspace, address: str, log: Path) -> Iterator[s
 
 
 def _start(workspace: Workspace, address: str, log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1"]
+    command = [*PYTHON, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1"]
     command += ["--default-artifact-root", workspace.artifacts.as_uri(), "--no-serve-artifacts"]
     command += ["--host", HOST, "--port", address.rpartition(":")[2]]
-    variables = {**quiet_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
+    variables = {**quiet_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **safe_environment()}
     variables["MLFLOW_BACKEND_STORE_URI"] = workspace.tracking_uri  # may hold a password, which a command line shows
     # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server and its children together.
     with log.open("wb") as output:

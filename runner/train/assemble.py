@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.api import Batch, Context, Probe, Progress, Setting, Slots, State, UsageError, map_tensors
+from runner.child.outcome import Cause, ChildError
+from runner.child.spawn import Child
 from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError
 from runner.system.errors import CheckpointError
 from runner.system.secrets import redact
@@ -50,38 +48,21 @@ class Plan:
         largest = self.recipe.data.largest_batch()
         if largest is not None and batch_size > largest:
             return None
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "probe.yaml"
-            path.touch(mode=0o600)
-            path.write_text(
-                json.dumps(self.recipe.values(masked=False), ensure_ascii=False)
-            )  # the trial needs the secrets too
-            command = [
-                sys.executable,
-                "-m",
-                "runner.train.probe",
-                str(path),
-                str(batch_size),
-                *map(str, self.plugin_files),
-            ]
-            child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PROBE_SECONDS)
-        if child.returncode == OUT_OF_MEMORY or child.returncode < 0:
-            return None  # refused by torch, or killed by the kernel
-        if child.returncode != 0:
-            raise UsageError(f"batch_autotune: a trial with batch size {batch_size} failed:\n{child.stderr.strip()}")
-        return Probe(**json.loads(child.stdout))
+        stages = [kind for kind, stage in self.recipe.stages.items() if not stage.prepares]
+        try:
+            with Child(
+                "runner.train.probe", self.recipe, stages=stages, plugin_files=self.plugin_files,
+                options={"batch_size": batch_size},
+            ) as child:  # fmt: skip
+                return Probe(**child.answer())
+        except ChildError as error:
+            if error.cause in (Cause.OUT_OF_MEMORY, Cause.CRASHED):  # refused by torch, or killed by the kernel
+                return None
+            raise UsageError(f"a trial with batch size {batch_size} failed: {error}") from error
 
     def note(self, text: str) -> None:
         """Adds a note to the stage that is being prepared."""
         self.reports[self.preparing].notes.append(redact(text))
-
-
-OUT_OF_MEMORY = 77
-"""Exit code of the probe when an allocation failed."""
-
-
-PROBE_SECONDS = 900
-"""Longer than any compilation takes; a probe that hangs must not hang the run."""
 
 
 class Pipeline:

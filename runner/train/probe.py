@@ -1,22 +1,18 @@
-"""A child process that trains a few real steps with one batch size and prints how fast they were.
+"""A child process that trains a few real steps with one batch size and says how fast they were.
 
-Run as ``python -m runner.train.probe RECIPE BATCH_SIZE [PLUGIN ...]``; a process of its own, because memory that was
-once too little stays fragmented, and a crash must not take the training with it.
+A process of its own, because memory that was once too little stays fragmented, and a crash must not take the training
+with it.
 """
 
 import dataclasses
-import json
 import resource
-import sys
 import time
-from pathlib import Path
 
 import torch
 
-from runner.api import Probe, RunnerError, available_memory
-from runner.plugin.registry import Registry
-from runner.recipe import load
-from runner.train.assemble import OUT_OF_MEMORY, Pipeline, assemble
+from runner.api import Probe, available_memory
+from runner.child.protocol import Parent
+from runner.train.assemble import Pipeline, assemble
 from runner.train.step import Step
 
 WARM_UP = 3
@@ -56,21 +52,8 @@ def measure(pipeline: Pipeline) -> Probe:
     return Probe(steps * pipeline.batch_size / seconds, peak, limit)
 
 
-def main() -> int:
-    """Prints a ``Probe`` as JSON."""
-    path, batch_size, *plugins = sys.argv[1:]
-    files = [Path(plugin) for plugin in plugins]
-    try:
-        recipe = load(path, ["optimization.batch_autotune=off"], Registry(files))
-        probe = measure(assemble(recipe, files, batch_size=int(batch_size)))
-    except (torch.OutOfMemoryError, MemoryError):
-        return OUT_OF_MEMORY
-    except RunnerError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    sys.stdout.write(json.dumps(dataclasses.asdict(probe)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(parent: Parent) -> None:
+    """Tells a ``Probe``."""
+    recipe, registry = parent.load()
+    probe = measure(assemble(recipe, registry.files, batch_size=parent.options["batch_size"]))
+    parent.tell(**dataclasses.asdict(probe))

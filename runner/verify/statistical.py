@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-import tempfile
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from runner.api import Objective
+from runner.child.outcome import Cause, ChildError
+from runner.child.spawn import Child
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.verdict import Outcome, Verdict
-from runner.system.errors import DivergedError, ExitCode, RunnerError, UsageError
+from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
-from runner.system.secrets import redact
 
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 
@@ -49,46 +48,35 @@ class Trainings:
         wanted = [json.dumps(recipe, sort_keys=True, ensure_ascii=False) for recipe in seeded]
         new = [text for text in dict.fromkeys(wanted) if text not in self._done]
         changed = set(wanted[-len(seeds) :])
-        children: list[subprocess.Popen[str]] = []
+        given_up = Event()
         with ThreadPoolExecutor(max(1, usable_cores())) as pool:
-            futures = {text: pool.submit(self._train, text, children) for text in new}
+            futures = {text: pool.submit(self._train, text, text in changed, given_up) for text in new}
             try:
                 for number, text in enumerate(sorted(new, key=changed.__contains__), start=1):
-                    self._done[text] = _result(futures[text].result(), may_diverge=text in changed)
+                    self._done[text] = futures[text].result()
                     self.say(f"trained {number} of {len(new)}")
             finally:  # an error or Ctrl-C: nobody waits for the others
+                given_up.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-                for child in children:
-                    child.kill()
         return [self._done[text] for text in wanted]
 
-    def _train(self, text: str, children: list[subprocess.Popen[str]]) -> tuple[int, str, str]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "recipe.yaml"
-            path.touch(mode=0o600)
-            path.write_text(text, encoding="utf-8")
-            command = [sys.executable, "-m", "runner.verify.training", str(path), *map(str, self.plugin_files)]
-            threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # several compute side by side
-            with subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | threads,
-                start_new_session=True,
+    def _train(self, text: str, may_diverge: bool, given_up: Event) -> dict[str, Any]:
+        try:  # several compute side by side, with one thread each
+            with Child(
+                "runner.verify.training", json.loads(text), plugin_files=self.plugin_files, threads=1
             ) as child:  # fmt: skip
-                children.append(child)
-                out, err = child.communicate()
-        return child.returncode, out, err
+                return child.answer(math.inf, given_up.is_set)
+        except ChildError as error:
+            raise _why(error, may_diverge) from error
 
 
-def _result(ended: tuple[int, str, str], may_diverge: bool) -> dict[str, Any]:
-    code, out, err = ended
-    said = redact(err.strip())
-    if code == ExitCode.DIVERGED and may_diverge:
-        raise DivergedError(said)
-    if code == ExitCode.USAGE:
-        raise UsageError(said)
-    if code != 0:
-        raise RunnerError(f"a training for the comparison failed:\n{said}")
-    result: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return result
+def _why(error: ChildError, may_diverge: bool) -> RunnerError:
+    """What it means for the comparison that a training has failed."""
+    if error.cause == Cause.DIVERGED and may_diverge:
+        return DivergedError(str(error))
+    if error.cause == Cause.INVALID:
+        return UsageError(str(error))
+    return RunnerError(f"a training for the comparison failed:\n{error}")
 
 
 def statistical(

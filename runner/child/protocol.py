@@ -1,0 +1,116 @@
+"""A child process as it sees itself: what it is to do, and JSON messages to and from its parent.
+
+Messages travel on a socket that is nobody else's, so that whatever a library prints is no answer; recipes with their
+secrets travel there too, and are never in a file. When the parent is gone, however it ended, so is the socket, and the
+child ends with all processes that it has started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from runner.child.outcome import exit_code_of
+from runner.plugin.registry import Registry
+from runner.recipe import Recipe
+from runner.recipe.loader import from_values
+
+_END_SECONDS = 5.0
+"""For a child that waits for a command, to end by itself when there will be none."""
+
+
+class Parent:
+    """Who has started this process.
+
+    Attributes:
+        options: what it wants, beside the recipe.
+        folder: ends with this process.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._order: dict[str, Any] = json.loads(connection.recv_bytes())
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._waiting = False
+        self.options: Mapping[str, Any] = self._order["options"]
+        self.folder = Path(self._order["folder"])
+        self.plugin_files = [Path(path) for path in self._order["plugin_files"]]
+        threading.Thread(target=self._listen, name="runner-parent", daemon=True).start()
+
+    def load(self) -> tuple[Recipe, Registry]:
+        """The recipe, and where its plugins come from."""
+        registry = Registry(self.plugin_files)
+        return from_values(**self._order["recipe"], catalog=registry), registry
+
+    def tell(self, **what: Any) -> None:
+        """Says something."""
+        try:
+            self._connection.send_bytes(json.dumps(what).encode())
+        except OSError:
+            _end()
+
+    def commands(self) -> Iterator[str]:
+        """What the parent asks for, until it asks for nothing more."""
+        while (message := self._next()) is not None:
+            yield message
+
+    def ask(self, **what: Any) -> Any:
+        """Says something and waits for the reply."""
+        self.tell(**what)
+        reply = self._next()
+        return _end() if reply is None else reply
+
+    def _next(self) -> Any:
+        self._waiting = True
+        message = self._messages.get()
+        self._waiting = False
+        return message
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._messages.put(json.loads(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            self._messages.put(None)
+            if self._waiting:
+                time.sleep(_END_SECONDS)
+            _end()
+
+
+def attend(module: str, connection: Connection) -> None:
+    """Does what the parent wants with ``main(parent)`` of a module, and leaves with an exit code that says how it went.
+
+    This process leads a group of its own.
+    """
+    try:
+        importlib.import_module(module).main(Parent(connection))
+    except BaseException as error:
+        code = exit_code_of(error)
+        if code is None:
+            raise
+        sys.stderr.write(f"{error}\n")
+        sys.exit(code)
+
+
+def attend_forked(module: str, connection: Connection, errors: str) -> None:
+    """As ``attend``, in a copy of a process that has imported much and done nothing."""
+    os.setsid()
+    descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    attend(module, connection)
+
+
+def _end() -> None:
+    """Ends this process at once, with all that it has started."""
+    os.killpg(0, signal.SIGKILL)
