@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import TINY_UAV
 
-from runner.child.process import Child, ChildError
 from runner.compare.verdict import Outcome, Verdict
 from runner.measure.ablate import ablate
 from runner.measure.experiment import load_experiment
@@ -188,25 +187,6 @@ def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
     ablation._judge(given.cases[0], variant_set(given.cases[0]))
     assert asked == [("merged_critic_loss",)]
     assert notes.entries[-1]["verdict"]["outcome"] == "FAIL"
-
-
-def test_a_child_answers_or_says_why_not(tmp_path, monkeypatch):
-    (tmp_path / "talker.py").write_text(
-        "import sys, time\n"
-        "for line in sys.stdin:\n"
-        "    if line.strip() == 'sleep': time.sleep(60)\n"
-        "    if line.strip() == 'die': sys.exit('it is broken')\n"
-        "    print('{\"said\": \"' + line.strip() + '\"}', flush=True)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Child("talker") as child:
-        assert child.ask("hello") == {"said": "hello"}
-        with pytest.raises(ChildError, match="it is broken"):
-            child.ask("die")
-        with pytest.raises(ChildError, match="it is broken"):
-            child.ask("hello")
-    with Child("talker") as child, pytest.raises(ChildError, match="no answer to 'sleep' for 0 s"):
-        child.ask("sleep", timeout=0.2)
 
 
 def test_memory_of_a_child_is_its_own(tmp_path):

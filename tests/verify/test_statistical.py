@@ -5,9 +5,10 @@ import types
 
 import pytest
 
+from runner.child.outcome import Cause, ChildError
 from runner.compare.verdict import Outcome
-from runner.system.errors import DivergedError, ExitCode, RunnerError, UsageError
-from runner.verify.statistical import NOT_BEGUN, _result, statistical
+from runner.system.errors import DivergedError, RunnerError, UsageError
+from runner.verify.statistical import NOT_BEGUN, _why, statistical
 
 REFERENCE, CHANGED = {"seed": 42, "name": "reference"}, {"seed": 42, "name": "changed"}
 
@@ -76,15 +77,15 @@ def test_a_change_with_which_training_diverges_fails():
 
 
 @pytest.mark.parametrize(
-    ("code", "may_diverge", "error"),
+    ("cause", "may_diverge", "expected"),
     [
-        (ExitCode.DIVERGED, True, DivergedError),
-        (ExitCode.DIVERGED, False, RunnerError),
-        (ExitCode.USAGE, False, UsageError),
-        (-9, False, RunnerError),
+        (Cause.DIVERGED, True, DivergedError),
+        (Cause.DIVERGED, False, RunnerError),
+        (Cause.INVALID, False, UsageError),
+        (Cause.CRASHED, False, RunnerError),
     ],
 )
-def test_a_training_that_fails_says_why(code, may_diverge, error):
-    with pytest.raises(error, match="in its own words"):
-        _result((code, "", "in its own words\n"), may_diverge)
-    assert _result((0, 'talk\n{"before": {}, "after": {}}\n', ""), may_diverge) == {"before": {}, "after": {}}
+def test_a_training_that_fails_says_why(cause, may_diverge, expected):
+    error = _why(ChildError(cause, "in its own words"), may_diverge)
+    assert type(error) is expected
+    assert "in its own words" in str(error)
