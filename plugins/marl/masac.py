@@ -95,7 +95,10 @@ class Masac(Learner):
         self.roles["actor"].zero_grad()
         for agents in self._each():
             y = self.slots.target(batch, noise, agents)
-            outputs.append((*self._critic_step(batch, y, agents), *self._actor_gradients(batch, noise, agents)))
+            self.roles["critic"].zero_grad(agents)
+            critic = self.slots.critic_gradients(batch, y, agents)
+            self.roles["critic"].step(self.slots, agents)
+            outputs.append((*critic, *self._actor_gradients(batch, noise, agents)))
             self.roles["actor"].step(self.slots, agents)
             self._temperature_step(outputs[-1][3], agents)
             self._target_step(agents)
@@ -107,7 +110,11 @@ class Masac(Learner):
 
     def critic_step(self, batch: Batch, y: Tensor) -> CriticStep:
         """One loss, one backward, one clip and one optimizer step for every agent."""
-        steps = [self._critic_step(batch, y[agents], agents) for agents in self._each()]
+        steps = []
+        for agents in self._each():
+            self.roles["critic"].zero_grad(agents)
+            steps.append(self.slots.critic_gradients(batch, y[agents], agents))
+            self.roles["critic"].step(self.slots, agents)
         return CriticStep(*map(torch.cat, zip(*steps, strict=True)))
 
     def actor_step(self, batch: Batch, noise: Batch) -> ActorStep:
@@ -339,12 +346,6 @@ class Masac(Learner):
             hidden = network.trunk(inputs)
         output: Tensor = network.head(hidden.to(network.head.weight.dtype))
         return output
-
-    def _critic_step(self, batch: Batch, y: Tensor, agents: slice) -> CriticStep:
-        self.roles["critic"].zero_grad(agents)
-        result: CriticStep = self.slots.critic_gradients(batch, y, agents)
-        self.roles["critic"].step(self.slots, agents)
-        return result
 
     def _actor_gradients(self, batch: Batch, noise: Batch, agents: slice) -> ActorStep:
         with self.roles["critic"].frozen(), self.roles["temperature"].frozen():

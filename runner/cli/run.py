@@ -1,6 +1,5 @@
 """The verbs that train: ``run`` and ``resume``."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,10 +8,10 @@ from runner.cli.common import JsonOption, PluginOption, RecipeArgument, SetOptio
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
+    from runner.cli.progress import ProgressDisplay
     from runner.plugin.registry import Registry
     from runner.recipe import Recipe
     from runner.tracking import RunFolder, Workspace
-    from runner.train.loop import Display
     from runner.train.run import RunResult
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
@@ -66,9 +65,12 @@ def run(
         for change in drift(loaded.path, loaded, registry):
             say(f"drift: {change}")
 
+    from runner.tracking import workspace
     from runner.train.run import run as train
 
-    _train(loaded, quiet, as_json, lambda here, display: train(loaded, registry, here, display))
+    with _display(loaded, quiet) as display:
+        result = train(loaded, registry, workspace(), display)
+    _finish(result, loaded, as_json)
 
 
 def resume(
@@ -120,24 +122,31 @@ def _resume(
             "accept them with --allow-drift"
         )
 
+    from runner.tracking import workspace
     from runner.train.run import resume as train_on
 
     say(f"resuming {folder.name}")
-    _train(recipe, quiet, as_json, lambda here, display: train_on(recipe, registry, here, folder, display, drifted))
+    with _display(recipe, quiet) as display:
+        result = train_on(recipe, registry, workspace(), folder, display, drifted)
+    _finish(result, recipe, as_json)
 
 
-def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[Workspace, Display], RunResult]") -> None:
-    """Shows how a training goes and what came of it, and exits."""
+def _display(recipe: "Recipe", quiet: bool) -> "ProgressDisplay":
+    """Shows how a training goes."""
+    from rich.console import Console
+
+    from runner.cli.progress import ProgressDisplay
+
+    unit, length = recipe.length
+    return ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline)
+
+
+def _finish(result: "RunResult", recipe: "Recipe", as_json: bool) -> None:
+    """Shows what came of a training, and exits."""
     from rich.console import Console
 
     from runner.cli.closing import show
-    from runner.cli.progress import ProgressDisplay
-    from runner.tracking import workspace
 
-    unit, goal = recipe.length
-    talk = Console(stderr=True, quiet=quiet)
-    with ProgressDisplay(talk, recipe.name, goal, unit, recipe.headline) as display:
-        result = train(workspace(), display)
     if as_json:
         print_json(result.data())
     else:

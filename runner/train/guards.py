@@ -20,8 +20,8 @@ FIRST_UPDATES = 20
 class FiniteGuard:
     """Finds the first number of an update that is not finite.
 
-    It keeps a reference to what every slot of the learner's story, and ``update`` itself, returned last; nothing is
-    looked at until a loss says that something is wrong.
+    It keeps a reference to what every slot of the learner's story returned last; nothing is looked at until a loss says
+    that something is wrong.
     """
 
     def __init__(self, slots: Slots, learner: Learner, folder: Path) -> None:
@@ -35,27 +35,26 @@ class FiniteGuard:
         self.learner = learner
         self.folder = folder
         self.outputs: dict[str, Any] = {}
-        for name in dict.fromkeys((*learner.story, "update")):
+        for name in dict.fromkeys(learner.story):
             slots.wrap(name, partial(self._remembered, name))
 
-    def check(self, progress: Progress, batch: Batch) -> None:
+    def check(self, progress: Progress, batch: Batch, output: Mapping[str, Any]) -> None:
         """Says where a number came from that is not finite.
 
         Args:
             progress: of the training.
             batch: what the last update learnt from.
+            output: what it returned.
 
         Raises:
             DivergedError: always; the run's folder then holds ``diagnosis.json``.
         """
-        told = {slot: output for slot, output in self.outputs.items() if slot != "update"}
-        output = self.outputs.get("update") or {}
         losses = {name: value.sum if isinstance(value, Mean) else value for name, value in output.items()}
         numbers = {name: torch.as_tensor(loss) for name, loss in losses.items() if isinstance(loss, float | Tensor)}
         scalars = {name: loss for name, loss in numbers.items() if loss.dim() == 0}
-        finding = find(batch, told, self.learner) or _lost(scalars)
+        finding = find(batch, self.outputs, self.learner) or _lost(scalars)
         step, update = progress.done, progress.updates
-        content = diagnosis(step, update, finding, scalars, batch, told, self.learner)
+        content = diagnosis(step, update, finding, scalars, batch, self.outputs, self.learner)
         try:
             where = f"statistics are in {shown_path(write_diagnosis(self.folder, content))}"
         except OSError as error:

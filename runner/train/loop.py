@@ -71,6 +71,8 @@ class Loop:
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
+        self.output: dict[str, Any] = {}
+        """What the last update returned."""
 
     def run(self) -> None:
         """Trains to the end or to a signal, evaluates, and leaves a checkpoint.
@@ -87,7 +89,10 @@ class Loop:
             while not self.progress.over and not self.stop:
                 before, position = self.progress.done, self.progress.position
                 while self.progress.position == position:
-                    self.advance()
+                    started, apart = time.perf_counter(), self.activities.inner
+                    output = self.step()
+                    if output is not None:
+                        self.follow(output, time.perf_counter() - started - (self.activities.inner - apart))
                 self.act_on_schedule(before)
             if not self.stop and not self.complete:
                 self.conclude()
@@ -101,20 +106,21 @@ class Loop:
                 "continue with: runner resume"
             )
 
-    def advance(self) -> None:
-        """One step of the training, and what has to be looked at after each."""
-        started, inner = time.perf_counter(), self.activities.inner
-        output = self.step()
-        seconds = time.perf_counter() - started
-        if output is None:
-            return
+    def follow(self, output: dict[str, Any], seconds: float) -> None:
+        """What has to be done after each update.
+
+        Args:
+            output: what it returned.
+            seconds: what it took, without what the source reports apart.
+        """
+        self.output = output
         self.means.add(output)
         updates = self.progress.updates
         if not self.means.finite or (not self.means.on_host and updates % LOOK_EVERY == 0):
             self.check()
         if not self.gradients.done:
             self.gradients.check(updates)
-        self.activities.add("update", seconds - (self.activities.inner - inner))
+        self.activities.add("update", seconds)
         if updates == 1:
             self._publish({"perf/first_update_seconds": seconds})
         if not self.rehearsed:
@@ -145,7 +151,7 @@ class Loop:
         if self.means.look():
             return
         try:
-            self.finite.check(self.progress, self.step.batch)
+            self.finite.check(self.progress, self.step.batch, self.output)
         except DivergedError as error:
             self.writer.wait()
             good = self.writer.newest() or "none"

@@ -47,7 +47,8 @@ class Step:
         if drawn is None:
             return None
         self.seed(self.progress.updates)
-        output = self.update(drawn)
+        self.set_rates()
+        output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
         self.source.feedback(drawn.batch, output)
         self.progress.updates += 1
         self.count(drawn.batch)
@@ -72,13 +73,8 @@ class Step:
         Raises:
             RunnerError: it returned no dictionary.
         """
-        if self._schedule is not None:
-            self._set_rates(self._schedule.factor(self.progress.fraction))
-        output: Any = self.slots.update(drawn.batch, drawn.noise, self.progress)
-        if not isinstance(output, dict):
-            who = f"{type(self.learner).__name__}.update"
-            raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
-        return output
+        self.set_rates()
+        return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
 
     def seed(self, update: int) -> None:
         """Seeds torch's global generator of the device for the update of that number.
@@ -86,6 +82,12 @@ class Step:
         So a stage that draws more or fewer numbers than the baseline does not shift what later updates draw.
         """
         self._generator.manual_seed((self._seed + update * _MIX) % 2**63)
+
+    def _checked(self, output: Any) -> dict[str, Any]:
+        if isinstance(output, dict):
+            return output
+        who = f"{type(self.learner).__name__}.update"
+        raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
 
     def reset(self) -> None:
         """Looks for the learning rates anew, after another state was loaded."""
@@ -95,7 +97,11 @@ class Step:
             for group in optimizer.param_groups
         ]
 
-    def _set_rates(self, factor: float) -> None:
+    def set_rates(self) -> None:
+        """Sets the learning rates that belong to the update that comes."""
+        if self._schedule is None:
+            return
+        factor = self._schedule.factor(self.progress.fraction)
         for group, lr in self._rates:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(lr * factor)

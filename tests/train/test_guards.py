@@ -18,9 +18,10 @@ def update(learner, batch):
 
 
 def guarded_update(learner, guard, batch):
-    losses = torch.stack([v for v in update(learner, batch).values() if v.dim() == 0])
+    output = update(learner, batch)
+    losses = torch.stack([v for v in output.values() if v.dim() == 0])
     if not losses.isfinite().all():
-        guard.check(PROGRESS, batch)
+        guard.check(PROGRESS, batch, output)
 
 
 def diagnosed(folder):
@@ -74,9 +75,9 @@ def test_the_diagnosis_holds_every_slot_and_parameter(tmp_path):
 def test_a_loss_of_an_earlier_update_is_enough(tmp_path):
     learner = build_masac()
     guard = FiniteGuard(learner.slots, learner, tmp_path)
-    update(learner, random_batch(0))
+    output = update(learner, random_batch(0))
     with pytest.raises(DivergedError, match=r"env_steps 1234, update 567: a loss was not finite in an earlier update"):
-        guard.check(PROGRESS, random_batch(0))
+        guard.check(PROGRESS, random_batch(0), output)
     assert diagnosed(tmp_path)["found"]["tensor"] is None
 
 
@@ -92,13 +93,13 @@ def test_a_loss_that_comes_from_nowhere_is_named(tmp_path):
 def test_a_parameter_and_its_gradient_are_looked_at_last(tmp_path, what):
     learner = build_masac()
     guard = FiniteGuard(learner.slots, learner, tmp_path)
-    update(learner, random_batch(0))
+    output = update(learner, random_batch(0))
     name, parameter = next(iter(learner.named_parameters()))
     learner.gradients()
     with torch.no_grad():
         (parameter if what == "parameter" else parameter.grad).view(-1)[:2] = float("inf")
     with pytest.raises(DivergedError, match=rf"{what}.* '{name}' is not finite"):
-        guard.check(PROGRESS, random_batch(0))
+        guard.check(PROGRESS, random_batch(0), output)
     assert diagnosed(tmp_path)["parameters"][name][f"{what}_not_finite"] == 2
 
 
