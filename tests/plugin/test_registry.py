@@ -156,6 +156,7 @@ def test_a_local_file_may_not_take_the_kind_of_another_plugin(tmp_path, monkeypa
 
 
 OLD = """
+from typing import ClassVar
 from runner.api import Exact, LearnerConfig, SourceConfig, Stage
 
 class Fast(Stage):
@@ -173,13 +174,13 @@ class Net(LearnerConfig):
 class Sim(SourceConfig):
     kind = "sim"
     provides = "rows"
-    simulates = True
+    simulates: ClassVar[bool] = True
     def implementation(self): ...
 
 class Table(SourceConfig):
     kind = "table"
     provides = "rows"
-    objective = ("accuracy", "maximize")
+    objective: ClassVar[tuple[str, str]] = ("accuracy", "maximize")
     def implementation(self): ...
 """
 
