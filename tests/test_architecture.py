@@ -1,6 +1,7 @@
 """Imports point one way, plugins know the core by its api alone, and no file holds two things."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,16 @@ MAY_IMPORT = {
     "study": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
 }
 """By part of ``runner``; the command line may import everything, and nothing imports it."""
+FAMILY = re.compile(r"(?<![a-z])(env_steps?|replay|actor|agent|episode|policy|simulates)(?=s?(?![a-z]))", re.IGNORECASE)
+"""Words of one family of experiments; ``refactor`` is none."""
+UNITS = {"env_steps"}
+FAMILY_WORDS = {
+    "runner/plugin/progress.py": UNITS,
+    "runner/recipe/sections.py": UNITS,
+    "runner/plugin/registry.py": {"simulates"},  # by which a plugin of the first API is recognised
+}
+"""Where the core may use which of them: in the list of units, and what is said of it."""
+TRAINING_STEP = "runner/train/step.py"
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 
@@ -75,6 +86,23 @@ def test_imports_of_the_core_point_one_way(path):
 def test_plugins_import_the_api_and_each_other(path):
     core = {module for module in imports(path, "runner.plugins") if part_of(module) is not None}
     assert {module for module in core if not module.startswith(("runner.api.", "runner.plugins"))} == set()
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_the_core_knows_no_family(path):
+    found = {match[1].lower() for match in FAMILY.finditer(path.read_text(encoding="utf-8"))}
+    assert found == FAMILY_WORDS.get(name_of(path), set())
+
+
+def test_the_sequence_of_a_training_step_stands_once():
+    """Draw, update, feedback: who needs a part of it asks the step."""
+    callers = {
+        name_of(path)
+        for path in [*CORE, *PLUGINS]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and re.search(r"(^|\.)next_batch$|slots\.update$", ast.unparse(node.func))
+    }
+    assert callers == {TRAINING_STEP}
 
 
 @pytest.mark.parametrize("path", [*CORE, *PLUGINS], ids=name_of)

@@ -226,6 +226,6 @@ def _memory() -> Iterator[Check]:
     memory = psutil.virtual_memory()
     found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
     if memory.available < _MEMORY_GIB * _GIB:
-        yield Check("memory", "warn", found, "end other programs, or use a smaller replay buffer")
+        yield Check("memory", "warn", found, "end other programs, or keep less data in memory")
     else:
         yield Check("memory", "ok", found)

@@ -127,7 +127,7 @@ def _type(annotation: Any) -> str:
 
 
 def _worth(measured: dict[str, Any]) -> str:
-    """``alone 1.22x [1.18, 1.27], beside all others 1.05x [1.02, 1.08]; 4 agents, ... (experiments/marl_phases)``."""
+    """``alone 1.22x [1.18, 1.27], beside all others 1.05x [1.02, 1.08]; CASE, MACHINE (EXPERIMENT)``."""
     ways = {"alone": "alone", "together": "beside all others"}
     gains = [f"{ways[way]} {value:.2f}x [{low:.2f}, {high:.2f}]" for way in ways if way in measured
              for value, low, high in [measured[way]]]  # fmt: skip

@@ -13,7 +13,7 @@ from runner.system.errors import ExitCode
 
 @dataclass(frozen=True)
 class Throughput:
-    """A whole training: environment, replay, transfer and update."""
+    """A whole training: drawing, transfer and update."""
 
     per_second: float
     """In the unit that the recipe's training is counted in."""

@@ -123,7 +123,7 @@ class Learner(ABC):
 
     @abstractmethod
     def predict(self, inputs: Any) -> Any:
-        """The deterministic answer that is evaluated and served (a policy's mean action, a classifier's logits)."""
+        """The deterministic answer that is evaluated and served (a classifier's logits, not a draw from them)."""
 
     def inputs(self, batch: Batch) -> Any:
         """What of a batch ``predict`` answers to: the batch itself unless told."""

@@ -254,7 +254,7 @@ class _Check:
         elif keys[0] == STAGES and len(keys) > 1 and keys[1] not in self.catalog.kinds(STAGES):
             self._add(anchor, path, f"unknown stage{suggestion(keys[1], self.catalog.kinds(STAGES))}")
         elif len(keys) < 2 and keys[0] != "device":
-            self._add(anchor, path, "should be the dotted path of a setting, like model.actor_lr")
+            self._add(anchor, path, "should be the dotted path of a setting, like optimizer.lr")
         elif looks_secret(path):
             self._add(anchor, path, "cannot be searched: it is a secret, and what is tried is kept")
         for number, choice in enumerate(() if looks_secret(path) else self.config.space[path].choice or ()):
