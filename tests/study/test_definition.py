@@ -101,7 +101,7 @@ def test_a_mistake_beside_the_space_is_said_at_its_place(tmp_path, text, line, c
             *(3, "optimization.stack.depth"),
             "never exists: 'stack' is off in the recipe, and the study does not switch it",
         ),
-        ("lr: {float: [1e-4, 1e-2]}", 3, "lr", "should be the dotted path of a setting, like model.actor_lr"),
+        ("lr: {float: [1e-4, 1e-2]}", 3, "lr", "should be the dotted path of a setting, like optimizer.lr"),
         ("seed: {int: [1, 9]}", 3, "seed", "cannot be searched: the study's 'seeds' says how many there are"),
         ("name: {choice: [a, b]}", 3, "name", "cannot be searched: it names the runs"),
         ("tracking.experiment: {choice: [a, b]}", 3, "tracking.experiment", "it says where the runs are kept"),
