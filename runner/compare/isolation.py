@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from runner.compare.state import leaves, load, named_parameters
 from runner.compare.subject import Build
@@ -31,6 +32,15 @@ class Location(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name}.grad" if self.kind == "gradient" else self.name
+
+
+class _Gradient(NamedTuple):
+    """A gradient that an optimizer was given."""
+
+    tensor: Tensor
+    version: int
+    kept: Tensor
+    """A copy."""
 
 
 Frame = dict[Location, Any]
@@ -72,16 +82,18 @@ class Isolation:
         self._before = self._own.random
         self._number = 0
         """What is added to the count of updates for the number that seeds one."""
-        self._seen: dict[int, Tensor] = {}
+        self._given: dict[int, _Gradient] = {}
+        """What optimizers were given in this update, by parameter."""
+        self._used_up: dict[int, _Gradient] = {}
+        """Those that an optimizer has written over (``foreach`` with Nesterov), by gradient, as it left them."""
         self._events: Frame | None = None
         self._visits: dict[str, int] = {}
         with self._alone():
             if dtype is not None:
                 torch.set_default_dtype(dtype)
+            _inductor().fallback_random = True  # compiled code draws what eager code draws
             generators.seed(seed)
             self.subject = build()
-            if self.subject.gradients is None:
-                self._remember_gradients()
             self.untrained = dict.fromkeys(named_parameters(self.subject), "receives no gradient")
             if watching and self.subject.watch is not None:
                 self.subject.watch(torch.compiler.disable(self._report))  # type: ignore[no-untyped-call]
@@ -107,8 +119,8 @@ class Isolation:
             if self.subject.seed is not None:
                 self.subject.seed(self._number + self.updates)
             self._before = generators.state_dict()
-            self._seen.clear()
-            output = self.subject.step(batch)
+            with self._gradients_remembered():
+                output = self.subject.step(batch)
             observed, self._events = self._events or {}, None
             gradients = self._gradients(STEP)
             self._look_at(gradients)
@@ -144,27 +156,56 @@ class Isolation:
             self._own = Globals.current()
             outside.set()
 
-    def _remember_gradients(self) -> None:
-        """Keeps what every optimizer sees, because many a training loop forgets its gradients before it ends."""
-        for part in self.subject.state.values():
-            if isinstance(part, Optimizer):
-                part.register_step_pre_hook(self._see)
+    @contextmanager
+    def _gradients_remembered(self) -> Iterator[None]:
+        """Keeps what optimizers are given: many a loop forgets it before it ends, and some optimizers write over it."""
+        self._given.clear()
+        self._used_up.clear()
+        hooks = [
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
-    def _see(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._seen[id(parameter)] = parameter.grad.detach().clone()
+    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_capturing():
+            return
+        for parameter in _parameters(optimizer):
+            if (gradient := parameter.grad) is not None:
+                self._given[id(parameter)] = _Gradient(gradient, gradient._version, gradient.detach().clone())
+
+    def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if _is_capturing() or getattr(optimizer, "grad_scale", None) is not None:  # it was to unscale them
+            return
+        for parameter in _parameters(optimizer):
+            given = self._given.get(id(parameter))
+            if given is not None and given.tensor._version != given.version:
+                self._used_up[id(given.tensor)] = given._replace(version=given.tensor._version)
 
     def _gradients(self, slot: str, visit: int = 0) -> Frame:
         if self.subject.gradients is not None:
             found = dict(self.subject.gradients())
         else:
             found = {
-                name: self._seen.get(id(parameter)) if parameter.grad is None else parameter.grad
-                for name, parameter in named_parameters(self.subject).items()
+                name: given.kept if (given := self._given.get(id(each))) and each.grad is None else each.grad
+                for name, each in named_parameters(self.subject).items()
             }
-        return {Location(slot, "gradient", name, visit): each for name, each in found.items() if each is not None}
+        return {
+            Location(slot, "gradient", name, visit): self._as_given(each)
+            for name, each in found.items()
+            if each is not None
+        }
+
+    def _as_given(self, gradient: Tensor) -> Tensor:
+        """A gradient, dense, as its optimizer was given it."""
+        used_up = self._used_up.get(id(gradient))
+        if used_up is not None and gradient._version == used_up.version:
+            gradient = used_up.kept
+        return gradient.to_dense() if gradient.layout != torch.strided else gradient
 
     def _look_at(self, gradients: Frame) -> None:
         for location, gradient in gradients.items():
@@ -184,7 +225,7 @@ class Isolation:
         }
 
     def _report(self, slot: str, output: Any) -> None:
-        if self._events is None or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        if self._events is None or _is_capturing():
             return
         visit = self._visits.get(slot, 0)
         self._visits[slot] = visit + 1
@@ -196,6 +237,14 @@ def _outputs(slot: str, visit: int, output: Any) -> Frame:
     """Numbers and tensors that a step returned; a None among them is no output."""
     found = leaves(output) if output is not None else ()
     return {Location(slot, "output", path or "output", visit): value for path, value in found if value is not None}
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _on_host(value: Any) -> Any:
@@ -241,6 +290,13 @@ def _matmul_precision() -> str | None:
         return None
 
 
+def _inductor() -> Any:
+    """The settings of ``torch.compile``'s backend, which the first optimizer imports anyway."""
+    from torch._inductor import config
+
+    return config
+
+
 def _cudnn(name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     return lambda: getattr(torch.backends.cudnn, name), lambda value: setattr(torch.backends.cudnn, name, value)
 
@@ -253,5 +309,6 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_matmul_precision, torch.set_float32_matmul_precision),
     _cudnn("benchmark"),
     _cudnn("deterministic"),
+    (lambda: _inductor().fallback_random, lambda value: setattr(_inductor(), "fallback_random", value)),
 )
 """How each is read and written."""

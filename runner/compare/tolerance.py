@@ -15,7 +15,7 @@ FLOOR = 1e-12
 """Rounding of numbers around one, where all numbers of a group should be zero and are not quite."""
 
 
-def differing(baseline: Frame, changed: Frame) -> Iterator[Location]:
+def differing(baseline: Frame, changed: Frame, tolerance: float = TOLERANCE) -> Iterator[Location]:
     """The locations, in the baseline's order, whose numbers differ by more than rounding.
 
     Numbers are judged by the size of their group: an output by its own, at least one; all gradients together; all parts
@@ -30,7 +30,7 @@ def differing(baseline: Frame, changed: Frame) -> Iterator[Location]:
             if isinstance(one, Tensor) or type(one) is not type(other) or one != other:
                 yield location
         elif error.numel():
-            allowed = TOLERANCE * sizes[group_of(location)] + FLOOR if is_number(one) else 0.0
+            allowed = tolerance * sizes[group_of(location)] + FLOOR if is_number(one) else 0.0
             if float(error.max()) > allowed:
                 yield location
 

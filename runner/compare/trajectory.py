@@ -21,7 +21,7 @@ class Update:
     """One update."""
 
     batch: Any
-    """Turns with the same object get the same one again."""
+    """Updates with the same object get the same one again."""
     states: Mapping[str, Any] | None = None
     """Loaded before the update."""
 

@@ -20,7 +20,7 @@ from runner.plugin.registry import Registry
 from runner.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.train.assemble import assemble, resolve_device, setting_of
-from runner.verify.statistical import NOT_BEGUN, Trainings, statistical
+from runner.verify.statistical import NOT_BEGUN, Training, Trainings, statistical
 from runner.verify.training_subject import recipe_with, recorded, subject
 from runner.verify.variants import ALL, Variant, required, variants_of
 
@@ -207,9 +207,8 @@ class Gate:
         # take a fraction of the time, and those of a stage and of the whole recipe are often the same.
         equal = [kind for kind in self._active if self._is_equal(kind)]
         changed = [kind for kind in self._active if kind in stages or kind in equal]
-        verdict = statistical(
-            self._training(equal), self._training(changed), objective, self._trainings, self.options.seeds,
-        )  # fmt: skip
+        reference, with_stages = self._training(equal), self._training(changed)
+        verdict = statistical(reference, with_stages, objective, self._trainings, self.options.seeds)
         return replace(verdict, evidence={**verdict.evidence, "stages": {"reference": equal, "changed": changed}})
 
     @cached_property
@@ -226,18 +225,19 @@ class Gate:
             return self._beyond_updates(stages) is None and bool(self._as_close(stages))
         return bool(self(stages))
 
-    def _training(self, kinds: Sequence[str]) -> dict[str, Any]:
-        """The values of a recipe with these stages that is evaluated at its end only, its batch size chosen already."""
+    def _training(self, kinds: Sequence[str]) -> Training:
+        """A training with these stages that is evaluated at its end only, its batch size chosen already."""
         recipe = recipe_with(self.recipe, self.registry, kinds)
         unit, length = recipe.length
         steps = self.options.steps or length
         values = recipe.values(masked=False)
         values["train"] |= {unit: steps, "evaluate_every": None, "checkpoint_every": None, "log_every": steps}
         choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
-        if choosing:  # beside other trainings, another choice might come out
-            values["train"]["batch_size"] = assemble(recipe, self.registry.files).batch_size
-            values["optimization"] = {k: v for k, v in values["optimization"].items() if k not in choosing}
-        return values
+        if not choosing:
+            return Training(values)
+        # Beside other trainings, another choice might come out.
+        values["optimization"] = {k: v for k, v in values["optimization"].items() if k not in choosing}
+        return Training(values, assemble(recipe, self.registry.files).batch_size)
 
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:

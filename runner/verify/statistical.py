@@ -24,6 +24,21 @@ from runner.system.hardware import usable_cores
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 
 
+@dataclass(frozen=True)
+class Training:
+    """What a child process trains."""
+
+    recipe: Mapping[str, Any]
+    """Its values."""
+    batch_size: int | None = None
+    """What a stage has chosen; the recipe's own stays what its other settings refer to."""
+
+    def seeded(self, seed: int) -> str:
+        """As JSON, with that seed."""
+        whole = {"recipe": {**self.recipe, "seed": seed}, "batch_size": self.batch_size}
+        return json.dumps(whole, sort_keys=True, ensure_ascii=False)
+
+
 @dataclass
 class Trainings:
     """Trains recipes in child processes, as many at a time as there are cores, one thread each.
@@ -37,15 +52,14 @@ class Trainings:
     say: Callable[[str], None]
     _done: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, recipes: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-        """Evaluations before and after the training of every recipe with every seed, recipes outermost.
+    def run(self, trainings: Sequence[Training], seeds: Sequence[int]) -> list[dict[str, Any]]:
+        """Evaluations before and after every training with every seed, trainings outermost.
 
         Raises:
-            DivergedError: a training of the last recipe did, and none of another.
+            DivergedError: the last of them did, and no other.
             RunnerError: a training failed in another way.
         """
-        seeded = [{**recipe, "seed": seed} for recipe in recipes for seed in seeds]
-        wanted = [json.dumps(recipe, sort_keys=True, ensure_ascii=False) for recipe in seeded]
+        wanted = [training.seeded(seed) for training in trainings for seed in seeds]
         new = [text for text in dict.fromkeys(wanted) if text not in self._done]
         changed = set(wanted[-len(seeds) :])
         given_up = Event()
@@ -61,9 +75,11 @@ class Trainings:
         return [self._done[text] for text in wanted]
 
     def _train(self, text: str, may_diverge: bool, given_up: Event) -> dict[str, Any]:
+        training = json.loads(text)
+        options = {"batch_size": training["batch_size"]}
         try:  # several compute side by side, with one thread each
             with Child(
-                "runner.verify.training", json.loads(text), plugin_files=self.plugin_files, threads=1
+                "runner.verify.training", training["recipe"], plugin_files=self.plugin_files, options=options, threads=1
             ) as child:  # fmt: skip
                 return child.answer(math.inf, given_up.is_set)
         except ChildError as error:
@@ -80,8 +96,8 @@ def _why(error: ChildError, may_diverge: bool) -> RunnerError:
 
 
 def statistical(
-    reference: Mapping[str, Any],
-    changed: Mapping[str, Any],
+    reference: Training,
+    changed: Training,
     objective: Objective,
     trainings: Trainings,
     most_seeds: int,
@@ -92,8 +108,8 @@ def statistical(
     mean over seeds, than the objective's margin: in its unit, or as a share of what the reference learns.
 
     Args:
-        reference: the values of the recipe without the stage.
-        changed: of the one with it.
+        reference: without the stage.
+        changed: with it.
         objective: the evaluation metric, its direction and its margin.
         trainings: trains.
         most_seeds: INCONCLUSIVE if it is not clear by then.
@@ -103,7 +119,7 @@ def statistical(
     for first, look in itertools.pairwise((0, *test.design.looks)):
         if time.monotonic() > trainings.deadline:
             break
-        seeds = [int(reference["seed"]) + 1 + i for i in range(first, look)]
+        seeds = [int(reference.recipe["seed"]) + 1 + i for i in range(first, look)]
         try:
             results = trainings.run([reference, changed], seeds)
         except DivergedError as error:

@@ -28,7 +28,7 @@ def main(parent: Parent) -> None:
     """Trains the recipe and tells ``{"before": {...}, "after": {...}}``, its evaluations."""
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
-    pipeline = assemble(recipe, registry.files)
+    pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
     before = evaluated(pipeline)
     loop = Loop(pipeline, parent.folder, Nowhere(), Nowhere(), Stop())
     loop.run()

@@ -1,6 +1,7 @@
 """The contract Close, judged on loops in plain PyTorch."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import Loop, Net, batches
 from torch import nn
+from torch._inductor import config as inductor
 
 from runner.compare.isolation import StepError
-from runner.proof import Outcome, Subject, close
+from runner.proof import Close, Exact, Outcome, Subject, close, verify
 
 BATCHES = batches(6)
 
@@ -55,6 +57,10 @@ HONEST = {
     ),
     "half batches": (Loop(net=Plain, forward=split), Loop(net=Plain)),
     "other sums": (Loop(backward=lambda loss: (loss / 3 + loss * (2 / 3)).backward()), Loop()),
+    "Nesterov for each, which writes over gradients": (
+        Loop(optimizer=torch.optim.SGD, options={"lr": 0.1, "momentum": 0.9, "nesterov": True, "foreach": True}),
+        Loop(optimizer=torch.optim.SGD, options={"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ),
     "another name": (Loop(net=lambda: torch.compile(Net(), backend="eager")), Loop()),
     "a gradient of rounding alone": (
         Loop(net=Normed, backward=lambda loss: (loss / 3 + loss * (2 / 3)).backward()),
@@ -216,3 +222,72 @@ def test_states_are_spread_over_the_way(states, expected):
 def test_no_batch_is_no_comparison():
     with pytest.raises(ValueError, match="there is no batch"):
         close(Loop(), Loop(), [])
+
+
+def test_a_baseline_that_rounds_in_float64_is_no_measure_of_rounding_but_still_one_of_what_is_wrong():
+    def rounded(model, x):
+        return model(x).float()
+
+    def in_thirds(model, x):
+        prediction = model(x).float()
+        return prediction / 3 + prediction * (2 / 3)
+
+    def wrong(model, x):
+        return 1.001 * model(x).float()
+
+    baseline = Loop(forward=rounded, named=True)
+    assert judge(baseline, baseline)
+    verdict = judge(Loop(forward=in_thirds, named=True), baseline)
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict
+    assert re.search(r"itself rounds to torch.float32 \(test_close.py:\d+, in rounded\); cast to the w", str(verdict))
+    assert judge(Loop(forward=wrong, named=True), baseline).outcome is Outcome.FAIL
+    assert judge(baseline, Loop(named=True)).outcome is Outcome.FAIL, "this baseline does not round"
+
+
+def test_compiled_code_draws_what_eager_code_draws():
+    class Dropped(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+    compiled = Loop(net=lambda: torch.compile(Dropped(), dynamic=False))
+    verdict = judge(compiled, Loop(net=Dropped))
+    assert verdict.outcome is Outcome.PASS, verdict
+    assert inductor.fallback_random is False
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD])
+@pytest.mark.parametrize("contract", [Exact(), Close()])
+def test_sparse_gradients_are_compared(optimizer, contract):
+    class Embedded(nn.Embedding):
+        def __init__(self):
+            super().__init__(10, 1, sparse=True)
+
+        def forward(self, x):
+            return super().forward((4 * x[:, 0]).long() % 10)
+
+    options = {"net": Embedded, "optimizer": optimizer, "options": {"lr": 0.1}, "named": True}
+    baseline, wrong = Loop(**options), Loop(**options, backward=lambda loss: (1.001 * loss).backward())
+    assert verify(baseline, baseline, BATCHES, contract)
+    assert "slot 'backward': 'model.weight.grad' differs" in str(verify(baseline, wrong, BATCHES, contract))
+
+
+def test_fused_sgd_on_16_bits_is_right_where_its_kernel_is():
+    """The vectorised kernel of some versions of torch loses the momentum of bf16 parameters."""
+    options = {"lr": 0.1, "momentum": 0.9}
+
+    def moved(**how):
+        parameter = nn.Parameter(torch.ones(32, dtype=torch.bfloat16))
+        optimizer = torch.optim.SGD([parameter], **options, **how)
+        for _ in range(2):
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        return parameter.detach()
+
+    def in_its_type(model, x):
+        return model(x.to(model.head.weight.dtype)).to(x.dtype)
+
+    def loop(**how):
+        return Loop(lambda: Net().bfloat16(), torch.optim.SGD, options | how, forward=in_its_type)
+
+    is_right = torch.allclose(moved(), moved(fused=True), rtol=0.02)
+    assert bool(judge(loop(fused=True), loop())) is is_right

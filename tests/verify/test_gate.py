@@ -9,22 +9,28 @@ from running import RECIPES, TINY_UAV, tiny
 from runner.api import Close, Exact, Statistical
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
-from runner.plugins.stages.fused_optimizer import FusedOptimizer
+from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.system.errors import ExitCode
 from runner.verify.gate import Gate, Options, StageVerdict, Verification, quick, verify_recipe, weakest
 from runner.verify.statistical import NOT_BEGUN
 
 REGISTRY = Registry()
 WRONG = """
-from runner.api import Exact, Stage
+from runner.api import Exact, Stage, StageConfig
 
-class Louder(Stage):
+class LouderConfig(StageConfig):
     "Scales the critics' loss by 1.001, and says that it is the same."
     kind = "louder"
     phase = 1
-    contract = Exact()
     wraps = frozenset({"backward"})
 
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        return Louder
+
+class Louder(Stage):
     def attach(self, pipeline):
         pipeline.slots.wrap("backward", lambda step: lambda loss: step(loss * 1.001))
 """
@@ -88,17 +94,17 @@ def test_without_time_to_train_nothing_is_claimed():
 
 
 def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch):
-    monkeypatch.setattr(FusedOptimizer, "contract", Statistical(0.05))
+    monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
     verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
     assert (verdict.outcome, verdict.contract) == (Outcome.PASS, "Close")
     assert "needs no training to see" in verdict.summary
 
 
 def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeypatch):
-    monkeypatch.setattr(FusedOptimizer, "prepare", lambda self, plan: None)
-    monkeypatch.setattr(FusedOptimizer, "contract", Statistical(0.05))
+    monkeypatch.setattr(FusedOptimizerConfig, "prepares", True)
+    monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
     assert quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",)).summary == NOT_BEGUN
-    monkeypatch.setattr(FusedOptimizer, "contract", Close())
+    monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Close())
     verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "fused_optimizer changes what batches are drawn" in verdict.summary

@@ -2,15 +2,46 @@
 
 import math
 import types
+from collections import Counter
 
 import pytest
+from running import tiny
 
+from runner.api import Objective
 from runner.child.outcome import Cause, ChildError
 from runner.compare.verdict import Outcome
+from runner.plugin.registry import Registry
 from runner.system.errors import DivergedError, RunnerError, UsageError
-from runner.verify.statistical import NOT_BEGUN, _why, statistical
+from runner.verify.statistical import NOT_BEGUN, Training, Trainings, _why, statistical
 
-REFERENCE, CHANGED = {"seed": 42, "name": "reference"}, {"seed": 42, "name": "changed"}
+REFERENCE, CHANGED = Training({"seed": 42, "name": "reference"}), Training({"seed": 42, "name": "changed"})
+
+RECORDER = """
+from pathlib import Path
+from runner.api import Exact, Stage, StageConfig
+
+class RecorderConfig(StageConfig):
+    "Writes down what every update is given."
+    kind = "recorder"
+    phase = 1
+    wraps = frozenset({"update"})
+
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        return Recorder
+
+class Recorder(Stage):
+    def attach(self, pipeline):
+        def recorded(step):
+            def update(batch, *rest):
+                with Path(__file__).with_suffix(".txt").open("a") as file:
+                    file.write(f"{pipeline.learner.context.batch_size} {len(batch['reward'])}\\n")
+                return step(batch, *rest)
+            return update
+        pipeline.slots.wrap("update", recorded)
+"""
 
 
 def judged(learnt, deadline=math.inf, direction="maximize", seeds=8):
@@ -18,16 +49,16 @@ def judged(learnt, deadline=math.inf, direction="maximize", seeds=8):
     sign = 1 if direction == "maximize" else -1
     trained = []
 
-    def run(recipes, wanted):
+    def run(trainings, wanted):
         trained.extend(wanted)
         return [
-            {"before": {"return": -100.0}, "after": {"return": -100.0 + sign * learnt(recipe["name"], seed)}}
-            for recipe in recipes
+            {"before": {"return": -100.0}, "after": {"return": -100.0 + sign * learnt(each.recipe["name"], seed)}}
+            for each in trainings
             for seed in wanted
         ]
 
     trainings = types.SimpleNamespace(run=run, deadline=deadline, say=lambda _: None)
-    return statistical(REFERENCE, CHANGED, ("return", direction), 0.05, trainings, seeds), trained
+    return statistical(REFERENCE, CHANGED, Objective("return", direction), trainings, seeds), trained
 
 
 def gains(share, spread=0.002):
@@ -71,7 +102,7 @@ def test_a_change_with_which_training_diverges_fails():
         raise DivergedError("step 12: slot 'critic_step': 'critic_loss' is nan")
 
     trainings = types.SimpleNamespace(run=run, deadline=math.inf)
-    verdict = statistical(REFERENCE, CHANGED, ("return", "maximize"), 0.05, trainings, 8)
+    verdict = statistical(REFERENCE, CHANGED, Objective("return", "maximize"), trainings, 8)
     assert verdict.outcome is Outcome.FAIL
     assert "diverged: step 12: slot 'critic_step'" in verdict.summary
 
@@ -89,3 +120,36 @@ def test_a_training_that_fails_says_why(cause, may_diverge, expected):
     error = _why(ChildError(cause, "in its own words"), may_diverge)
     assert type(error) is expected
     assert "in its own words" in str(error)
+
+
+def test_a_margin_may_have_a_unit():
+    def learnt(name, seed):
+        return 1000.0 + seed % 3 - (2.0 if name == "changed" else 0.0)
+
+    in_points = Objective("return", "maximize", margin=5.0, unit="points")
+    strict = Objective("return", "maximize", margin=1.0, unit="points")
+
+    def run(trainings, wanted):
+        return [
+            {"before": {"return": 0.0}, "after": {"return": learnt(each.recipe["name"], seed)}}
+            for each in trainings
+            for seed in wanted
+        ]
+
+    trainings = types.SimpleNamespace(run=run, deadline=math.inf, say=lambda _: None)
+    assert statistical(REFERENCE, CHANGED, in_points, trainings, 8).outcome is Outcome.PASS
+    assert statistical(REFERENCE, CHANGED, strict, trainings, 8).outcome is Outcome.FAIL
+
+
+def test_a_batch_size_that_a_stage_has_chosen_goes_beside_the_recipe(tmp_path):
+    """It is trained with, and what the recipe says of its batches (updates for each step of a simulation) stays."""
+    plugin = tmp_path / "recorder.py"
+    plugin.write_text(RECORDER)
+    recipe = tiny("marl_baseline", "optimization.recorder=on", registry=Registry([plugin]))
+    trainings = Trainings([plugin], math.inf, lambda _: None)
+    values = recipe.values(masked=False)
+    trainings.run([Training(values), Training(values, 4)], [1])
+    lines = plugin.with_suffix(".txt").read_text().splitlines()
+    updates = Counter(tuple(map(int, line.split())) for line in lines)
+    assert set(updates) == {(16, 16), (16, 4)}
+    assert updates[16, 4] == pytest.approx(4 * updates[16, 16], abs=4)
