@@ -66,8 +66,8 @@ def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=N
 
 def block(seconds):
     """A moment of training of which half goes into collecting, the other into updates."""
-    return {"seconds": 16 * seconds, "env_steps": 16, "updates": 8, "collect": 8 * seconds, "sample": 0.0,
-            "transfer": 0.0, "update": 8 * seconds}  # fmt: skip
+    spent = {"collect": 8 * seconds, "draw": 0.0, "transfer": 0.0, "update": 8 * seconds}
+    return {"seconds": 16 * seconds, "done": 16, "share": 0.1, "updates": 8, "spent": spent}
 
 
 def analysed(of, factors, **settings):
