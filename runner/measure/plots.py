@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,9 @@ if TYPE_CHECKING:
     from runner.measure.result import CaseResult, Result
 
 HINT = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
-_COLOURS = {"collect": "#4477aa", "sample": "#66ccee", "transfer": "#ccbb44", "update": "#ee6677", "other": "#bbbbbb"}
+_COLOURS = {"draw": "#66ccee", "transfer": "#ccbb44", "update": "#ee6677", "other": "#bbbbbb"}
+_SOURCE_COLOURS = ("#4477aa", "#228833", "#aa3377")
+"""For what a source does apart."""
 """Told apart also by those who see few colours (Paul Tol's bright scheme)."""
 _FASTER, _SLOWER, _UNCLEAR = "#228833", "#aa3377", "#888888"
 _INCH_A_ROW = 0.32
@@ -74,8 +77,11 @@ def _training(result: Result, figure: Any) -> None:
     for axes, case in zip(_side_by_side(figure, len(result.cases)), result.cases, strict=True):
         measured = [(v.name, v.throughput) for v in case.variants if v.throughput is not None]
         left = [0.0] * len(measured)
-        for activity, colour in _COLOURS.items():
-            widths = [1e3 * t.shares[activity] / t.per_second for _, t in measured]
+        activities = list(dict.fromkeys(activity for _, t in measured for activity in t.shares))
+        colours = dict(zip((each for each in activities if each not in _COLOURS), cycle(_SOURCE_COLOURS), strict=False))
+        for activity in activities:
+            colour = _COLOURS.get(activity) or colours[activity]
+            widths = [1e3 * t.shares.get(activity, 0.0) / t.per_second for _, t in measured]
             axes.barh(range(len(measured)), widths, left=left, color=colour, label=activity)
             left = [start + width for start, width in zip(left, widths, strict=True)]
         _rows(axes, [name for name, _ in measured])

@@ -64,7 +64,7 @@ def test_limit_shares_and_throughput():
     assert variant.limit_fraction == pytest.approx(found.limit_ms / variant.steady_ms)
     assert variant.throughput.ratio.value == pytest.approx(2.0)
     assert variant.throughput.shares == pytest.approx(
-        {"collect": 0.5, "sample": 0.0, "transfer": 0.0, "update": 0.5, "other": 0.0}
+        {"collect": 0.5, "draw": 0.0, "transfer": 0.0, "update": 0.5, "other": 0.0}
     )
 
 
