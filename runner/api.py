@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from runner.plugin.config import Config
 from runner.plugin.context import Context
 from runner.plugin.contract import Close, Contract, Exact, Objective, Statistical
-from runner.plugin.dataset_config import DatasetConfig
+from runner.plugin.dataset_config import DatasetConfig, FileDatasetConfig
+from runner.plugin.files import DataFile, DataName, RecipePath
 from runner.plugin.learner import GradientLearnerConfig, Learner, LearnerConfig, Mean
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.ring import Ring
@@ -45,9 +46,12 @@ __all__ = [
     "Config",
     "Context",
     "Contract",
+    "DataFile",
+    "DataName",
     "DatasetConfig",
     "DatasetSource",
     "Exact",
+    "FileDatasetConfig",
     "GradientLearner",
     "GradientLearnerConfig",
     "Learner",
@@ -59,6 +63,7 @@ __all__ = [
     "Plan",
     "Probe",
     "Progress",
+    "RecipePath",
     "Ring",
     "Role",
     "RunnerError",

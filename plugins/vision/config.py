@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runner.api import DatasetConfig, GradientLearnerConfig, Objective
+from runner.api import DatasetConfig, GradientLearnerConfig, Objective, RecipePath
 
 if TYPE_CHECKING:
     from .classifier import Classifier
@@ -79,8 +79,8 @@ class ImageFolderConfig(DatasetConfig):
     kind: ClassVar[str] = "image_folder"
     provides: ClassVar[str] = "labelled_images"
 
-    folder: str
-    """The folder; its subfolders' names, sorted, are the classes."""
+    folder: RecipePath
+    """The folder, relative to the recipe; its subfolders' names, sorted, are the classes."""
     side: Annotated[int, Field(ge=4, le=1024)] = 32
     """Pixels; every image is scaled to this height and width."""
     grey: bool = False

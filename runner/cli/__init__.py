@@ -7,13 +7,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import ablate, plugins, profile, recipes, run, runs, study, tracking, verify
+from runner.cli import ablate, data, plugins, profile, recipes, run, runs, study, tracking, verify
 from runner.cli.common import report, say
 from runner.cli.streams import clean_streams, traceback_of
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.secrets import looks_secret, redact, register, register_environment, register_url
 
-GROUPS = (run, runs, verify, ablate, profile, study, recipes, plugins, tracking)
+GROUPS = (run, runs, verify, ablate, profile, study, recipes, plugins, data, tracking)
 """The modules that add verbs, in the order in which ``--help`` lists them."""
 
 app = typer.Typer(

@@ -21,6 +21,7 @@ ResumeOption = Annotated[
 DriftOption = Annotated[
     bool, typer.Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")
 ]
+DownloadOption = Annotated[bool, typer.Option("--download", help="Fetch the published files that its data need.")]
 RunArgument = Annotated[
     str, typer.Argument(metavar="[RUN]", help="A name, its digits, MLflow's id, the beginning of one, or 'latest'.")
 ]
@@ -38,6 +39,7 @@ def run(
     plugin: PluginOption = None,
     resume: ResumeOption = False,
     allow_drift: DriftOption = False,
+    download: DownloadOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,6 +59,11 @@ def run(
 
     registry = open_registry(plugin)
     loaded = load(recipe, sets or (), registry)
+    if download:
+        from runner.cli.data import fetched
+
+        for file in loaded.data.absent():
+            fetched(file)
     unfinished = _unfinished(loaded.digest) if resume else None
     if unfinished is not None:
         given = [*loaded.secret_assignments(), *(sets or ())]  # what the lock does not have

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.plugin.config import Config
 from runner.plugin.contract import Objective
+from runner.plugin.files import DataFile
 from runner.plugin.progress import Progress, Unit
 from runner.system.tree import map_tensors, tensors
 
@@ -42,9 +43,16 @@ class SourceConfig(Config, ABC):
     shapes_vary: ClassVar[bool] = False
     """Whether batches of one size may have tensors of different shapes."""
 
+    files: ClassVar[tuple[DataFile, ...]] = ()
+    """Published files that it can read; ``runner data`` lists and fetches them."""
+
     @abstractmethod
     def implementation(self) -> type[Source]:
         """Imports and returns the source's class."""
+
+    def absent(self) -> list[DataFile]:
+        """Those of ``files`` that these settings need and that are not here."""
+        return []
 
     def largest_batch(self) -> int | None:
         """The largest batch that can be drawn, None if there is no limit."""

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from runner.api import StageConfig
+from runner.api import Config, StageConfig
+from runner.plugin.files import Anchor, anchored
 from runner.recipe.catalog import Catalog, Section
 from runner.recipe.constraints import Draft
 from runner.recipe.errors import Place, Problem, nearest, suggestion
@@ -35,12 +36,24 @@ def plugin_section(root: Node, section: Section, catalog: Catalog, problems: lis
         problems.append(Problem(node.anchor, f"{section}.kind", one_of))
     elif kind.value in known:
         face = _face(catalog, section, str(kind.value), kind.place, problems)
-        return face and fill(face, settings, section, problems)
+        return face and fill(face, _anchored(face, settings), section, problems)
     else:
         hint = suggestion(str(kind.value), known)
         problems.append(Problem(kind.place, f"{section}.kind", f"unknown kind {display(kind.value)}{hint}"))
         _check_as_if(nearest(str(kind.value), known), settings, section, catalog, problems)
     return None
+
+
+def _anchored(face: type[Config], settings: Node) -> Node:
+    """Makes paths absolute, each from the file that it is written in."""
+    assert isinstance(settings.value, dict)
+    paths: dict[str, Node] = {}
+    for name, field in face.model_fields.items():
+        anchor = next((each for each in field.metadata if isinstance(each, Anchor)), None)
+        node = settings.get(name)
+        if anchor is not None and node is not None and isinstance(node.value, str):
+            paths[name] = replace(node, value=anchored(node.value, node.place.source, anchor))
+    return replace(settings, value={**settings.value, **paths})
 
 
 def stages(draft: Draft, catalog: Catalog, problems: list[Problem]) -> None:

@@ -1,0 +1,1 @@
+"""Sequences of symbols, and what comes next."""

@@ -1,0 +1,98 @@
+"""The language model in torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+
+if TYPE_CHECKING:
+    from .config import GptConfig
+
+STD = 0.02
+"""Of the first weights, as in GPT-2; smaller where a layer adds to the stream between the blocks."""
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward layer, each normalised before and added to what came in."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.attended = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] to the same."""
+        x = x + self._drop(self.attended(self.attention(self.norm1(x))))
+        return x + self._drop(self.down(F.gelu(self.up(self.norm2(x)))))
+
+    def attention(self, x: Tensor) -> Tensor:
+        """What every symbol gathers from itself and those before it."""
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        if x.device.type == "cpu" and q.dtype == torch.bfloat16:  # its backward is slower there than float32's
+            with torch.autocast("cpu", enabled=False):
+                y = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), dropout_p=dropout, is_causal=True)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return y.transpose(1, 2).reshape(batch, length, width)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class Transformer(nn.Module):
+    """From symbols [B, T] to logits [B, T, vocabulary] of the symbol after each."""
+
+    def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm, self.dropout = nn.LayerNorm(width), dropout
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                adds = name.endswith(("attended.weight", "down.weight"))
+                nn.init.normal_(parameter, std=STD / math.sqrt(2 * layers) if adds else STD)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The logits; the last layer is the embedding."""
+        x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
+        x = F.dropout(x, self.dropout, self.training)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+class Gpt(GradientLearner):
+    """Cross-entropy of every symbol of a window but the first."""
+
+    def build(self, config: GptConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+        """The transformer for windows as long as the source's."""
+        (length,) = shapes["tokens"]
+        vocabulary = context.sizes["vocabulary"]
+        return Transformer(vocabulary, length - 1, config.layers, config.width, config.heads, config.dropout)
+
+    def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """Its sum, in nats, over all symbols."""
+        tokens = batch["tokens"]
+        logits, target = self.slots.forward(tokens[:, :-1]), tokens[:, 1:]
+        return Loss(F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum"), target.numel())
+
+    @torch.no_grad()
+    def metrics(self, batch: Batch) -> Mapping[str, Mean]:
+        """The loss by the name of what it is counted in."""
+        return {"nats_per_character": super().metrics(batch)["loss"]}
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """All symbols of a window but the last."""
+        tokens: Tensor = batch["tokens"]
+        return tokens[:, :-1]

@@ -1,0 +1,103 @@
+"""Text in memory, as windows of characters."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner.api import Batch, DatasetSource, UsageError
+
+if TYPE_CHECKING:
+    from .config import TextConfig
+
+_log = logging.getLogger(__name__)
+
+
+class Windows:
+    """Overlapping parts of one text, each of ``context`` characters and the one after them."""
+
+    def __init__(self, tokens: Tensor, context: int, stride: int) -> None:
+        self.tokens, self.context, self.stride = tokens, context, stride
+        self.offsets = torch.arange(context + 1, device=tokens.device)
+        self.nbytes = tokens.nbytes
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1 - self.context) // self.stride + 1)
+
+    def take(self, index: Tensor) -> Batch:
+        """The windows with these numbers, [B, context + 1]."""
+        return {"tokens": self.tokens[index[:, None] * self.stride + self.offsets].long()}
+
+    def to(self, device: torch.device) -> Windows:
+        """The same windows on a device."""
+        return Windows(self.tokens.to(device), self.context, self.stride)
+
+
+class Text(DatasetSource):
+    """Windows that begin anywhere to train on, and side by side to evaluate."""
+
+    held_out: Windows
+
+    def datasets(self, config: TextConfig) -> tuple[Any, Any]:
+        """The text up to its held-out end, and that end with the character before it, from which the first follows.
+
+        Raises:
+            UsageError: there is no such file, it is no UTF-8, or it is too short.
+        """
+        path = config.locate(config.file) or _stand_in(config)
+        content = path.read_bytes()
+        self._digest = hashlib.sha256(content).hexdigest()
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"data.file: {path} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+        characters, numbers = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+        tokens = torch.from_numpy(numbers.astype(np.int32))
+        cut, context = int(len(tokens) * (1 - config.held_out)), config.context
+        if cut <= context or cut == len(tokens):
+            raise UsageError(f"data.file: {path} has {len(tokens):,} characters, too few for windows of {context:,}")
+        self.sizes = {"vocabulary": len(characters)}
+        return Windows(tokens[:cut], context, stride=1), Windows(tokens[cut - 1 :], context, stride=context)
+
+    def tokens(self, batch: Batch) -> int:
+        """Characters that are predicted."""
+        rows, columns = batch["tokens"].shape
+        return int(rows * (columns - 1))
+
+    def held_out_batches(self) -> Iterator[Batch]:
+        """Every held-out character once; the last window may be shorter."""
+        if len(self.held_out):
+            yield from super().held_out_batches()
+        rest = self.held_out.tokens[len(self.held_out) * self.held_out.stride :]
+        if len(rest) > 1:
+            yield {"tokens": rest[None].long()}
+
+    def fingerprint(self) -> str:
+        """The file's SHA-256."""
+        return self._digest
+
+
+def _stand_in(config: TextConfig) -> Path:
+    """Python's help texts in place of a published file that is not at hand.
+
+    Raises:
+        UsageError: the file is nobody's but the user's, or this Python has no help texts.
+    """
+    if not config.wanted():
+        raise UsageError(f"data.file: {config.nowhere(config.file)}")
+    spec = find_spec("pydoc_data.topics")
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise UsageError(f"data.file: {config.nowhere(config.file)}")
+    _log.warning(
+        "data.file: %s\nPython's own help texts stand in for it, so figures mean nothing beside those of others",
+        config.nowhere(config.file),
+    )
+    return Path(spec.origin)
