@@ -122,6 +122,8 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
         _download(file, target)
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise RunnerError(
             f"{file.name} could not be fetched from {file.url}: {reason}; if you have it from elsewhere (SHA-256 "
             f"{file.sha256}), put it into {target.parent}"

@@ -21,7 +21,7 @@ def server():
     """Serves ``CONTENT``, or half of it, or nothing; counts what it is asked for."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):  # noqa: N802 (the server's name)
+        def do_GET(self):
             asked.append(self.path)
             if self.path == "/missing":
                 self.send_error(404)
