@@ -31,6 +31,22 @@ TINY = (
 
 
 TINY_UAV = (*TINY, "data.episode_limit=30", "data.followers=1")
+TINY_DIGITS = (
+    "model.widths=[8]",
+    "data.held_out=1000",
+    "train={epochs: 2, batch_size: 64, log_every: 1, evaluate_every: 1, checkpoint_every: 1}",
+    "tracking.system_metrics=false",
+    "device=cpu",
+)
+TINY_GPT = (
+    *("model.layers=1", "model.width=16", "model.heads=2", "data.context=16", "data.held_out=0.005"),
+    *("train.tokens=2560", "train.batch_size=4"),
+    *("train.log_every=256", "train.evaluate_every=1280", "train.checkpoint_every=1280"),
+    "tracking.system_metrics=false",
+    "device=cpu",
+)
+SMALL = {"marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "shakespeare": TINY_GPT}
+"""By the beginning of a recipe's name."""
 COSTLY = {"batch_autotune": ["optimization.batch_autotune={largest: 16}"], "compile": ["model.hidden=[8]"]}
 """Settings that keep a stage cheap enough for a test."""
 COMPANY = {"compile": ("stacked_agents",)}
@@ -49,7 +65,7 @@ def tiny(name: str, *sets: str, registry: Registry | None = None) -> Recipe:
 
 def settings_of(name: str) -> tuple[str, ...]:
     """What makes a recipe that ships small."""
-    return TINY if name == "marl_spread" else TINY_UAV
+    return next(small for beginning, small in SMALL.items() if name.startswith(beginning))
 
 
 def with_requirements(kind: str) -> list[str]:

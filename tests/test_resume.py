@@ -17,16 +17,23 @@ from runner.train.checkpoint import reader as checkpoint
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 STAGES = Registry().kinds("optimization")
-CHEAP = {"marl_phase3": ("optimization.compile=off",)}
+CHEAP = {name: ("optimization.compile=off",) for name in SHIPPED if name.endswith("phase3")}
 KILLS = 2
 IN_SAVE = ("checkpoint.tensors=torn@2", "checkpoint.state=kill@2", "checkpoint.synced=kill@2", "checkpoint.pruned=kill")
 OFTEN = ("train.log_every=12", "train.checkpoint_every=40")
+LONG = {
+    "marl": ("train.env_steps=240", *OFTEN),
+    "digits": ("train.epochs=4",),
+    "shakespeare": ("train.tokens=5120", "train.log_every=128"),
+}
+"""By the beginning of a recipe's name."""
 SHORT = ("train.env_steps=120", "train.checkpoint_every=40")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
-    command = arguments(name, "train.env_steps=240", *OFTEN, *CHEAP.get(name, ()))
+    long = next(sets for beginning, sets in LONG.items() if name.startswith(beginning))
+    command = arguments(name, *long, *CHEAP.get(name, ()))
     survives(tmp_path, command, isolated_workspace, KILLS, [IN_SAVE[SHIPPED.index(name) % len(IN_SAVE)]])
 
 
