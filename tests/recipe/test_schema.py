@@ -1,5 +1,8 @@
 from faces import FakeCatalog
 
+from runner.plugin.optimizer import kinds, signature
+from runner.plugin.progress import UNITS
+from runner.recipe.optimizers import SCHEDULES
 from runner.recipe.schema import DIALECT, schema
 
 SCHEMA = schema(FakeCatalog())
@@ -26,6 +29,36 @@ def test_stages_are_switches_or_settings():
     assert switch == {"enum": ["on", "off", True, False]}
     assert settings["properties"]["size"]["minimum"] == 1
     assert settings["minProperties"] == 1
+
+
+def test_one_optimizer_is_for_all_roles_or_one_for_each_role_of_any_learner():
+    one, by_role = SCHEMA["properties"]["optimizer"]["anyOf"]
+    assert one == {"$ref": "#/$defs/optimizer"}
+    assert by_role["properties"] == dict.fromkeys(["discriminator", "generator", "model"], one)
+    assert by_role["additionalProperties"] is False
+
+
+def test_every_optimizer_offers_the_settings_of_its_signature():
+    forms = {form["properties"]["kind"]["const"]: form for form in SCHEMA["$defs"]["optimizer"]["anyOf"]}
+    assert forms.keys() == set(kinds())
+    for kind, form in forms.items():
+        assert form["properties"].keys() == {"kind", "max_grad_norm", "spare", *signature(kind)}
+        assert form["additionalProperties"] is False
+    adam = forms["adam"]["properties"]
+    assert adam["betas"]["default"] == [0.9, 0.999]
+    assert (adam["betas"]["minItems"], adam["betas"]["maxItems"]) == (2, 2)
+    assert adam["amsgrad"] == {"type": "boolean", "default": False}
+    assert adam["lr"]["type"] == ["number", "string"]  # digits in groups
+
+
+def test_schedules_are_told_apart_by_their_kind():
+    forms = SCHEMA["properties"]["lr_scheduler"]["anyOf"]
+    assert [form["properties"]["kind"]["const"] for form in forms] == list(SCHEDULES)
+    assert all(form["additionalProperties"] is False for form in forms)
+
+
+def test_a_training_may_be_counted_in_every_unit():
+    assert SCHEMA["properties"]["train"]["properties"].keys() >= set(UNITS)
 
 
 def test_a_plugin_that_cannot_be_imported_accepts_anything():
