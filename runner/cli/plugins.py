@@ -4,7 +4,8 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import typer
 
@@ -121,9 +122,16 @@ def _settings(model: Any) -> list[dict[str, Any]]:
 
 
 def _type(annotation: Any) -> str:
-    """``list[int]`` or ``Literal['bf16', 'fp16']``, without the modules' names."""
-    name = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
-    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", name).replace("NoneType", "None")
+    """``list[int]`` or ``Literal['bf16', 'fp16']``, without the modules' names and without bounds."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(inside[0])
+    if origin in (Union, UnionType):
+        return " | ".join(map(_type, inside))
+    if isinstance(origin, type):
+        return f"{origin.__name__}[{', '.join(map(_type, inside))}]"
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", name).replace("NoneType", "None").replace("Ellipsis", "...")
 
 
 def _worth(measured: dict[str, Any]) -> str:

@@ -131,6 +131,7 @@ def test_recipes_are_listed_and_copied_but_never_overwritten(tmp_path):
 
 def test_the_card_of_a_learner_shows_what_it_optimizes_and_how(tmp_path):
     card = runner("plugins", "masac", cwd=tmp_path).stdout
+    assert "\nhidden: list[int], default [256, 256]\n" in card
     assert re.search(r"^roles: actor \{kind: adam, .*, critic \{.*, temperature \{kind: adam, ", card, re.MULTILINE)
     card = runner("plugins", "uav_path_planning", cwd=tmp_path).stdout
     assert "\nunits: updates, samples, env_steps\n" in card
