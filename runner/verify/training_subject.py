@@ -114,7 +114,7 @@ class _Training:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline, self.slots, self.learner = pipeline, pipeline.slots, pipeline.learner
         self.whole_step = Step(pipeline)
-        self.draws = False
+        self.draws = self.answers = False
 
     def subject(self) -> Subject:
         return Subject(
@@ -135,8 +135,13 @@ class _Training:
             return output
         batch, noise, inputs, counts = mapped(self._on_device, given)
         self.pipeline.progress.load_state_dict(counts)
+        self.whole_step.reset()  # another state may have been loaded, with the learning rates of another update
         output = self.whole_step.update(Drawn(batch, noise))
-        return output | {"predict": self.learner.predict(inputs)}
+        self.answers = True  # slots that answer tell no story of the update
+        try:
+            return output | {"predict": self.learner.predict(inputs)}
+        finally:
+            self.answers = False
 
     def record(self) -> Recorded:
         """What the next update learns from, which is then done."""
@@ -154,19 +159,19 @@ class _Training:
     def watch(self, listener: Listener) -> None:
         """Wraps the slots that tell the story of an update."""
         for name in dict.fromkeys(("next_batch", *self.learner.story)):
-            self.slots.wrap(name, partial(_observed, name, listener))
+            self.slots.wrap(name, partial(self._observed, name, listener))
+
+    def _observed(self, name: str, listener: Listener, step: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            output = step(*args, **kwargs)
+            if not self.answers:
+                listener(name, output)
+            return output
+
+        return observed
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.pipeline.device)
-
-
-def _observed(name: str, listener: Listener, step: Callable[..., Any]) -> Callable[..., Any]:
-    def observed(*args: Any, **kwargs: Any) -> Any:
-        output = step(*args, **kwargs)
-        listener(name, output)
-        return output
-
-    return observed
 
 
 class LearnerState:

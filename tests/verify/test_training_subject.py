@@ -1,21 +1,26 @@
 """From a recipe to what the gate compares."""
 
+import re
+import tomllib
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
 import torch
-from running import NoDisplay, tiny
+from running import tiny
 
 from runner.compare.isolation import Isolation, Location
+from runner.compare.state import clones, saved
 from runner.plugin.registry import GROUP, Registry
-from runner.proof import Close, Exact, exact, verify
+from runner.proof import Close, Exact, Outcome, exact, verify
 from runner.recipe import RecipeError, load
 from runner.system import generators
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble
 from runner.train.loop import Loop
 from runner.train.signals import Stop
+from runner.verify.training import Nowhere
 from runner.verify.training_subject import recipe_with, recorded, subject
 
 REGISTRY = Registry()
@@ -25,6 +30,11 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "example_plugin"
 @pytest.fixture(scope="module")
 def recipe():
     return tiny("marl_baseline", "data.followers=1", "model.hidden=[8]")
+
+
+@pytest.fixture
+def simulated(recipe):
+    return recipe, REGISTRY
 
 
 def same(one, other):
@@ -40,13 +50,15 @@ def test_a_stage_brings_what_it_requires_in_the_order_of_attaching(recipe):
 
 def test_settings_of_the_recipe_are_kept_and_others_are_the_defaults():
     recipe = tiny("marl_baseline", "optimization.amp={dtype: fp16}")
-    assert recipe_with(recipe, REGISTRY, ["amp"]).stages["amp"].config.dtype == "fp16"
-    assert recipe_with(tiny("marl_baseline"), REGISTRY, ["amp"]).stages["amp"].config.dtype == "bf16"
+    assert recipe_with(recipe, REGISTRY, ["amp"]).stages["amp"].dtype == "fp16"
+    assert recipe_with(tiny("marl_baseline"), REGISTRY, ["amp"]).stages["amp"].dtype == "bf16"
 
 
 def test_no_two_subjects_share_a_stage(recipe):
     on = recipe_with(recipe, REGISTRY, ["forward_cache"])
-    assert recipe_with(on, REGISTRY, ["forward_cache"]).stages["forward_cache"] is not on.stages["forward_cache"]
+    one, other = (assemble(on).stages["forward_cache"] for _ in range(2))
+    assert one is not other
+    assert one.config is not other.config
 
 
 def test_what_does_not_exist_or_cannot_be_together_is_refused(recipe, tmp_path):
@@ -54,41 +66,35 @@ def test_what_does_not_exist_or_cannot_be_together_is_refused(recipe, tmp_path):
         recipe_with(recipe, REGISTRY, ["stacked_agent"])
     plugin = tmp_path / "rival.py"
     plugin.write_text(
-        "from runner.api import Exact, Stage\n"
-        "class Rival(Stage):\n    kind = 'rival'\n    phase = 1\n    contract = Exact()\n"
-        "    claims = frozenset({'critic_step'})\n    def attach(self, pipeline): pass\n"
+        "from runner.api import Exact, StageConfig\n"
+        "class Rival(StageConfig):\n    kind = 'rival'\n    phase = 1\n"
+        "    claims = frozenset({'critic_step'})\n"
+        "    def contract(self, setting): return Exact()\n"
+        "    def implementation(self): raise AssertionError('never assembled')\n"
     )
     with pytest.raises(RecipeError, match="critic_step"):
         subject(recipe, Registry([plugin]), ["merged_critic_loss", "rival"])
 
 
-class Unwritten:
-    """A journal that keeps nothing."""
-
-    def log(self, metrics, step):
-        pass
-
-    def mark(self):
-        return 0
-
-    def sync(self):
-        pass
-
-
-def test_recorded_batches_are_those_of_the_training(recipe, tmp_path):
+@pytest.mark.parametrize("name", ["marl_baseline", "digits"])
+def test_recorded_batches_are_those_of_the_training(name, tmp_path, request):
+    recipe, registry = request.getfixturevalue("digits" if name == "digits" else "simulated")
     seen = []
-    pipeline = assemble(recipe)
-    loop = Loop(pipeline, tmp_path, Unwritten(), NoDisplay(), Stop())
-    update = pipeline.slots.update
-    pipeline.slots.wrap("update", lambda step: lambda batch, noise: seen.append((batch, noise)) or update(batch, noise))
+    pipeline = assemble(recipe, registry.files)
+    pipeline.slots.wrap("update", lambda step: partial(kept, seen, step))
+    loop = Loop(pipeline, tmp_path, Nowhere(), Nowhere(), Stop())
     while len(seen) < 5:
-        updates = loop.collect()
-        for remaining in reversed(range(updates)):
-            loop.update(remaining)
-    found = recorded(recipe, REGISTRY, 5)
-    for (batch, noise, _), (expected, expected_noise) in zip(found, seen, strict=False):
-        assert same(batch, expected)
-        assert same(noise, expected_noise)
+        loop.step()
+    found = recorded(recipe, registry, 5)
+    for given, (batch, noise, counts) in zip(found, seen, strict=False):
+        assert same(given.batch, batch)
+        assert same(given.noise, noise)
+        assert given.progress == counts
+
+
+def kept(seen, step, batch, noise, progress):
+    seen.append((clones(batch), noise, progress.state_dict()))
+    return step(batch, noise, progress)
 
 
 def test_recording_leaves_the_global_generators_alone(recipe):
@@ -128,12 +134,8 @@ def test_a_recipe_can_be_had_in_float64(name):
 def digits(monkeypatch):
     """The recipe of the docs' example, and a registry that knows its plugins."""
     monkeypatch.syspath_prepend(EXAMPLE)
-    faces = {
-        "model.digits_mlp": "MlpConfig",
-        "data.digits": "DigitsConfig",
-        "optimization.recompute_activations": "RecomputeActivations",
-    }
-    mine = [EntryPoint(name, f"runner_digits:{face}", GROUP) for name, face in faces.items()]
+    text = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
+    mine = [EntryPoint(*pair, GROUP) for pair in text["project"]["entry-points"][GROUP].items()]
     registry = Registry((), [*entry_points(group=GROUP), *mine])
     return load(EXAMPLE / "digits.yaml", ["device=cpu"], registry), registry
 
@@ -148,4 +150,64 @@ def test_a_learner_on_a_dataset_that_knows_nothing_of_the_gate_is_judged(digits)
     verdict = verify(baseline, subject(recipe, registry, ["fused_optimizer"]), batches, Close())
     assert verdict, verdict
     fused.load({"learner": Isolation(baseline, 0).subject.state["learner"].state_dict()})
-    assert fused.subject.state["learner"].state_dict()["optimizer"]["param_groups"][0]["fused"] is True
+    assert fused.subject.state["learner"].state_dict()["optimizers"]["model"]["param_groups"][0]["fused"] is True
+
+
+# --- learners of the first storey ------------------------------------------------------------------------------------
+
+SUPERVISED = Path(__file__).parent / "supervised.py"
+
+
+def supervised(*sets):
+    """A classifier of words, and a registry that knows it and its stages."""
+    registry = Registry([SUPERVISED])
+    return load(SUPERVISED.with_suffix(".yaml"), ["device=cpu", *sets], registry), registry
+
+
+def verdict_on(stage, contract, *sets):
+    recipe, registry = supervised(*sets)
+    batches = recorded(recipe, registry, 4)
+    return verify(subject(recipe, registry, ()), subject(recipe, registry, [stage]), batches, contract)
+
+
+@pytest.mark.parametrize("contract", [Exact(), Close()])
+def test_a_stage_that_breaks_inference_alone_is_found(contract):
+    verdict = verdict_on("wrong_without_gradient", contract)
+    assert verdict.outcome is Outcome.FAIL
+    assert "update 1, slot 'step': 'predict' differs" in str(verdict)
+
+
+def test_compiled_dropout_is_close_to_eager_dropout():
+    verdict = verdict_on("compile", Close(), "model.dropout=0.3")
+    assert verdict.outcome is Outcome.PASS, verdict
+
+
+@pytest.mark.parametrize("kind", ["sparseadam", "sgd"])
+def test_sparse_embeddings_are_compared(kind):
+    sets = ("model.sparse=true", f"optimizer={{kind: {kind}, lr: 0.1}}")
+    assert verdict_on("same_loss", Exact(), *sets)
+    assert verdict_on("same_loss", Close(), *sets)
+    assert verdict_on("wrong_loss", Close(), *sets).outcome is Outcome.FAIL
+
+
+def test_a_loss_in_float32_makes_float64_no_measure():
+    assert verdict_on("round_about", Close())
+    verdict = verdict_on("round_about", Close(), "model.narrow=true")
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict
+    assert re.search(r"itself rounds to torch.float32 \(supervised.py:\d+, in loss\)", str(verdict))
+    assert verdict_on("wrong_loss", Close(), "model.narrow=true").outcome is Outcome.FAIL
+
+
+def test_learning_rates_follow_the_schedule_whatever_state_was_loaded():
+    recipe, registry = supervised("lr_scheduler={kind: linear}")
+    isolation = Isolation(subject(recipe, registry, ()), 0)
+    first, *_, last = recorded(recipe, registry, 8)
+
+    def rate(given):
+        isolation.step(given)
+        return isolation.subject.state["learner"].state_dict()["optimizers"]["model"]["param_groups"][0]["lr"]
+
+    begin, state = rate(first), saved(isolation.subject)
+    assert rate(last) < begin
+    isolation.load(state)
+    assert rate(last) < begin
