@@ -13,13 +13,11 @@ from .config import EXTRA
 if TYPE_CHECKING:
     from .config import DigitsConfig
 
-CLASSES = 10
-
 
 class Digits(DatasetSource):
     """The first images are held out, the others are trained on."""
 
-    sizes = {"classes": CLASSES}  # noqa: RUF012 (nobody changes it)
+    sizes = {"classes": 10}  # noqa: RUF012 (nobody changes it)
 
     def datasets(self, config: DigitsConfig) -> tuple[Any, Any]:
         """Images [N, 1, 8, 8] in [0, 1] and labels [N].
