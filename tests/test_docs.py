@@ -88,7 +88,7 @@ def test_the_errors_in_the_readme_are_what_validate_says(tmp_path, monkeypatch):
 
 
 def test_the_walk_through_shows_lines_that_exist():
-    places = ("plugins/stages/fused_optimizer.py", "tests/stages/test_close_stages.py", "pyproject.toml")
+    places = ("plugins/stages/fused_optimizer.py", "tests/marl/stages/test_close_stages.py", "pyproject.toml")
     texts = [(ROOT / place).read_text() for place in places]
     shown = blocks(CONTRIBUTING, "python") + blocks(CONTRIBUTING, "toml")
     assert len(shown) == 3
