@@ -21,8 +21,10 @@ MAY_IMPORT = {
     "study": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
 }
 """By part of ``runner``; the command line may import everything, and nothing imports it."""
-FAMILY = re.compile(r"(?<![a-z])(env_steps?|replay|actor|agent|episode|policy|simulates)(?=s?(?![a-z]))", re.IGNORECASE)
-"""Words of one family of experiments; ``refactor`` is none."""
+FAMILY = re.compile(
+    r"(?<![a-z])(?<!user-)(env_steps?|replay|actor|agent|episode|policy|simulates)(?=s?(?![a-z]))", re.IGNORECASE
+)
+"""Words of one family of experiments; ``refactor`` and HTTP's ``User-Agent`` are none."""
 UNITS = {"env_steps"}
 FAMILY_WORDS = {
     "runner/plugin/progress.py": UNITS,
