@@ -15,7 +15,7 @@ EXAMPLE = DOCS / "example_plugin"
 FILES = [
     EXAMPLE / name for name in ("pyproject.toml", "runner_digits/__init__.py", "runner_digits/works.py", "digits.yaml")
 ]
-KINDS = {"digits_mlp", "digits", "recompute_activations"}
+KINDS = {"example_mlp", "example_digits", "recompute_activations"}
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +70,23 @@ def test_it_learns_and_its_stage_changes_no_bit():
 
 @pytest.mark.usefixtures("migrated_workspace")
 def test_stages_of_the_runner_work_with_it_unchanged():
-    result = train("train.updates=30", "optimization.amp=on", "optimization.compile=on")
+    result = train("train.epochs=2", "optimization.amp=on", "optimization.compile=on")
     assert result["status"] == "FINISHED"
     assert result["stages"]["fused_optimizer"]["active"] is True
     for stage in result["stages"].values():
         assert stage["active"] is (stage["reason"] is None)
 
 
-def test_it_takes_fewer_than_80_lines_of_code():
-    assert sum(lines_of_code(file) for file in EXAMPLE.rglob("*.py")) < 80
+def test_all_its_stages_keep_what_they_promise_also_compiled():
+    arguments = ["verify", "digits.yaml", "--json", "--set", "optimization.compile=on"]
+    report = result_of(forked(*arguments))
+    assert {row["name"]: row["verdict"] for row in report["stages"]} == dict.fromkeys(
+        ["recompute_activations", "compile", "fused_optimizer", "all"], "PASS"
+    )
+
+
+def test_it_takes_fewer_than_50_lines_of_code():
+    assert sum(lines_of_code(file) for file in EXAMPLE.rglob("*.py")) < 50
 
 
 def test_the_page_shows_every_line_of_its_files():

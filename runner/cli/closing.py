@@ -31,9 +31,9 @@ def show(result: "RunResult", console: Console, headline: Sequence[str]) -> None
 
 
 def _next(result: "RunResult") -> list[str]:
-    digits = result.run_name.rpartition("-")[2]
     if result.status != "FINISHED":
-        return [f"runner resume {digits}", "runner ls"]
+        return [result.resume, "runner ls"]
+    digits = result.run_name.rpartition("-")[2]
     return [f"runner compare {digits} OTHER_RUN", "runner ui"]
 
 

@@ -8,6 +8,8 @@ from runner.cli.common import JsonOption, PluginOption, RecipeArgument, SetOptio
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from runner.cli.progress import ProgressDisplay
     from runner.plugin.registry import Registry
     from runner.recipe import Recipe
@@ -56,8 +58,11 @@ def run(
     [bold]runner run recipes/marl_phase2.yaml --set data.followers=2 --set optimization.amp=off[/]
     """
     from runner.recipe import drift, is_lock, load
+    from runner.recipe.layers import find
 
     registry = open_registry(plugin)
+    if is_lock(found := find(recipe)):
+        _refuse_without_plugins(found, registry, f"runner run {recipe}")
     loaded = load(recipe, sets or (), registry)
     if download:
         from runner.cli.data import fetched
@@ -111,13 +116,13 @@ def _resume(
     folder: "RunFolder", registry: "Registry", sets: list[str] | None, allow_drift: bool, quiet: bool, as_json: bool
 ) -> None:
     from runner.recipe import drift, load
-    from runner.recipe.lock import LOCK_NAME, read_lock
+    from runner.recipe.lock import LOCK_NAME
 
     lock = folder.path / LOCK_NAME
     if reason := folder.resumable:
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
-    read_lock(lock)  # says what to do about a damaged one
+    _refuse_without_plugins(lock, registry, f"runner resume {folder.name}")
     recipe = load(lock, sets or (), registry)
     changes = drift(lock, recipe, registry)
     for change in changes:
@@ -136,6 +141,17 @@ def _resume(
     with _display(recipe, quiet) as display:
         result = train_on(recipe, registry, workspace(), folder, display, drifted)
     _finish(result, recipe, as_json)
+
+
+def _refuse_without_plugins(lock: "Path", registry: "Registry", command: str) -> None:
+    """Says which plugin files a lock needs that are not on the command line, and the command that has them."""
+    from runner.recipe.lock import missing_plugins, read_lock
+
+    missing = missing_plugins(read_lock(lock), registry.files)
+    if missing:
+        names = ", ".join(path.name for path in missing)
+        whole = registry.command(command, missing)
+        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
 
 
 def _display(recipe: "Recipe", quiet: bool) -> "ProgressDisplay":

@@ -1,8 +1,10 @@
 """Which plugins there are, by section and kind; nothing is imported until it is asked for."""
 
 import hashlib
+import importlib
 import importlib.util
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -91,6 +93,10 @@ class Registry:
         """
         return self._plugin(section, kind).provider
 
+    def command(self, text: str, more: Iterable[Path] = ()) -> str:
+        """A command line with these plugin files, and more of them."""
+        return " ".join([text, *(f"--plugin {shlex.quote(shown_path(path))}" for path in (*self.files, *more))])
+
     def _plugin(self, section: Section, kind: str) -> _Plugin:
         if (section, kind) not in self._plugins:
             raise PluginError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
@@ -153,6 +159,7 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     name = f"runner_plugin_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name], provider
+    _make_siblings_importable(path.resolve().parent)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"plugin {shown_path(path)} is no Python file")
@@ -164,3 +171,13 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
         del sys.modules[name]
         raise PluginError(f"plugin {shown_path(path)} cannot be imported: {type(error).__name__}: {error}") from error
     return module, provider
+
+
+def _make_siblings_importable(folder: Path) -> None:
+    """Looks for modules in a plugin file's folder, too; last, so that a ``random.py`` there shadows nothing.
+
+    For good, because ``implementation()`` imports what computes later.
+    """
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    importlib.invalidate_caches()  # a file may be newer than what was last seen of its folder

@@ -3,13 +3,13 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner import __version__
-from runner.recipe.catalog import Catalog, Section
+from runner.recipe.catalog import Catalog, Provider, Section
 from runner.recipe.code import code_digests
 from runner.recipe.errors import Place, Problem, RecipeError
 from runner.recipe.git import Checkout, source
@@ -24,6 +24,8 @@ from runner.system.secrets import redact
 VERSION = 1
 LOCK_NAME = "recipe.lock.yaml"
 PATCH_NAME = "source.patch"
+PLUGIN_FILES = "plugin_files"
+"""Where the plugin files of a run were; a hint for who runs it again, and no part of what is compared."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _MATTERS = ("recipe", "code", "plugins", "packages")
 """Sections that decide about results."""
@@ -74,7 +76,9 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | 
         (run_dir / PATCH_NAME).unlink(missing_ok=True)
     head = {"lock": VERSION, "digest": recipe.digest}
     facts = {"recipe": recipe.values()} | _environment(recipe, catalog, checkout)
-    origins = {"origins": {path: place.cited() for path, place in recipe.origins.items()}}
+    origins: dict[str, Any] = {"origins": {path: place.cited() for path, place in recipe.origins.items()}}
+    if files := _plugin_files(recipe, catalog):
+        origins[PLUGIN_FILES] = files
     lock = run_dir / LOCK_NAME
     # Digests are no secrets, whatever the packages are called that they are of.
     write_durably(lock, dump(head) + redact(dump(facts | origins)) + dump({"code": code_of(recipe)}))
@@ -100,6 +104,17 @@ def read_lock(lock: Path) -> dict[str, Any]:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
         raise RecipeError([Problem(root.anchor, "lock", message)])
     return values
+
+
+def missing_plugins(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Path]:
+    """Plugin files that a lock was written with and of whose names none is given.
+
+    Args:
+        locked: the lock, as ``read_lock`` returns it.
+        given: plugin files on the command line.
+    """
+    names = {path.name for path in given}
+    return [path for path in map(Path, locked.get(PLUGIN_FILES) or ()) if path.name not in names]
 
 
 def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[Drift]:
@@ -154,11 +169,21 @@ def code_of(recipe: Recipe) -> dict[str, str]:
     return code_digests([type(recipe.model), type(recipe.data), *map(type, recipe.stages.values())])
 
 
-def _environment(recipe: Recipe, catalog: Catalog, checkout: Checkout | None) -> dict[str, dict[str, Any]]:
-    """What else can change a result, as plain values."""
+def _providers(recipe: Recipe, catalog: Catalog) -> dict[str, Provider]:
+    """Who brought the plugins in use."""
     used: list[tuple[Section, str]] = [("model", recipe.model.kind), ("data", recipe.data.kind)]
     used += [("optimization", kind) for kind in recipe.stages]
-    providers = {f"{section}.{kind}": catalog.provider(section, kind) for section, kind in used}
+    return {f"{section}.{kind}": catalog.provider(section, kind) for section, kind in used}
+
+
+def _plugin_files(recipe: Recipe, catalog: Catalog) -> list[str]:
+    names = {provider.name for provider in _providers(recipe, catalog).values()}
+    return sorted(str(Path(name).absolute()) for name in names if name.endswith(".py"))
+
+
+def _environment(recipe: Recipe, catalog: Catalog, checkout: Checkout | None) -> dict[str, dict[str, Any]]:
+    """What else can change a result, as plain values."""
+    providers = _providers(recipe, catalog)
     packages, tools = versions({provider.name for provider in providers.values()})
     return {
         "source": {} if checkout is None else {"commit": checkout.commit, "patch_sha256": checkout.patch_sha256},

@@ -47,10 +47,28 @@ class Display(Protocol):
 class Loop:
     """One training; ``step`` in what it logs is ``progress.done``, in the recipe's unit."""
 
-    def __init__(self, pipeline: Pipeline, run_dir: Path, journal: Journal, display: Display, stop: Stop) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        run_dir: Path,
+        journal: Journal,
+        display: Display,
+        stop: Stop,
+        again: str = "runner resume",
+    ) -> None:
+        """Makes ready to train.
+
+        Args:
+            pipeline: what trains.
+            run_dir: where checkpoints go.
+            journal: keeps what is logged.
+            display: shows it.
+            stop: says when to end early.
+            again: the command that goes on with this run, for messages.
+        """
         train = pipeline.recipe.train
         self.pipeline, self.journal, self.display, self.stop = pipeline, journal, display, stop
-        self.progress = pipeline.progress
+        self.again, self.progress = again, pipeline.progress
         self.writer = Writer(run_dir / CHECKPOINTS, journal.sync)
         every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
         self.every = {name: count for name, count in every.items() if count}
@@ -103,7 +121,7 @@ class Loop:
             raise RunnerError(
                 f"the checkpoint at {self.progress.done} {self.progress.unit} could not be written: "
                 f"{self.writer.failure.strerror}; the newest is {self.writer.newest() or 'none'}; free some space and "
-                "continue with: runner resume"
+                f"continue with: {self.again}"
             )
 
     def follow(self, output: dict[str, Any], seconds: float) -> None:

@@ -48,6 +48,8 @@ class RunResult:
     metrics: dict[str, float]
     """The last value of every metric."""
     seconds: float
+    resume: str
+    """The command that goes on with it, should it not be finished."""
     exit_code: ExitCode
 
     def data(self) -> dict[str, Any]:
@@ -80,13 +82,14 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
             workspace, recipe.tracking.experiment, recipe.name, recipe.values(), tags(recipe, pipeline),
             recipe.tracking.system_metrics, Target(recipe.digest, goal, unit),
         )  # fmt: skip
-        with _concluded(tracker, stop) as progress:
+        again = registry.command(f"runner resume {tracker.run_name}")
+        with _concluded(tracker, stop, again) as progress:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
             write_lock(recipe, tracker.run_dir, registry)
             reach("start.locked")
-            progress.loop = Loop(pipeline, tracker.run_dir, tracker, display, stop)
+            progress.loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
             progress.loop.run()
-    return _result(tracker, progress, stop, started, None)
+    return _result(tracker, progress, stop, started, None, again)
 
 
 def resume(
@@ -120,15 +123,16 @@ def resume(
                 workspace, folder, state["cursor"] if state else 0, step, recipe.values(),
                 _resumption(step, drift) | ({} if state else tags(recipe, pipeline)), recipe.tracking.system_metrics,
             )  # fmt: skip
-            with _concluded(tracker, stop) as progress:
-                progress.loop = Loop(pipeline, tracker.run_dir, tracker, display, stop)
+            again = registry.command(f"runner resume {tracker.run_name}")
+            with _concluded(tracker, stop, again) as progress:
+                progress.loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
                 if state:
                     progress.loop.load_state_dict(state)
                 reach("resume.loaded")
                 progress.loop.run()
     finally:
         folder.release()
-    return _result(tracker, progress, stop, started, step)
+    return _result(tracker, progress, stop, started, step, again)
 
 
 def tags(recipe: Recipe, pipeline: Pipeline) -> dict[str, str]:
@@ -154,7 +158,7 @@ class _Progress:
 
 
 @contextmanager
-def _concluded(tracker: Tracker, stop: Stop) -> Iterator[_Progress]:
+def _concluded(tracker: Tracker, stop: Stop, resume: str) -> Iterator[_Progress]:
     """Whatever happens inside, the run gets the status that is true."""
     progress, reason = _Progress(), ""
     try:
@@ -170,7 +174,7 @@ def _concluded(tracker: Tracker, stop: Stop) -> Iterator[_Progress]:
     except BaseException as error:
         reason = redact(str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}")
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-            again = f"runner resume {tracker.run_name}" if (tracker.run_dir / LOCK_NAME).exists() else "start it anew"
+            again = resume if (tracker.run_dir / LOCK_NAME).exists() else "start it anew"
             raise RunnerError(f"{reason}; when the disk takes files again: {again}") from error
         raise
     finally:
@@ -185,13 +189,15 @@ def _resumption(step: int, drift: list[str]) -> dict[str, str]:
     return {f"resumed.{at}": f"at step {step}" + "".join(f"; {line}" for line in drift)}
 
 
-def _result(tracker: Tracker, progress: _Progress, stop: Stop, started: float, resumed_at: int | None) -> RunResult:
+def _result(
+    tracker: Tracker, progress: _Progress, stop: Stop, started: float, resumed_at: int | None, again: str
+) -> RunResult:
     loop = progress.loop
     assert loop is not None
     return RunResult(
         tracker.run_id, tracker.run_name, progress.status, tracker.tracking_uri, str(tracker.run_dir),
         str(tracker.run_dir / LOCK_NAME), resumed_at, list(loop.pipeline.reports.values()), loop.metrics,
-        time.perf_counter() - started, _exit_code(loop, stop),
+        time.perf_counter() - started, again, _exit_code(loop, stop),
     )  # fmt: skip
 
 
