@@ -9,7 +9,7 @@ from interrupted import learnt, same, train
 from running import NoDisplay
 
 from runner.plugin.registry import Registry
-from runner.recipe import load
+from runner.recipe import RecipeError, load
 from runner.tracking import workspace
 from runner.train.run import run
 
@@ -83,3 +83,8 @@ def test_stages_of_the_runner_work_with_it(kind):
 
 def test_the_generator_is_not_called_untrained_while_it_waits():
     assert train_here("train.updates=60").status == "FINISHED"
+
+
+def test_a_batch_cannot_be_cut_where_the_learner_writes_its_own_update():
+    with pytest.raises(RecipeError, match="'example_gan' has no slot 'forward_backward'"):
+        gan("optimization.gradient_accumulation=on")
