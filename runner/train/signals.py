@@ -1,6 +1,7 @@
 """Asks a training to stop when the process is told to."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,8 +18,14 @@ class Stop:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """SIGTERM and the first SIGINT let the current update finish; a second SIGINT stops at once."""
+    """SIGTERM and the first SIGINT let the current update finish; a second SIGINT stops at once.
+
+    Signals reach the main thread alone; a training in another one is not asked.
+    """
     stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
 
     def ask(number: int, _frame: FrameType | None) -> None:
         if stop and number == signal.SIGINT:

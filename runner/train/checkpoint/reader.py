@@ -151,6 +151,19 @@ def load_newest(folder: Path) -> tuple[Path, State] | None:
     return None
 
 
+def best(paths: list[Path]) -> Path | None:
+    """The checkpoint with the highest score, the last of several; None if none has a score."""
+    found, highest = None, float("-inf")
+    for path in paths:
+        try:
+            score = read_manifest(path)["score"]
+        except CheckpointError:
+            continue
+        if score is not None and score >= highest:
+            found, highest = path, score
+    return found
+
+
 def set_aside(folder: Path) -> list[Path]:
     """Damaged checkpoints that ``load_newest`` passed over."""
     return list(folder.glob(f"{_ASIDE}step-*"))

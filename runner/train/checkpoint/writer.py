@@ -243,23 +243,10 @@ class Writer:
     def _prune(self) -> None:
         reach("checkpoint.renamed")
         found = checkpoint.checkpoints(self.folder)
-        keep = {*found[-KEPT:], _best(found)}
+        keep = {*found[-KEPT:], checkpoint.best(found)}
         for path in [each for each in found if each not in keep] + checkpoint.set_aside(self.folder):
             shutil.rmtree(path)
         reach("checkpoint.pruned")
-
-
-def _best(paths: list[Path]) -> Path | None:
-    """The checkpoint with the highest score, the newest of several; None if none has a score."""
-    best, highest = None, float("-inf")
-    for path in paths:
-        try:
-            score = checkpoint.read_manifest(path)["score"]
-        except CheckpointError:
-            continue
-        if score is not None and score >= highest:
-            best, highest = path, score
-    return best
 
 
 def _parts(packed: Packed) -> Iterator[_Piece]:

@@ -1,0 +1,135 @@
+"""``runner.train`` and ``runner.load_model``: as thin as the command line, and at home in a notebook."""
+
+import ast
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import runner
+from runner.train.checkpoint import reader
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+GAN = Path(__file__).parents[1] / "docs" / "example_gan.py"
+TINY = {
+    "model.widths": [8],
+    "train.epochs": 2,
+    "train.evaluate_every": 1,
+    "train.checkpoint_every": 1,
+    "tracking.system_metrics": False,
+    "device": "cpu",
+}
+
+pytestmark = pytest.mark.usefixtures("migrated_workspace")
+
+
+def small(**settings):
+    return runner.train("digits_classifier", set={**TINY, **settings})
+
+
+def test_importing_the_runner_imports_nothing_else():
+    heavy = "{name for name in sys.modules if name.partition('.')[0] in ('torch', 'mlflow', 'pydantic', 'numpy')}"
+    code = (
+        f"import sys, runner; assert runner.RunnerError and not {heavy}; assert callable(runner.train) and not {heavy}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_not_there_is_said():
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        runner.trian  # noqa: B018
+
+
+def test_a_training_returns_what_came_of_it_and_a_model_comes_back():
+    result = small()
+    assert result.status == "FINISHED"
+    assert Path(result.run_dir, "recipe.lock.yaml").exists()
+    state = reader.load(reader.checkpoints(Path(result.run_dir, "checkpoints"))[-1])
+    for reference in (result, result.run_dir, result.run_name, result.run_id, "latest"):
+        learner = runner.load_model(reference, "last")
+        for name, tensor in state["pipeline"]["learner"]["modules"]["model"].items():
+            assert torch.equal(tensor, learner.modules()["model"].state_dict()[name])
+
+
+def test_the_best_checkpoint_is_the_one_that_is_loaded():
+    result = small(**{"optimizer.lr": 0.003})
+    found = reader.checkpoints(Path(result.run_dir, "checkpoints"))
+    scores = [reader.read_manifest(path)["score"] for path in found]
+    best = max(range(len(found)), key=lambda index: (scores[index], index))
+    expected = reader.load(found[best])["pipeline"]["learner"]["modules"]["model"]
+    loaded = runner.load_model(result).modules()["model"].state_dict()
+    assert all(torch.equal(expected[name], loaded[name]) for name in expected)
+
+
+def test_a_model_is_in_evaluation_mode_with_the_averaged_parameters():
+    result = small(**{"train.ema": 0.5, "optimization.fused_optimizer": True})
+    learner = runner.load_model(result, "last")
+    state = reader.load(reader.checkpoints(Path(result.run_dir, "checkpoints"))[-1])["pipeline"]["learner"]["modules"]
+    module = learner.module
+    assert not any(part.training for part in module.modules())
+    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in state["average"].items())
+    with torch.no_grad():
+        assert learner.predict(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert not any(part.training for part in module.modules())
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_left_where_it_is():
+    result = small()
+    newest = reader.checkpoints(Path(result.run_dir, "checkpoints"))[-1]
+    (newest / "state.json").write_text("{}")
+    assert runner.load_model(result, "last")
+    for path in reader.checkpoints(newest.parent):
+        (path / "state.json").write_text("{}")
+    with pytest.raises(runner.RunnerError, match="has no checkpoint that can be used"):
+        runner.load_model(result)
+    assert newest.exists()
+
+
+def test_plugins_of_a_file_are_named_as_on_the_command_line():
+    settings = {
+        "train.updates": 8,
+        "train.evaluate_every": None,
+        "train.log_every": 4,
+        "tracking.system_metrics": False,
+    }
+    result = runner.train(GAN.with_suffix(".yaml"), settings, plugins=[GAN])
+    assert result.resume.startswith(f"runner resume {result.run_name} --plugin ")
+    assert runner.load_model(result, plugins=[GAN]).predict(torch.zeros(1, 16)).shape == (1, 64)
+
+
+def test_mistakes_are_errors_and_never_the_end_of_the_process():
+    with pytest.raises(runner.RunnerError, match="did you mean 'epochs'"):
+        runner.train("digits_classifier", set={"train.epoch": 2})
+    with pytest.raises(runner.RunnerError, match="no such file"):
+        runner.train("no_such_recipe")
+    with pytest.raises(runner.RunnerError, match="no runs yet"):
+        runner.load_model()
+
+
+def test_signal_handlers_stay_as_they_are_and_another_thread_may_train():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(small()))
+    thread.start()
+    thread.join()
+    assert results[0].status == "FINISHED"
+    assert small().metrics["train/loss"] == results[0].metrics["train/loss"]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_the_page_runs_from_its_first_line_to_its_last(capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    names = {}
+    for block in blocks:
+        for node in ast.parse(block).body:
+            exec(compile(ast.Module([node], []), str(PAGE), "exec"), names)
+    status, run_id, labels, error = capsys.readouterr().out.split("\n", 3)
+    assert status.startswith("FINISHED 0.")
+    assert names["result"].run_id in run_id
+    assert labels.startswith("tensor([")
+    assert "did you mean 'epochs'?" in error
