@@ -15,6 +15,8 @@ from runner.verify.variants import AGAIN, variants_of
 
 OFF = tuple(f"optimization.{kind}=off" for kind in ("amp", "compile", "float32_matmul", "heap_retention"))
 BASE_S = 0.010
+SHARE = 1 / 6
+"""Of the whole training: what a moment of it, eight updates, is."""
 
 
 def case(name="", sets=OFF, published=None):
@@ -44,8 +46,9 @@ def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=N
     speed = {name: math.prod(factors.get(kind, 1.0) for kind in stages) for name, stages in variants.items()}
     speed[AGAIN] /= a_a
     whose = {"session": 1, "spent": 1.0, "case": of.name}
-    yield {**whose, "rates": {"default_flops": 1e11, "relaxed_flops": 2e11, "relaxed_error": 1e-7, "copy_bytes": 3e10}}
-    yield {**whose, "cost": {"flop": 10**7, "parameters": 1000, "least": [agents * 10**6, 10**5]}}
+    yield {**whose, "rates": {"default_flops": 1e11, "relaxed_flops": 2e11, "relaxed_error": 1e-7, "copy_bytes": 3e10,
+                              "half_flops": {"bf16": 8e11}}}  # fmt: skip
+    yield {**whose, "cost": {"flop": 10**7, "optimizer_bytes": 28_000, "least": [agents * 10**6, 10**5]}}
     for name, stages in variants.items():
         extra = sum((overhead or {}).get(kind, 0.0) for kind in stages)
         seconds = BASE_S / speed[name]
@@ -67,7 +70,7 @@ def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=N
 def block(seconds):
     """A moment of training of which half goes into collecting, the other into updates."""
     spent = {"collect": 8 * seconds, "draw": 0.0, "transfer": 0.0, "update": 8 * seconds}
-    return {"seconds": 16 * seconds, "done": 16, "share": 0.1, "updates": 8, "spent": spent}
+    return {"seconds": 16 * seconds, "done": 16, "share": SHARE, "updates": 8, "spent": spent}
 
 
 def analysed(of, factors, **settings):

@@ -44,7 +44,7 @@ def analyse(case: Case, variants: VariantSet, entries: Sequence[Entry]) -> CaseR
     a_a = ratio([each[BASELINE] for each in base], [each[AGAIN] for each in base])
     limit_s = least.limit_s(rates)
     results = [
-        _variant(case, variant, own, rounds, a_a, limit_s)
+        _variant(case, variant, own, rounds, a_a, least.limit_s(rates, _half(case, variant)))
         for variant in variants.variants
         if variant.name in prepared and variant.name not in gone and compared(rounds, variant.name)
     ]
@@ -71,6 +71,11 @@ def analyse(case: Case, variants: VariantSet, entries: Sequence[Entry]) -> CaseR
         missing=missing,
         ended=next((str(entry["done"]) for entry in reversed(own) if "done" in entry), "interrupted"),
     )
+
+
+def _half(case: Case, variant: Variant) -> str | None:
+    """The type of 16 bits that a variant's stages may compute in: what one of them has as its ``dtype``."""
+    return next((dtype for kind in variant.stages if (dtype := getattr(case.recipe.stages[kind], "dtype", None))), None)
 
 
 def failed_variants(entries: Sequence[Entry]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.api import available_memory, map_tensors
 from runner.child.protocol import Parent
 from runner.compare.clock import Stopwatch, warm_up
+from runner.measure.limit import optimizer_bytes
 from runner.system import generators
 from runner.train.activities import Activities
 from runner.train.assemble import Pipeline, assemble
@@ -69,7 +70,7 @@ class Measured:
             self.step.update(drawn)
         return {
             "flop": counter.get_total_flops(),
-            "parameters": sum(parameter.numel() for _, parameter in self.pipeline.learner.named_parameters()),
+            "optimizer_bytes": optimizer_bytes(optimizer for _, optimizer in self.pipeline.learner.optimizers()),
             "least": self.pipeline.learner.least_work(self.pipeline.batch_size),
         }
 

@@ -174,8 +174,10 @@ def _limit(case: CaseResult) -> Iterator[str]:
     yield (
         f"Float32 products: {rates.default_flops / 1e9:.0f} GFLOP/s with the default kernels, "
         f"{rates.relaxed_flops / 1e9:.0f} with precision `medium`, off by {rates.relaxed_error:.0e}. The limit takes "
-        "the faster of the two if both are true float32; stages that round to 16 bits may pass it."
+        "the faster of the two if both are true float32."
     )
+    for name, flops in rates.half_flops.items():
+        yield f"Products in {name}: {flops / 1e9:.0f} GFLOP/s, by which variants are judged that may use them."
 
 
 def _remarks(case: CaseResult) -> Iterator[str]:

@@ -92,7 +92,7 @@ class CaseResult:
     """The baseline in one process against the baseline in another."""
     baseline_ms: float
     limit_ms: float
-    """Of one update, in float32."""
+    """Of one update, in float32; ``limit_fraction`` of a variant that may use 16 bits is of that type's limit."""
     cost: UpdateCost
     rates: Rates
     variants: tuple[VariantResult, ...]

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from runner.measure import limit
-from runner.measure.limit import Rates, least_cost, measure
+from runner.measure.limit import Rates, least_cost, measure, optimizer_bytes
 
 
 def test_the_limit_is_what_takes_longer():
-    found = least_cost({"flop": 1_600_913_408, "parameters": 891_932, "least": (1_163_132_928, 43_000_000)})
+    found = least_cost({"flop": 1_600_913_408, "optimizer_bytes": 0, "least": (1_163_132_928, 43_000_000)})
     fast_memory = Rates(1e11, 2e11, 1e-7, 1e15)
     assert found.limit_s(fast_memory) == pytest.approx(found.least_flop / 2e11)
     assert found.limit_s(Rates(1e11, 2e11, 1e-3, 1e15)) == pytest.approx(found.least_flop / 1e11)  # 2e11 is not float32
@@ -14,8 +14,35 @@ def test_the_limit_is_what_takes_longer():
 
 
 def test_of_other_learners_the_least_known_is_what_the_baseline_does():
-    found = least_cost({"flop": 1000, "parameters": 10, "least": None})
+    found = least_cost({"flop": 1000, "optimizer_bytes": 280, "least": None})
     assert (found.least_flop, found.counted_flop, found.moved_bytes) == (1000, 1000, 280)
+
+
+def test_the_fastest_type_that_stages_may_use_sets_the_limit():
+    found = least_cost({"flop": 10**12, "optimizer_bytes": 1, "least": None})
+    rates = Rates(1e11, 1e11, 0.0, 1e15, {"bf16": 8e11, "fp16": 5e10})
+    assert found.limit_s(rates) == pytest.approx(10)
+    assert found.limit_s(rates, "bf16") == pytest.approx(1.25)
+    assert found.limit_s(rates, "fp16") == pytest.approx(10)  # it need not use it
+    assert found.limit_s(rates, "something else") == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "tensors"),
+    [
+        ("Adam", {}, 2 + 1 + 4),
+        ("SGD", {}, 2 + 1),
+        ("SGD", {"momentum": 0.9}, 2 + 1 + 2),
+        ("AdamW", {"amsgrad": True}, 2 + 1 + 6),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_moves_what_it_has(kind, settings, tensors, dtype):
+    used, unused = (torch.nn.Parameter(torch.ones(1000, dtype=dtype)) for _ in range(2))
+    optimizer = getattr(torch.optim, kind)([used, unused], lr=0.1, **settings)
+    used.grad = torch.ones_like(used)
+    optimizer.step()
+    assert optimizer_bytes([optimizer]) == pytest.approx(tensors * used.nbytes, abs=16)  # and a count of steps
 
 
 def test_rates_are_measured_and_precision_is_put_back(monkeypatch):
@@ -25,4 +52,6 @@ def test_rates_are_measured_and_precision_is_put_back(monkeypatch):
     rates = measure(torch.device("cpu"))
     assert min(rates.default_flops, rates.relaxed_flops, rates.copy_bytes) > 0
     assert rates.float32_flops >= rates.default_flops
+    assert all(rate > 0 for rate in rates.half_flops.values())
+    assert set(rates.half_flops) == ({"bf16"} if torch.cpu.get_capabilities().get("avx512_bf16") else set())
     assert torch.get_float32_matmul_precision() == "highest"

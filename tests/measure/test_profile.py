@@ -32,7 +32,7 @@ def measured(tmp_path_factory):
 
 
 def test_every_slot_of_the_story_is_called_once_in_an_update(measured):
-    names = [STEP, "next_batch", "sample", "transfer", "update"]
+    names = [STEP, "next_batch", "draw", "transfer", "update"]
     story = ["targets", "critic_step", "actor_step", "temperature_step", "target_step"]
     assert [slot.name for slot in measured.slots] == names + story
     assert {slot.calls for slot in measured.slots} == {1.0}

@@ -62,7 +62,7 @@ def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
     assert whole.verdict["outcome"] == "PASS"
     assert whole.ratio.rounds == 3
     assert whole.peak_memory > 2**20
-    assert whole.throughput.steps_per_second > 0
+    assert whole.throughput.per_second > 0
     assert sum(whole.throughput.shares.values()) == pytest.approx(1.0, abs=0.01)
     assert case.cost.counted_flop > case.cost.least_flop > 0
     report = (out / "README.md").read_text()
@@ -125,12 +125,15 @@ def test_a_variant_that_breaks_is_missing_with_its_own_words(experiment, tmp_pat
     plugin = tmp_path / "breaks.py"
     plugin.write_text(
         "import os\n"
-        "from runner.api import Exact, Stage\n"
-        "class Breaks(Stage):\n    kind = 'breaks'\n    phase = 3\n    contract = Exact()\n"
+        "from runner.api import Exact, Stage, StageConfig\n"
+        "class BreaksConfig(StageConfig):\n    kind = 'breaks'\n    phase = 3\n"
         "    wraps = frozenset({'update'})\n"
+        "    def contract(self, setting):\n        return Exact()\n"
+        "    def implementation(self):\n        return Breaks\n"
+        "class Breaks(Stage):\n"
         "    def attach(self, pipeline):\n        pipeline.slots.wrap('update', self.broken)\n"
         "    def broken(self, step):\n"
-        "        def update(batch, noise):\n            print('no answer')\n            raise ValueError('boom')\n"
+        "        def update(*arguments):\n            print('no answer')\n            raise ValueError('boom')\n"
         "        return update\n"
     )
     registry = Registry([plugin])
