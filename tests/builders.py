@@ -22,6 +22,7 @@ class Holder:
     def __init__(self, learner: Any, batch_size: int, source: Source | None = None) -> None:
         self.learner, self.slots, self.device, self.batch_size = learner, learner.slots, learner.device, batch_size
         self.source = source
+        self.shapes_vary = False
         self.notes: list[str] = []
 
     def note(self, text: str) -> None:

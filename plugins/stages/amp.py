@@ -22,6 +22,8 @@ class AmpConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"precision", "unscale", "optimizer_step"})
     wraps: ClassVar[frozenset[str]] = frozenset({"backward", "update"})
 
+    works_through: ClassVar[frozenset[str] | None] = frozenset({"precision"})
+
     dtype: Literal["bf16", "fp16"] = "bf16"
     """bf16 keeps float32's range; fp16 has more digits and needs loss scaling."""
 

@@ -1,20 +1,25 @@
 """Compiled loss functions."""
 
+import logging
 import os
 import shutil
+from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from runner.api import Close, Pipeline, Setting, Stage, StageConfig, UsageError
 
 COMPILERS = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
 RECOMPILE_LIMIT = 64
+WARN_AT = 2
+_log = logging.getLogger(__name__)
 
 
 class CompileConfig(StageConfig):
     """Compiles the functions that the learner names (targets; losses with their backward and clipping).
 
-    Shapes are fixed, so each function is compiled once, at its first call. Optimizers stay as they are.
+    Each function is compiled once, at its first call: for the shapes that it sees then, or for any if the source says
+    that they vary. What has to be compiled again later is counted. Optimizers stay as they are.
 
     When it helps: long trainings of networks that are small enough for calls to cost more than arithmetic.
     When it hurts: short trainings (compiling takes tens of seconds), and on a CPU for networks that are already one
@@ -23,6 +28,8 @@ class CompileConfig(StageConfig):
 
     kind: ClassVar[str] = "compile"
     phase: ClassVar[int] = 3
+    wraps: ClassVar[frozenset[str]] = frozenset({"update"})
+    traces: ClassVar[bool] = True
 
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """Mode of ``torch.compile``; CUDA graphs are a stage of their own."""
@@ -46,7 +53,11 @@ class Compile(Stage):
     """Compiles what the learner says can be compiled."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Replaces every compilable slot by its compiled form."""
+        """Replaces every compilable slot by its compiled form.
+
+        Raises:
+            UsageError: the learner names none.
+        """
         import torch
 
         if not pipeline.learner.compilable:
@@ -56,6 +67,51 @@ class Compile(Stage):
         # A backward that is traced with its forward becomes one graph with it; older versions break the graph there.
         if hasattr(torch._dynamo.config, "trace_autograd_ops"):
             torch._dynamo.config.trace_autograd_ops = True
-        compiled = partial(torch.compile, mode=self.config.mode, dynamic=False)
+        compiled = partial(torch.compile, mode=self.config.mode, dynamic=pipeline.shapes_vary)
         for name in pipeline.learner.compilable:
             pipeline.slots.wrap(name, compiled)
+        self.recompilations = Recompilations()
+        pipeline.slots.wrap("update", self.recompilations.counted)
+
+    def closing_notes(self) -> list[str]:
+        """How often it had to be done again."""
+        count = self.recompilations.count
+        return [f"{count} recompilation{'s' * (count > 1)} after the first update"] if count else []
+
+
+class Recompilations:
+    """Counts what is compiled again in later updates, because a shape or another constant of it has changed."""
+
+    def __init__(self) -> None:
+        self.count = self.updates = 0
+        self._first: dict[str, int] = {}
+        """In which update a function was compiled first, by its number."""
+
+    def counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The update, inside which compilations count; an evaluation compiles for itself."""
+        from torch._dynamo.callback import callback_handler
+
+        def update(*arguments: Any) -> Any:
+            self.updates += 1
+            callback_handler.register_start_callback(self.begun)
+            try:
+                return step(*arguments)
+            finally:
+                callback_handler.remove_start_callback(self.begun)
+
+        return update
+
+    def begun(self, compilation: Any) -> None:
+        """Told by torch of every compilation that begins."""
+        function = str(compilation.compile_id).partition("/")[0]
+        if compilation.callback_trigger.name != "DYNAMO":  # a backward is compiled when it is first needed
+            return
+        if self._first.setdefault(function, self.updates) == self.updates:
+            return
+        self.count += 1
+        if self.count == WARN_AT:
+            _log.warning(
+                "compile: update %d compiles for the second time again, which takes seconds each time: do shapes vary "
+                "(SourceConfig.shapes_vary), or numbers that the function reads?",
+                self.updates,
+            )

@@ -39,6 +39,7 @@ class CudaGraphConfig(StageConfig):
     kind: ClassVar[str] = "cuda_graph"
     phase: ClassVar[int] = 3
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer", "update"})
+    works_through: ClassVar[frozenset[str] | None] = frozenset({"update"})
 
     def contract(self, setting: Setting) -> Close:
         """The same algebra."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -48,6 +48,11 @@ class StageConfig(Config, ABC):
     """Slots that the stage wraps; any number of stages may wrap a slot."""
     requires: ClassVar[tuple[str, ...]] = ()
     """Kinds of the stages that must be on with this one."""
+    works_through: ClassVar[frozenset[str] | None] = None
+    """Slots of which the learner must call at least one for the stage to do anything; all that it takes hold of unless
+    told."""
+    traces: ClassVar[bool] = False
+    """Whether it traces what its slots call, so that nothing in there may be looked at or change later."""
     prepares: ClassVar[bool] = False
     """Whether it changes what is built (``Stage.prepare``)."""
 
@@ -80,6 +85,10 @@ class Stage(ABC):
     @abstractmethod
     def attach(self, pipeline: Pipeline) -> None:
         """Takes hold of its slots; learner and source exist, optimizers do not yet."""
+
+    def closing_notes(self) -> Sequence[str]:
+        """What it has found out by the end of the training, for the closing table."""
+        return ()
 
     def state_dict(self) -> State:
         """What a resumed run needs to continue bit for bit."""
@@ -120,6 +129,8 @@ class Pipeline(Protocol):
     source: Source
     device: torch.device
     batch_size: int
+    shapes_vary: bool
+    """Whether batches of one size may have tensors of different shapes."""
 
     def note(self, text: str) -> None:
         """Says something about the stage in the closing table."""

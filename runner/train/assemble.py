@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from runner.child.spawn import Child
 from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError
 from runner.system.errors import CheckpointError
 from runner.system.secrets import redact
+from runner.train.watch import Watch
 
 if TYPE_CHECKING:
     from runner.api import Learner, Source, Stage, StageConfig
@@ -77,7 +79,10 @@ class Pipeline:
         self.reports = plan.reports
         self.prepared = prepared
         """What stages have said about their choices (a batch size), which a resumed run must not make again."""
+        self.shapes_vary = recipe.data.shapes_vary
         self.stages: dict[str, Stage] = {}
+        self.watch: Watch | None = Watch(self.slots)
+        """There until the first updates are over."""
         self._attaching = ""
         self._recorded = {"model": recipe.model.recorded(), "data": recipe.data.recorded()}
         model, data = self._recorded["model"], self._recorded["data"]
@@ -92,13 +97,31 @@ class Pipeline:
 
     def attach(self, stages: Mapping[str, Stage]) -> None:
         """Attaches stages in the order given, then makes the optimizers."""
+        assert self.watch is not None
         for kind, stage in stages.items():
             self._attaching = kind
             self._recorded[f"optimization.{kind}"] = stage.config
-            stage.attach(self)
+            with self.watch.attaching(self.recipe.stages[kind]):
+                stage.attach(self)
             self.stages[kind] = stage
-        self.learner.configure_optimizers()
+        with self.watch.watching():
+            self.learner.configure_optimizers()
+        if not any(self.watch.held.values()):
+            self.watch = None
         self.source.bind(self.learner)
+
+    @contextmanager
+    def first_updates(self) -> Iterator[None]:
+        """Entered around one of the first updates; after them, stages that did nothing are reported as inactive."""
+        assert self.watch is not None
+        with self.watch.watching():
+            yield
+        self.watch.updates += 1
+        if self.watch.updates < max(self.learner.periods().values(), default=1):
+            return
+        for kind, reason in self.watch.idle().items():
+            self.reports[kind].active, self.reports[kind].reason = False, reason
+        self.watch = None
 
     def note(self, text: str) -> None:
         """Adds a note to the stage that is being attached."""

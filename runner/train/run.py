@@ -137,18 +137,22 @@ def resume(
 
 def tags(recipe: Recipe, pipeline: Pipeline) -> dict[str, str]:
     """What describes a run beside its settings."""
-    active = [report.kind for report in pipeline.reports.values() if report.active]
     checkout = source(recipe.path)
     return {
         "mlflow.source.name": str(recipe.path),
         "mlflow.source.git.commit": checkout.commit if checkout else "unknown",
         "recipe.name": recipe.name,
         "recipe.digest": recipe.digest,
-        "stages": ",".join(active) or "none",
-        **{f"stages.inactive.{r.kind}": str(r.reason) for r in pipeline.reports.values() if not r.active},
+        **_stage_tags(pipeline),
         "device": str(pipeline.device),
         **{f"hardware.{name}": str(value) for name, value in hardware().items()},
     }
+
+
+def _stage_tags(pipeline: Pipeline) -> dict[str, str]:
+    active = [report.kind for report in pipeline.reports.values() if report.active]
+    inactive = {f"stages.inactive.{r.kind}": str(r.reason) for r in pipeline.reports.values() if not r.active}
+    return {"stages": ",".join(active) or "none", **inactive}
 
 
 @dataclass
@@ -165,6 +169,8 @@ def _concluded(tracker: Tracker, stop: Stop, resume: str) -> Iterator[_Progress]
         yield progress
         assert progress.loop is not None
         progress.status = "FINISHED" if progress.loop.complete else "KILLED"
+        for name, value in _stage_tags(progress.loop.pipeline).items():
+            tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
     except KeyboardInterrupt:
         progress.status = "KILLED"
         raise
@@ -194,6 +200,8 @@ def _result(
 ) -> RunResult:
     loop = progress.loop
     assert loop is not None
+    for kind, stage in loop.pipeline.stages.items():
+        loop.pipeline.reports[kind].notes += map(redact, stage.closing_notes())
     return RunResult(
         tracker.run_id, tracker.run_name, progress.status, tracker.tracking_uri, str(tracker.run_dir),
         str(tracker.run_dir / LOCK_NAME), resumed_at, list(loop.pipeline.reports.values()), loop.metrics,

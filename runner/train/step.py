@@ -47,8 +47,11 @@ class Step:
         if drawn is None:
             return None
         self.seed(self.progress.updates)
-        self.set_rates()
-        output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+        if self.pipeline.watch is not None:
+            output = self.update(drawn)
+        else:  # the same, a frame less
+            self.set_rates()
+            output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
         self.source.feedback(drawn.batch, output)
         self.progress.updates += 1
         self.count(drawn.batch)
@@ -74,7 +77,10 @@ class Step:
             RunnerError: it returned no dictionary.
         """
         self.set_rates()
-        return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+        if self.pipeline.watch is None:
+            return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+        with self.pipeline.first_updates():
+            return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
 
     def seed(self, update: int) -> None:
         """Seeds torch's global generator of the device for the update of that number.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,12 +14,13 @@ from runner.api import Close, Contract, Exact, Statistical
 from runner.compare.exact import exact
 from runner.compare.health import health
 from runner.compare.isolation import StepError
+from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.compare.verify import verify
 from runner.plugin.registry import Registry
 from runner.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
-from runner.train.assemble import assemble, resolve_device, setting_of
+from runner.train.assemble import StageReport, assemble, resolve_device, setting_of
 from runner.verify.statistical import NOT_BEGUN, Training, Trainings, statistical
 from runner.verify.training_subject import recipe_with, recorded, subject
 from runner.verify.variants import ALL, Variant, required, variants_of
@@ -122,14 +123,21 @@ def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Cal
     if not variants:
         raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
     gate = Gate(recipe, registry, options, say)
-    rows = []
+    rows, inactive = [], dict(found.inactive)
     for name, variant in variants:
         contract = weakest(recipe, variant.stages)
         say(f"{name}: {contract_name(contract)} ...")
         verdict = gate(variant.stages)
         say(f"{name}: {verdict.outcome}, {verdict.summary}")
-        rows.append(StageVerdict(name, variant.stages, contract, verdict))
-    return Verification(recipe.name, tuple(rows), dict(found.inactive), time.perf_counter() - started)
+        idle = gate.idle(variant.stages)
+        if name in idle and verdict.outcome is not Outcome.FAIL:
+            inactive[name] = idle[name]
+        else:
+            rows.append(StageVerdict(name, variant.stages, contract, verdict))
+    if not rows:
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in inactive.items())
+        raise UsageError(f"no stage of recipe '{recipe.name}' does anything here ({reasons})")
+    return Verification(recipe.name, tuple(rows), inactive, time.perf_counter() - started)
 
 
 class Gate:
@@ -140,6 +148,8 @@ class Gate:
         self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
         self._verdicts: dict[tuple[str, ...], Verdict] = {}
         self._close: dict[tuple[str, ...], Verdict] = {}
+        self._reports: dict[tuple[str, ...], list[Mapping[str, StageReport]]] = {}
+        """What became of the stages in the pipelines that were built, by what was judged."""
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
         """The verdict on a set of stages, by the weakest of their contracts."""
@@ -151,11 +161,28 @@ class Gate:
                 contract = type(weakest(self.recipe, key)).__name__
                 summary = f"it cannot be compared: {str(error) or type(error).__name__}"
                 self._verdicts[key] = Verdict(Outcome.INCONCLUSIVE, contract, summary, {})
+            if self._is_idle(key) and self._verdicts[key].outcome is not Outcome.FAIL:
+                summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in self.idle(key).items())
+                self._verdicts[key] = replace(self._verdicts[key], outcome=Outcome.INCONCLUSIVE, summary=summary)
         return self._verdicts[key]
+
+    def idle(self, stages: Sequence[str]) -> dict[str, str]:
+        """Which of the stages that were judged together had nothing to do, with the reason."""
+        seen = (report for reports in self._reports.get(tuple(stages), ()) for report in reports.values())
+        return {report.kind: str(report.reason) for report in seen if not report.active}
+
+    def _is_idle(self, stages: tuple[str, ...]) -> bool:
+        return bool(stages) and set(stages) <= self.idle(stages).keys()
+
+    def _subjects(self, stages: tuple[str, ...]) -> tuple[Build, Build]:
+        """The baseline and the recipe with these stages."""
+        reports = self._reports.setdefault(stages, [])
+        changed = subject(self.recipe, self.registry, stages, lambda pipeline: reports.append(pipeline.reports))
+        return subject(self.recipe, self.registry, ()), changed
 
     def _judge(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self.recipe, stages)
-        baseline, changed = (subject(self.recipe, self.registry, each) for each in ((), stages))
+        baseline, changed = self._subjects(stages)
         if isinstance(contract, Exact):  # draws its own batches, so that stages that fetch them are judged too
             same = exact(baseline, changed, range(self.options.updates))
             return verify(baseline, changed, self._batches, contract) if same else same
@@ -171,13 +198,12 @@ class Gate:
                 summary = f"nothing is lost but rounding, which needs no training to see: {more_than_promised.summary}"
                 return replace(more_than_promised, summary=summary)
         healthy = health(changed, self._batches, baseline)
-        return self._statistical(stages) if healthy else healthy
+        return self._statistical(stages) if healthy and not self._is_idle(stages) else healthy
 
     def _as_close(self, stages: tuple[str, ...]) -> Verdict:
         """The verdict on stages that promise to be Close, or would if they were asked."""
         if stages not in self._close:
-            baseline, changed = (subject(self.recipe, self.registry, each) for each in ((), stages))
-            self._close[stages] = verify(baseline, changed, self._batches, Close())
+            self._close[stages] = verify(*self._subjects(stages), self._batches, Close())
         return self._close[stages]
 
     @cached_property

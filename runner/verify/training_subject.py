@@ -71,7 +71,9 @@ def _stage(recipe: Recipe, registry: Registry, kind: str) -> StageConfig:
     return stage
 
 
-def subject(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
+def subject(
+    recipe: Recipe, registry: Registry, stages: Collection[str], built: Callable[[Pipeline], None] = lambda _: None
+) -> Build:
     """Makes subjects that train the recipe with only these stages on.
 
     A step takes what ``recorded`` returns, or anything else, of which it takes no notice: then it collects, samples and
@@ -82,6 +84,7 @@ def subject(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
         recipe: what to train.
         registry: where its plugins come from.
         stages: kinds of stages, as in ``recipe_with``.
+        built: told of every pipeline that is made.
 
     Raises:
         UsageError: the recipe cannot have these stages together.
@@ -89,7 +92,9 @@ def subject(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
     recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
-        return _Training(assemble(recipe_with(recipe, registry, stages), registry.files)).subject()
+        pipeline = assemble(recipe_with(recipe, registry, stages), registry.files)
+        built(pipeline)
+        return _Training(pipeline).subject()
 
     return build
 

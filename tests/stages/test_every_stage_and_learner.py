@@ -13,9 +13,11 @@ from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.recipe import load
 from runner.tracking import workspace
-from runner.train.assemble import setting_of
+from runner.train.assemble import StageReport, assemble, setting_of
 from runner.train.run import run
-from runner.verify.gate import contract_of, quick
+from runner.train.step import Step
+from runner.train.watch import Watch
+from runner.verify.gate import Options, contract_of, quick, verify_recipe
 
 REGISTRY = Registry([Path(tiny_learners.__file__)])
 GENERIC = [
@@ -83,3 +85,43 @@ def test_stages_can_be_asked_on_any_machine(learner, device, tmp_path, monkeypat
                 stage.inactive(setting)
         else:
             assert stage.inactive(setting) is None or stage.inactive(setting).strip()
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_stages_whose_slots_are_never_called_are_inactive_and_do_not_pass(tmp_path, monkeypatch):
+    """A learner with an Adam of its own, whose update calls no slot."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    silent = ("model.kind=tiny_silent", "train.updates=4")
+    kinds = {
+        "amp": "its slot 'precision'",
+        "compile": "any of its slots",
+        "fused_optimizer": "its slot 'make_optimizer'",
+    }
+    recipe = recipe_of("gan", tmp_path, *silent, *map(with_stage, kinds), with_stage("float32_matmul"))
+    reports = {report.kind: report for report in trained(recipe).stages}
+    assert reports["float32_matmul"].active
+    for kind, slots in kinds.items():
+        assert not reports[kind].active
+        assert reports[kind].reason.startswith(f"the learner never calls {slots}")
+        verdict = quick(recipe, REGISTRY, [kind])
+        assert verdict.outcome is Outcome.INCONCLUSIVE
+        assert f"{kind} is inactive" in verdict.summary
+    found = verify_recipe(recipe, REGISTRY, Options(updates=3, budget=0.0), lambda _: None)
+    assert found.inactive.keys() == kinds.keys()
+    assert {row.name for row in found.rows} == {"float32_matmul", "all"}
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_every_other_update_is_waited_for_before_a_slot_counts_as_never_called(tmp_path):
+    """The generator of a GAN steps in every second update."""
+    pipeline = assemble(recipe_of("gan", tmp_path), REGISTRY.files)
+    watch = Watch(pipeline.slots)
+    watch.held = {"late": frozenset({"generator_loss"})}
+    pipeline.watch, pipeline.reports["late"] = watch, StageReport("late", active=True)
+    step = Step(pipeline)
+    before = dict(vars(pipeline.slots))
+    for _ in range(2):
+        step()
+    assert pipeline.watch is None
+    assert pipeline.reports["late"].active
+    assert dict(vars(pipeline.slots)) == before

@@ -1,0 +1,73 @@
+"""Whether what stages hold is used: a stage whose slots the learner never calls has nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from runner.api import Slots, StageConfig
+
+RUNNERS = frozenset({"draw", "transfer", "next_batch", "update"})
+"""Slots that the training step calls itself."""
+ONCE = "make_optimizer"
+"""Is called before the first update."""
+
+
+class Watch:
+    """Remembers which of the slots that stages hold are called by the first updates.
+
+    Its wrappers are the outermost while they are there, and nothing of it stays. None is there when a slot that is
+    traced (compiled) is called: what is called inside cannot be seen then, and is believed to be.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.held: dict[str, frozenset[str]] = {}
+        """Slots by stage."""
+        self.called: set[str] = set()
+        self.updates = 0
+        self._traced: set[str] = set()
+        self._covered: dict[str, Any] = {}
+
+    @contextmanager
+    def attaching(self, stage: StageConfig) -> Iterator[None]:
+        """Sees which slots the stage takes hold of inside the ``with``."""
+        before = dict(vars(self.slots))
+        yield
+        taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
+        if stage.traces:
+            self._traced |= taken
+        self.held[stage.kind] = frozenset(taken if stage.works_through is None else stage.works_through) - RUNNERS
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Remembers what is called inside the ``with``."""
+        for name in frozenset().union(*self.held.values()) - self.called:
+            self._covered[name] = getattr(self.slots, name)
+            vars(self.slots)[name] = partial(self._seen, name, self._covered[name])
+        try:
+            yield
+        finally:
+            self._uncover()
+
+    def idle(self) -> dict[str, str]:
+        """Stages of which no slot was called, with the reason."""
+        unused = {kind: sorted(held) for kind, held in self.held.items() if held and not held & self.called}
+        return {kind: f"the learner never calls {_named(held)}" for kind, held in unused.items()}
+
+    def _seen(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.called.add(name)
+        if name in self._traced:
+            self.called |= self._covered.keys() - {ONCE}
+            self._uncover()
+        return step(*args, **kwargs)
+
+    def _uncover(self) -> None:
+        vars(self.slots).update(self._covered)
+        self._covered.clear()
+
+
+def _named(slots: list[str]) -> str:
+    return f"its slot '{slots[0]}'" if len(slots) == 1 else f"any of its slots {', '.join(slots)}"
