@@ -2,9 +2,10 @@
 
 import time
 
+from runner.system.liveness import Owner
 from runner.tracking import RunFolder, workspace
 from runner.tracking.connection import shown
-from runner.tracking.folder import Owner, Record
+from runner.tracking.folder import Record
 from runner.tracking.spool import Spool
 
 

@@ -69,12 +69,16 @@ class ObjectiveConfig(Config):
     value: Literal["last", "best", "mean", "median"] | None = None
     """Which of the values that a training logs counts; the last unless told."""
     reach: Real | None = None
-    """If given, the objective is the seconds of training until the metric is as good as this, and fewer are better."""
+    """If given, the objective is how long it takes until the metric is as good as this, and less is better."""
+    reach_in: Literal["seconds", "progress"] | None = None
+    """What ``reach`` counts: seconds of training, unless told, or progress in the recipe's own unit."""
 
     @model_validator(mode="after")
     def _all_count(self) -> ObjectiveConfig:
         if self.reach is not None and self.value is not None:
             raise ValueError("with reach the time counts, so value means nothing: leave it out")
+        if self.reach_in is not None and self.reach is None:
+            raise ValueError("reach_in means nothing without reach: leave it out")
         return self
 
 
@@ -209,7 +213,9 @@ class StudyConfig(Config):
     @property
     def timed(self) -> list[str]:
         """The metrics that depend on how fast the machine is at the moment."""
-        reached = [name for name, objective in self.objectives.items() if objective.reach is not None]
+        reached = [
+            name for name, each in self.objectives.items() if each.reach is not None and each.reach_in != "progress"
+        ]
         return [*reached, *(n for n in (*self.objectives, *self.constraints) if n.startswith("perf/"))]
 
     @property

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 from sqlalchemy import BigInteger, Column, Engine, Float, Integer, MetaData, String, Table, create_engine, exc, select
 from sqlalchemy import delete as sql_delete
 from sqlalchemy import insert as sql_insert
 from sqlalchemy import update as sql_update
 
-from runner.system.hardware import boot_id, host_name
+from runner.system.liveness import Owner
 
 BEAT_SECONDS = 5.0
 DEAD_SECONDS = 60.0
@@ -53,6 +50,12 @@ class Lease:
     seen: float
     """When it was last heard of, in seconds since 1970 by its own clock."""
 
+    @property
+    def owner(self) -> Owner:
+        """The process."""
+        host, boot, namespace = self.place.split(" ")
+        return Owner(pid=self.pid, host=host, boot_id=boot, namespace=namespace, born=self.born)
+
 
 @dataclass
 class _Watched:
@@ -85,8 +88,10 @@ class Leases:
     def claim(self, trial: int) -> bool:
         """Takes a trial that nobody holds, or whose holder is dead; false if it belongs to another."""
         holder = self.holder(trial)
-        mine = {"worker": self.worker, "place": _place(), "pid": os.getpid(), "born": _born(os.getpid()),
-                "beats": 0, "seen": time.time()}  # fmt: skip
+        own = Owner.this_process()
+        place = f"{own.host} {own.boot_id} {own.namespace}"
+        mine = {"worker": self.worker, "place": place, "pid": own.pid, "born": own.born, "beats": 0,
+                "seen": time.time()}  # fmt: skip
         if holder is None:
             statement = sql_insert(_TABLE).values(study=self._study, trial=trial, **mine)
             try:
@@ -147,16 +152,12 @@ class Leases:
 
     def is_dead(self, lease: Lease) -> bool:
         """Whether the process that holds a lease cannot come back to it."""
-        host, boot, *_ = lease.place.split(" ")
-        if lease.place == _place():
-            return _born(lease.pid) != lease.born
-        if host == host_name() and boot != boot_id():  # this machine has been started anew since
-            return True
-        return time.monotonic() - self._watch(lease).since > self._dead_seconds
+        alive = lease.owner.alive(lease.seen)
+        return time.monotonic() - self._watch(lease).since > self._dead_seconds if alive is None else not alive
 
     def is_alive(self, lease: Lease) -> bool:
         """Whether its holder is known to live; one elsewhere may be neither dead nor alive for all that is known."""
-        if lease.place == _place():
+        if lease.owner.here:
             return not self.is_dead(lease)
         watched = self._watch(lease)
         return watched.beats != watched.first and not self.is_dead(lease)
@@ -191,26 +192,3 @@ def _open(url: str) -> Engine:
     with suppress(exc.OperationalError, exc.ProgrammingError, exc.IntegrityError):  # another worker made it just now
         _METADATA.create_all(engine)
     return engine
-
-
-def _place() -> str:
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        namespace = ""
-    return f"{host_name()} {boot_id()} {namespace}"
-
-
-def _born(pid: int) -> float:
-    """When a process began; 0 if there is none, or only a dead one that its parent has not asked after.
-
-    In clock ticks since the machine began, which nobody sets anew; elsewhere than on Linux, seconds since 1970.
-    """
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return 0.0
-        stat = Path(f"/proc/{pid}/stat")
-        return float(stat.read_text().rpartition(")")[2].split()[19]) if stat.exists() else process.create_time()
-    except (psutil.Error, OSError):
-        return 0.0

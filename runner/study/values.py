@@ -83,8 +83,10 @@ def _value(name: str, objective: ObjectiveConfig, logged: Logged, active: Sequen
     points = _points(name, logged)
     sign = 1 if objective.direction == "maximize" else -1
     if objective.reach is not None:
-        first = next((point.at for point in points if sign * point.value >= sign * objective.reach), None)
-        return None if first is None else union([(begin, min(end, first)) for begin, end in active if begin < first])
+        first = next((point for point in points if sign * point.value >= sign * objective.reach), None)
+        if first is None or objective.reach_in == "progress":
+            return None if first is None else float(first.step)
+        return union([(begin, min(end, first.at)) for begin, end in active if begin < first.at])
     values = [point.value for point in points]
     if objective.value in (None, "last"):
         return values[-1]

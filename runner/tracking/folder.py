@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
 from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
-from runner.system.hardware import boot_id, host_name
+from runner.system.hardware import boot_id
+from runner.system.liveness import Owner
 from runner.tracking.spool import unsent
 from runner.tracking.values import folder_name
 
@@ -34,20 +34,6 @@ _CLAIM_SECONDS = 15.0
 """Longer than it mostly takes to send what a dead process has left, which takes the lock too."""
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-
-
-class Owner(BaseModel, frozen=True):
-    """The process that trains, or trained, a run."""
-
-    pid: int
-    host: str
-    boot_id: str
-    """Differs from one start of a machine to the next."""
-
-    @classmethod
-    def this_process(cls) -> Owner:
-        """The process that asks."""
-        return cls(pid=os.getpid(), host=host_name(), boot_id=boot_id())
 
 
 class Record(BaseModel, frozen=True):
@@ -206,8 +192,8 @@ class RunFolder:
         """Whether the lock is held, and not just by a process that looks after what a dead one has left."""
         if not self._locked_by_another():
             return False
-        owner = record.owner if (record := self.record()) else None
-        return owner is None or owner.boot_id != boot_id() or psutil.pid_exists(owner.pid)
+        record = self.record()
+        return record is None or record.owner.alive(record.heartbeat) is not False
 
     def _locked_by_another(self) -> bool:
         try:
@@ -227,9 +213,8 @@ class RunFolder:
         record = self.record()
         if record is None or record.status != "RUNNING" or record.owner.boot_id == boot_id():
             return False
-        if record.owner.host == host_name() and record.heartbeat < psutil.boot_time():
-            return False  # this machine has been started anew since
-        return time.time() - record.heartbeat < STALE_SECONDS
+        lately = time.time() - record.heartbeat < STALE_SECONDS
+        return lately and record.owner.alive(record.heartbeat) is not False
 
 
 def folders(runs: Path) -> list[RunFolder]:

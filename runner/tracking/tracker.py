@@ -17,8 +17,9 @@ import psutil
 
 from runner.system.errors import StorageError
 from runner.system.faults import reach
+from runner.system.liveness import Owner
 from runner.tracking.connection import shown
-from runner.tracking.folder import Owner, Record, RunFolder, Status
+from runner.tracking.folder import Record, RunFolder, Status
 from runner.tracking.history import History
 from runner.tracking.periodic import Periodic
 from runner.tracking.recorder import Recorder

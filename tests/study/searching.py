@@ -8,24 +8,16 @@ import optuna
 from children import start
 from running import TINY_UAV
 
-from runner.study.attempts import ATTEMPTS
+from runner.study.attempts import ATTEMPTS, CAUSE, REASON
 from runner.study.store import StudyStore
-from runner.study.trial import CAUSE, REASON
 from runner.tracking import workspace
 
 PLANT = '''
 import os, signal, time
 from typing import ClassVar
-from runner.api import Config, Exact, Stage
+from runner.api import Exact, Stage, StageConfig
 
-class PlantConfig(Config):
-    """Settings."""
-    how: str = "none"
-    """What goes wrong."""
-    marker: str = ""
-    """A file that says that it has gone wrong once."""
-
-class Plant(Stage):
+class PlantConfig(StageConfig):
     """Goes wrong on purpose.
 
     When it helps: never.
@@ -33,18 +25,28 @@ class Plant(Stage):
     """
     kind: ClassVar[str] = "plant"
     phase: ClassVar[int] = 3
-    contract: ClassVar = Exact()
-    wraps: ClassVar = frozenset({"update"})
-    Config = PlantConfig
+    wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
+    how: str = "none"
+    """What goes wrong."""
+    marker: str = ""
+    """A file that says that it has gone wrong once."""
+
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        return Plant
+
+class Plant(Stage):
     def attach(self, pipeline):
         self.count = 0
         self.hoard = []
         how, marker = self.config.how, self.config.marker
 
         def around(inner):
-            def update(batch, noise):
-                output = inner(batch, noise)
+            def update(batch, noise, progress):
+                output = inner(batch, noise, progress)
                 self.count += 1
                 if self.count != 3 or (marker and os.path.exists(marker)):
                     return output
@@ -80,7 +82,7 @@ def write_study(folder, name="tiny", **settings):
         "recipe": "marl_phase1",
         "set": [*TINY_UAV, "train.env_steps=120", "train.evaluate_every=40"],
         "space": {
-            "model.actor_lr": {"float": [1e-4, 1e-2], "log": True},
+            "optimizer.actor.lr": {"float": [1e-4, 1e-2], "log": True},
             "optimization.forward_cache": {"choice": ["off", "on"]},
             "optimization.merged_critic_loss": {"choice": ["off", "on"]},
         },

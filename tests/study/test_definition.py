@@ -168,18 +168,44 @@ def test_a_setting_inside_another_that_is_searched_is_refused(tmp_path, space, l
             ": switch one of them off, with optimization.rival: on",
         ),
         (
-            "  train.env_steps: {int: [100, 5000]}\n  train.warmup_steps: {choice: [50, 200]}\n",
-            *(6, 37),
-            "200 leaves no step to learn in: train.env_steps is 100",
-            ", with train.env_steps: 100",
+            "  data.warmup: {choice: [50, 200]}\n  train.env_steps: {int: [100, 5000]}\n",
+            *(6, 27),
+            "data.warmup: 200 leaves nothing of 100 env_steps",
+            ", with data.warmup: 200",
         ),
     ],
 )
 def test_two_values_that_exclude_each_other_are_said_at_the_second(tmp_path, space, line, column, beginning, end):
-    (found,) = problems(tmp_path, study_text(f"space:\n{space}"), "optimization.cache=off", "train.warmup_steps=50")
+    (found,) = problems(tmp_path, study_text(f"space:\n{space}"), "optimization.cache=off")
     assert found[:2] == (line, column)
     assert found[3].startswith(beginning)
     assert found[3].endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("space", "sets", "given"),
+    [
+        ("optimizer.lr: {float: [1e-4, 1e-2], log: true}", ("optimizer.lr=2e-3",), {"optimizer.lr": 2e-3}),
+        ("optimizer.weight_decay: {choice: [0.0, 0.1]}", ("optimizer.kind=adamw",), None),
+        ("optimizer.kind: {choice: [adam, sgd]}", ("optimizer={kind: sgd, lr: 0.1}",), {"optimizer.kind": "sgd"}),
+        ("optimizer.generator.lr: {float: [1e-4, 1e-2]}", ("model={kind: pair}",), {"optimizer.generator.lr": 2e-4}),
+        ("lr_scheduler.kind: {choice: [constant, cosine]}", (), {"lr_scheduler.kind": "constant"}),
+        (
+            "lr_scheduler.warmup: {float: [0.0, 0.2]}",
+            ("lr_scheduler={kind: cosine, warmup: 0.1}",),
+            {"lr_scheduler.warmup": 0.1},
+        ),
+    ],
+)
+def test_optimizers_and_schedules_are_searched_like_any_other_setting(tmp_path, space, sets, given):
+    found = read(tmp_path, study_text(f"space:\n  {space}\n"), *sets)
+    (parameter,) = found.space.parameters
+    for level in parameter.levels():
+        trial = found.recipe_of({parameter.path: level}).values()
+        for key in parameter.path.split("."):
+            trial = trial[key]
+        assert trial == level
+    assert found.as_given() == given
 
 
 def test_values_that_no_trial_can_have_together_exclude_nothing(tmp_path):

@@ -7,11 +7,12 @@ import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from runner.study import leases as module
 from runner.study.leases import Leases
-from runner.system.hardware import host_name
+from runner.system.liveness import Owner
 
 HOLD = """
 import sys
@@ -68,8 +69,16 @@ def child(script, *arguments):
 @contextmanager
 def elsewhere(monkeypatch):
     """Whoever claims inside is on another machine."""
+    with process(monkeypatch, host="far-away", boot_id="1", namespace="pid:[1]"):
+        yield
+
+
+@contextmanager
+def process(monkeypatch, **changes):
+    """Whoever claims inside is another process."""
+    owner = Owner.this_process().model_copy(update=changes)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_place", lambda: "far-away 1 pid:[1]")
+        patch.setattr(Owner, "this_process", lambda: owner)
         yield
 
 
@@ -136,8 +145,7 @@ def test_nobody_gets_the_trial_of_a_process_that_lives_however_silent_it_is(work
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_another(worker, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_born", lambda pid: 12345.0)
+    with process(monkeypatch, born=12345.0):
         assert worker().claim(0)
     assert worker().claim(0)
 
@@ -163,9 +171,10 @@ def test_a_holder_elsewhere_is_dead_after_a_silence_and_not_before(worker, monke
 
 def test_a_holder_from_before_this_machine_was_started_anew_is_dead_at_once(worker, monkeypatch, clock):
     before, after = worker(), worker(dead_seconds=1e9)
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_place", lambda: f"{host_name()} another-boot pid:[1]")
+    with process(monkeypatch, boot_id="another-boot", namespace="pid:[1]"):
         assert before.claim(0)
+    assert not after.claim(0)  # a container that shares the name of its machine
+    monkeypatch.setattr(psutil, "boot_time", lambda: time.time() + 1)
     assert after.claim(0)
 
 

@@ -149,7 +149,7 @@ def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migra
         assert run.data.metrics["objective/eval/return"] == pytest.approx(values[run.data.tags["trial"]])
         seeds = [run.data.metrics[f"seed_{seed}/eval/return"] for seed in (42, 43)]
         assert sum(seeds) / 2 == pytest.approx(values[run.data.tags["trial"]])
-        assert "model.actor_lr" in run.data.params
+        assert "optimizer.actor.lr" in run.data.params
     assert parent.data.tags["trials"] == "2"
     artifacts = {each.path for each in client.list_artifacts(parent.info.run_id)}
     assert {"report.html", "progress.png"} <= artifacts
@@ -234,7 +234,7 @@ def test_parallel_workers_share_a_budget(tmp_path, migrated_workspace):
 def test_plan_says_what_is_tried_and_what_it_costs(tmp_path, migrated_workspace):
     planned = start(tmp_path, "study", "plan", str(write_study(tmp_path)), "--json").data()
     assert [row[0] for row in planned["space"]] == [
-        "optimization.forward_cache", "optimization.merged_critic_loss", "model.actor_lr"
+        "optimization.forward_cache", "optimization.merged_critic_loss", "optimizer.actor.lr"
     ]  # fmt: skip
     assert planned["trials"] == 3
     assert 0 < planned["forecast"]["trial_seconds"] < planned["forecast"]["study_seconds"]

@@ -41,6 +41,10 @@ def refused(make, **settings):
             "median compares values of a metric, not the time to one",
         ),
         (
+            {"objectives": {"eval/return": {"direction": "maximize", "reach_in": "progress"}}},
+            "reach_in means nothing without reach",
+        ),
+        (
             {"objectives": {"eval/return": {"direction": "maximize", "reach": 1.0, "value": "best"}}},
             "with reach the time counts, so value means nothing",
         ),

@@ -10,15 +10,19 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
+from runner.study.attempts import Used
 from runner.study.plan import Forecast, StudyPlan
 from runner.study.plots import draw
 from runner.study.report import html, show, show_plan
 from runner.study.summary import Row, Summary, Worth
-from runner.study.worker import Used
 from runner.system import secrets
 
 RETURN, SPEED = "eval/return", "perf/env_steps_per_second"
-SETTINGS = {"optimization.merged_critic_loss": "on", "optimization.amp": "{dtype: bf16}", "model.actor_lr": 0.000123456}
+SETTINGS = {
+    "optimization.merged_critic_loss": "on",
+    "optimization.amp": "{dtype: bf16}",
+    "optimizer.actor.lr": 0.000123456,
+}
 
 
 def row(number, *values, **changes):
@@ -53,7 +57,7 @@ def summary(**changes):
         name="mine", file="/studies/mine.yaml", objectives={RETURN: "maximize", SPEED: "maximize"},
         budget={"trials": 24, "seconds": 780.0, "device_seconds": None, "parallel": 1}, used=Used(7, 400.4, 7300.0),
         seconds_left=300.0, rows=ROWS, worth=WORTH, causes=Counter(each.cause for each in finished),
-        importance={RETURN: {"model.actor_lr": 0.71, "optimization.amp": 0.287, "train.batch_size": 0.003}},
+        importance={RETURN: {"optimizer.actor.lr": 0.71, "optimization.amp": 0.287, "train.batch_size": 0.003}},
         overhead_s=3.21, disturbed=2,
     )  # fmt: skip
     return replace(known, **changes)
@@ -108,7 +112,7 @@ def test_the_best_come_in_the_order_of_the_first_objective_and_the_recipe_after_
     places = [text.index(part) for part in ("mine: Pareto front", "-0.01235", "-98.77", "the recipe as it is", "-1235")]
     assert places == sorted(places)
     assert "0 (recipe)" in text
-    assert "merged_critic_loss on, amp {dtype: bf16}, model.actor_lr 0.0001235, gate PASS" in text
+    assert "merged_critic_loss on, amp {dtype: bf16}, optimizer.actor.lr 0.0001235, gate PASS" in text
     assert "best trial" in printed(single(), 200)
 
 
@@ -121,7 +125,7 @@ def test_the_recipe_is_not_shown_twice_and_not_without_values():
 
 def test_what_decided_and_what_a_stage_was_worth_is_said():
     text = flat(printed(summary(), 200))
-    assert "trials: model.actor_lr 71%, optimization.amp 29% stages" in text
+    assert "trials: optimizer.actor.lr 71%, optimization.amp 29% stages" in text
     assert "merged_critic_loss eval: return -1.235e+04 (13) -9877 (11) -2469 [-7654, -1234]" in text
     assert "runner ablate measures a stage by itself" in text
 
@@ -290,7 +294,7 @@ PLAN = StudyPlan(
     space=(
         ("optimization.merged_critic_loss", "one of off, on", ""),
         ("optimization.stacked_agents", "one of off, on", "forward_cache, merged_critic_loss"),
-        ("model.actor_lr", "0.0001 to 0.003, logarithmic", ""),
+        ("optimizer.actor.lr", "0.0001 to 0.003, logarithmic", ""),
     ),
     configurations=float("inf"), trials=24, trainings=48, budget="trials 24, parallel 1",
     sampler="tpe", pruner="off", limits=("seconds 180", "silence 600"), remarks=("perf/x is a matter of time",),
@@ -309,7 +313,7 @@ def test_a_plan_says_what_will_be_tried_and_what_it_costs(width):
     assert "sampler tpe, pruner off; limits of a training: seconds 180, silence 600" in words
     assert "forecast: 90 s a trial, with 4.6 s to start; 2.5 h the study" in words
     assert "* perf/x is a matter of time" in words
-    for part in ("merged_critic_loss", "model.actor_lr", "0.0001", "0.003,", "logarithmic"):
+    for part in ("merged_critic_loss", "optimizer.actor.lr", "0.0001", "0.003,", "logarithmic"):
         assert part in text.split()
 
 

@@ -13,12 +13,12 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from studies import SPACE, read, study_text
 
-from runner.study import leases as leases_module
 from runner.study.leases import Leases
 from runner.study.sampler import PerTrialSampler
 from runner.study.search import fresh
 from runner.study.store import DEFINITION, TOP_UP, VARIABLE, StudyStore, storage_errors, verdict_key
 from runner.system.errors import ExitCode, StorageError, UsageError
+from runner.system.liveness import Owner
 from runner.tracking import workspace
 
 OPEN = """
@@ -39,6 +39,7 @@ store.top_up(study, definition, Leases(store.url, "mine"))
 print(len(study.get_trials(deepcopy=False)), len(study.user_attrs), flush=True)
 """
 TESTS = Path(__file__).parents[1]
+DEAD = Owner.this_process().model_copy(update={"born": 12345.0})
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_no_secret_of_a_recipe_is_in_the_storage(store, tmp_path, isolated_works
 def test_a_study_that_nobody_works_on_is_forgotten_with_its_leases(store, leases, tmp_path, monkeypatch):
     store.create(read(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(leases_module, "_born", lambda pid: 12345.0)  # it died
+        patch.setattr(Owner, "this_process", lambda owner=DEAD: owner)  # it died
         assert leases.claim(3)
     store.delete("mine", leases)
     assert leases.all() == []
@@ -219,7 +220,7 @@ def test_what_a_worker_that_died_had_not_put_into_the_queue_is_put_there(store, 
     definition = read(tmp_path, study_text(more="budget: {trials: 4}\n"))
     study = store.create(definition)
     with monkeypatch.context() as patch:
-        patch.setattr(leases_module, "_born", lambda pid: 12345.0)
+        patch.setattr(Owner, "this_process", lambda owner=DEAD: owner)
         assert Leases(store.url, "mine").claim(TOP_UP)
     study.enqueue_trial(definition.as_given())
     store.top_up(study, definition, leases)

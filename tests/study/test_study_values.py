@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.study.config import StudyConfig
-from runner.study.values import Point, bounds, history, objectives, union
+from runner.study.values import Point, bounds, logged_by, objectives, union
 from runner.system.errors import UsageError
 
 NAME = "eval/return"
@@ -84,6 +84,13 @@ def test_the_time_to_reach_something_ends_at_the_first_value_that_is_as_good(dir
     assert value({"direction": direction, "reach": reach}, found, [(100.0, 150.0)]) == seconds
 
 
+def test_progress_to_reach_something_is_in_the_unit_of_the_recipe():
+    found = logged(1.0, 1.5, 2.0, 3.0)
+    goal = {"direction": "maximize", "reach": 1.5, "reach_in": "progress"}
+    assert value(goal, found, []) == found["eval/return"][1].step
+    assert value({**goal, "reach": 9.0}, found, []) is None
+
+
 def test_the_time_to_reach_something_leaves_out_when_nobody_trained():
     goal = {"direction": "maximize", "reach": 3.0}
     found = logged(1.0, 1.5, 2.0, 3.0)  # reached at 130
@@ -152,8 +159,8 @@ def test_a_history_is_read_from_a_spool_without_the_prefix(tmp_path):
     ]
     spool = tmp_path / "spool.jsonl"
     spool.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = history(spool, "seed_7/")
+    found = logged_by(spool, "seed_7/")
     assert found.keys() == {"eval/return", "train/loss"}
     assert [(point.at, point.step) for point in found["eval/return"]] == [(1.5, 1), (2.5, 2), (3.5, 3)]
     assert math.isnan(found["eval/return"][1].value)
-    assert history(tmp_path / "absent.jsonl", "") == {}
+    assert logged_by(tmp_path / "absent.jsonl", "") == {}

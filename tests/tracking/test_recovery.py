@@ -8,8 +8,9 @@ import pytest
 from run_folders import run_folder
 
 from runner.system.hardware import boot_id, host_name
+from runner.system.liveness import Owner
 from runner.tracking import RunFolder, recovery, workspace
-from runner.tracking.folder import STALE_SECONDS, Owner
+from runner.tracking.folder import STALE_SECONDS
 from runner.tracking.recovery import Delivery, deliver, reap
 from runner.tracking.spool import Spool
 from runner.tracking.store import Store

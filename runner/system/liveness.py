@@ -1,0 +1,68 @@
+"""Whether a process that has left its name somewhere still lives."""
+
+import os
+from pathlib import Path
+from typing import Self
+
+import psutil
+from pydantic import BaseModel
+
+from runner.system.hardware import boot_id, host_name
+
+
+class Owner(BaseModel, frozen=True):
+    """A process to which something belongs."""
+
+    pid: int
+    host: str
+    boot_id: str
+    """Differs from one start of a machine to the next."""
+    namespace: str = ""
+    """Of processes, in which ``pid`` means this one."""
+    born: float = 0.0
+    """When it began, which tells it from a later one with the same number."""
+
+    @classmethod
+    def this_process(cls) -> Self:
+        """The process that asks."""
+        pid = os.getpid()
+        return cls(pid=pid, host=host_name(), boot_id=boot_id(), namespace=_namespace(), born=_born(pid))
+
+    @property
+    def here(self) -> bool:
+        """Whether it is, or was, a process among those that this one sees."""
+        return (self.boot_id, self.namespace) == (boot_id(), _namespace())
+
+    def alive(self, seen: float) -> bool | None:
+        """Whether it lives; None if that cannot be told from here.
+
+        Args:
+            seen: when it was last heard of, in seconds since 1970.
+        """
+        if self.here:
+            return _born(self.pid) == self.born
+        # A container that shares the name of its machine has lived since that was started.
+        is_before_boot = self.host == host_name() and self.boot_id != boot_id() and seen < psutil.boot_time()
+        return False if is_before_boot else None
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _born(pid: int) -> float:
+    """When a process began; 0 if there is none, or only a dead one that its parent has not asked after.
+
+    In clock ticks since the machine began, which nobody sets anew; elsewhere than on Linux, seconds since 1970.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return 0.0
+        stat = Path(f"/proc/{pid}/stat")
+        return float(stat.read_text().rpartition(")")[2].split()[19]) if stat.exists() else process.create_time()
+    except (psutil.Error, OSError):
+        return 0.0
