@@ -1,6 +1,7 @@
 """MLflow's own page for a workspace, on this machine only."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -77,8 +78,12 @@ def _running_server(workspace: Workspace, address: str, log: Path) -> Iterator[s
 
 
 def _start(workspace: Workspace, address: str, log: Path) -> subprocess.Popen[bytes]:
+    import mlflow
+
     command = [*PYTHON, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1"]
     command += ["--default-artifact-root", workspace.artifacts.as_uri(), "--no-serve-artifacts"]
+    # Where its application lies; told nothing, uvicorn imports from the current directory.
+    command += ["--uvicorn-opts", shlex.join(["--app-dir", str(Path(mlflow.__file__).parents[1])])]
     command += ["--host", HOST, "--port", address.rpartition(":")[2]]
     variables = {**quiet_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **safe_environment()}
     variables["MLFLOW_BACKEND_STORE_URI"] = workspace.tracking_uri  # may hold a password, which a command line shows

@@ -31,9 +31,17 @@ def taken_port():
 
 
 @pytest.fixture
-def server(migrated_workspace, taken_port):
-    """Serves the workspace in a process of its own; yields the process and the address without the page."""
-    child = subprocess.Popen([sys.executable, "-c", SERVE, str(taken_port)], stdout=subprocess.PIPE, text=True)
+def server(migrated_workspace, taken_port, tmp_path):
+    """Serves the workspace in a process of its own; yields the process and the address without the page.
+
+    It stands in a folder whose Python files nobody asked for.
+    """
+    somewhere = tmp_path / "somewhere"
+    somewhere.mkdir()
+    for name in ("random", "uvicorn", "mlflow", "flask"):
+        (somewhere / f"{name}.py").write_text("raise SystemExit('imported from the current directory')")
+    command = [sys.executable, "-P", "-c", SERVE, str(taken_port)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=somewhere)
     page = child.stdout.readline()
     yield child, page.partition("/#")[0]
     child.terminate()
