@@ -68,11 +68,12 @@ def settings_of(name: str) -> tuple[str, ...]:
     return next(small for beginning, small in SMALL.items() if name.startswith(beginning))
 
 
-def with_requirements(kind: str) -> list[str]:
-    """A stage and all that it requires, as ``--set`` arguments for the baseline recipe."""
-    sets = [f"optimization.{kind}=on", *COSTLY.get(kind, ())]
-    for other in (*Registry().get("optimization", kind).requires, *COMPANY.get(kind, ())):
-        sets += with_requirements(other)
+def with_requirements(kind: str, name: str = "marl_baseline") -> list[str]:
+    """A stage and all that it requires, as ``--set`` arguments for a recipe that ships."""
+    flagship = name.startswith("marl")
+    sets = [f"optimization.{kind}=on", *(COSTLY.get(kind, ()) if flagship or kind == "batch_autotune" else ())]
+    for other in (*Registry().get("optimization", kind).requires, *(COMPANY.get(kind, ()) if flagship else ())):
+        sets += with_requirements(other, name)
     return sets
 
 

@@ -4,51 +4,86 @@ import inspect
 
 import pytest
 import torch
-from running import tiny, train_here, with_requirements
+from running import RECIPES, SMALL, tiny, train_here, with_requirements
 
-from runner.api import Close, Exact, Learner, Source, Stage, Statistical
+from runner.api import Close, Exact, Learner, Source, Stage, StageConfig, Statistical
 from runner.plugin.registry import Registry
 from runner.recipe import RecipeError
-from runner.recipe.constraints import PIPELINE_SLOTS
-from runner.train.assemble import assemble
+from runner.train.assemble import assemble, resolve_device, setting_of
+from runner.train.step import Step
 
 REGISTRY = Registry()
 STAGES = REGISTRY.kinds("optimization")
 MODELS, SOURCES = REGISTRY.kinds("model"), REGISTRY.kinds("data")
+SHIPPED = {path.stem: tiny(path.stem) for path in sorted(RECIPES.glob("*.yaml"))}
+LEARNERS = {recipe.model.kind: name for name, recipe in reversed(SHIPPED.items())}
+"""A recipe that ships for every learner: the first by name, which has the fewest stages."""
+PLAINEST = {(recipe.model.kind, recipe.data.kind): name for name, recipe in reversed(SHIPPED.items())}
+"""One for every learner on every source."""
+
+
+def fits(kind, name):
+    """Whether the learner of a recipe offers what the stage and those that it requires hold."""
+    face = REGISTRY.get("optimization", kind)
+    model = SHIPPED[name].model
+    here = all(model.lacks(slot) is None for slot in face.claims | face.wraps)
+    return here and all(fits(other, name) for other in face.requires)
+
+
+HELD = [(kind, name) for kind in STAGES for name in LEARNERS.values() if fits(kind, name)]
 
 
 def learnt(result):
     return {name: value for name, value in result.metrics.items() if name.startswith(("train/", "eval/"))}
 
 
+def test_every_plugin_has_a_recipe():
+    assert {kind for kind, _ in HELD} == set(STAGES)
+    assert set(LEARNERS) == set(MODELS)
+    optional = [
+        kind for kind in SOURCES if any(f.is_required() for f in REGISTRY.get("data", kind).model_fields.values())
+    ]
+    assert {recipe.data.kind for recipe in SHIPPED.values()} >= {*SOURCES} - {*optional}  # others need a user's files
+
+
 @pytest.mark.parametrize("kind", STAGES)
 def test_a_stage_declares_what_it_is_and_has_a_card(kind):
     face = REGISTRY.get("optimization", kind)
-    assert issubclass(face, Stage)
+    assert issubclass(face, StageConfig)
     assert face.phase in (1, 2, 3)
-    assert isinstance(face.contract, Exact | Close | Statistical)
     card = inspect.getdoc(face)
     assert "When it helps:" in card
     assert "When it hurts:" in card
-    assert all(field.description for field in face.Config.model_fields.values())
+    assert all(field.description for field in face.model_fields.values())
+    assert issubclass(face().implementation(), Stage)
 
 
-@pytest.mark.parametrize("kind", STAGES)
-def test_a_stage_holds_slots_that_the_flagship_offers(kind):
-    face = REGISTRY.get("optimization", kind)
-    assert face.claims | face.wraps <= tiny("marl_baseline").model.slots() | PIPELINE_SLOTS
+@pytest.mark.parametrize(("kind", "name"), HELD)
+def test_asking_a_stage_changes_nothing(kind, name):
+    """Neither what it promises nor whether it works depends on who asked before."""
+    recipe = tiny(name, *with_requirements(kind, name))
+    setting = setting_of(recipe, resolve_device("cpu"))
+    stage = recipe.stages[kind]
+    answers = [(stage.contract(setting), stage.inactive(setting), stage.model_dump()) for _ in range(2)]
+    answers.append((stage.contract(setting), *reversed([stage.model_dump(), stage.inactive(setting)])))
+    assert answers[0] == answers[1] == answers[2]
+    assert isinstance(answers[0][0], Exact | Close | Statistical)
 
 
 @pytest.mark.usefixtures("migrated_workspace")
-@pytest.mark.parametrize("kind", STAGES)
-def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind):
+@pytest.mark.parametrize(("kind", "name"), HELD)
+def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind, name):
     """With what it requires: active, or inactive with a reason; exact ones give the baseline's digits."""
-    staged = train_here("marl_baseline", "train.env_steps=96", *with_requirements(kind))
+    sets = with_requirements(kind, name)
+    short = [] if name in SMALL else ["train.env_steps=96"]
+    staged = train_here(name, *short, *sets)
     report = next(report for report in staged.stages if report.kind == kind)
     assert report.active or report.reason
     assert all(torch.isfinite(torch.tensor(value)) for value in learnt(staged).values())
-    if not report.active or isinstance(REGISTRY.get("optimization", kind).contract, Exact):
-        assert learnt(staged) == learnt(train_here("marl_baseline", "train.env_steps=96"))
+    recipe = tiny(name, *sets)
+    contract = recipe.stages[kind].contract(setting_of(recipe, resolve_device("cpu")))
+    if not report.active or isinstance(contract, Exact):
+        assert learnt(staged) == learnt(train_here(name, *short))
 
 
 @pytest.mark.parametrize(("section", "kind"), [("model", k) for k in MODELS] + [("data", k) for k in SOURCES])
@@ -58,37 +93,81 @@ def test_a_learner_or_source_has_a_card_and_documented_settings(section, kind):
     assert all(field.description for field in face.model_fields.values())
 
 
-@pytest.mark.parametrize("name", ["marl_phase2", "marl_spread"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_learner_offers_the_slots_that_it_declares(kind):
+    """Each is a method, and its story and what may be compiled are among them."""
+    face = REGISTRY.get("model", kind)
+    learner = assemble(SHIPPED[LEARNERS[kind]]).learner
+    assert {name for name in face.slots if not callable(getattr(learner, name, None))} == set()
+    assert {*learner.story, *learner.compilable} <= {*learner.slots} & face.slots
+    assert set(face.roles) == {role for role, _ in learner.optimizers()}
+
+
+@pytest.mark.parametrize("name", PLAINEST.values())
 def test_every_setting_of_a_plugin_is_read(name):
     """Nothing that can be written in a recipe is ignored, whether or not somebody wrote it."""
-    recipe = tiny(name)
-    pipeline = assemble(recipe)
-    unread = recipe.model.unread("model.") + recipe.data.unread("data.")
-    for stage in pipeline.stages:
-        unread += stage.config.unread(f"optimization.{stage.kind}.")
+    pipeline = assemble(tiny(name))
+    trained(pipeline)
+    unread = [path for section, config in pipeline._recorded.items() for path in config.unread(f"{section}.")]
     assert unread == []
 
 
-@pytest.mark.parametrize("name", ["marl_phase2", "marl_spread"])
+@pytest.mark.parametrize("name", PLAINEST.values())
+def test_a_source_keeps_its_word(name):
+    """It counts what its settings say that it counts, and evaluates to the objective and the headline."""
+    recipe = tiny(name)
+    pipeline = assemble(recipe)
+    trained(pipeline)
+    counted = {unit for unit, count in pipeline.progress.state_dict().items() if count}
+    assert counted | {"epochs"} >= recipe.data.units
+    metrics = pipeline.source.evaluate(pipeline.learner)
+    assert {*recipe.headline, recipe.objective.name} <= metrics.keys()
+    assert metrics == pipeline.source.evaluate(pipeline.learner)
+
+
+@pytest.mark.parametrize("name", PLAINEST.values())
 def test_learner_and_source_restore_what_they_save(name):
     first, second = assemble(tiny(name)), assemble(tiny(name, "seed=77"))
     assert isinstance(first.learner, Learner)
     assert isinstance(first.source, Source)
-    while not first.source.ready(16):
-        first.source.collect(None)
-    noise = first.learner.noise(16, torch.Generator().manual_seed(0))
-    first.slots.update(first.slots.next_batch(16, 0.0, 0), noise)
+    trained(first)
     second.load_state_dict(first.state_dict())
-    one, other = (p.slots.update(p.slots.next_batch(16, 0.0, 0), noise) for p in (first, second))
+    second.context.seed = first.context.seed  # which no state holds, because a recipe does
+    one, other = trained(first), trained(second)
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def trained(pipeline):
+    """What the next update that there is returns."""
+    step = Step(pipeline)
+    while (output := step()) is None:
+        pass
+    return output
+
+
+RIVAL = """
+from runner.api import Exact, Stage, StageConfig
+
+class RivalConfig(StageConfig):
+    "Wants what another stage has."
+    kind = "rival"
+    phase = 1
+    claims = frozenset({"critic_step"})
+
+    def contract(self, setting):
+        return Exact()
+
+    def implementation(self):
+        return Rival
+
+class Rival(Stage):
+    def attach(self, pipeline):
+        pass
+"""
 
 
 def test_two_stages_that_claim_one_slot_are_refused(tmp_path):
     plugin = tmp_path / "rival.py"
-    plugin.write_text(
-        "from runner.api import Exact, Stage\n"
-        "class Rival(Stage):\n    kind = 'rival'\n    phase = 1\n    contract = Exact()\n"
-        "    claims = frozenset({'critic_step'})\n    def attach(self, pipeline): pass\n"
-    )
+    plugin.write_text(RIVAL)
     with pytest.raises(RecipeError, match="critic_step"):
         tiny("marl_phase1", "optimization.rival=on", registry=Registry([plugin]))

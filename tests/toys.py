@@ -78,7 +78,7 @@ class PairConfig(LearnerConfig):
 
     kind: ClassVar[str] = "toy_pair"
     learns_from: ClassVar[str] = "toy_words"
-    roles = {"generator": {"kind": "adam", "lr": 1e-3}, "discriminator": {"kind": "sgd", "lr": 1e-2}}
+    roles: ClassVar = {"generator": {"kind": "adam", "lr": 1e-3}, "discriminator": {"kind": "sgd", "lr": 1e-2}}
 
     every: int = 50
     """Updates between two steps of the generator."""
