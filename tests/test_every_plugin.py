@@ -42,7 +42,8 @@ def refused(kind, name):
     except UsageError as error:
         assert kind in str(error)
         return True
-    return False
+    else:
+        return False
 
 
 CHEAP = {"batch_autotune": ("optimization.batch_autotune=off",)}
