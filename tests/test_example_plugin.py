@@ -1,17 +1,17 @@
 """The example of the docs, installed as a distribution of its own and trained by the command line."""
 
 import ast
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import blocks_of
 from running import forked, result_of, runner
 
 DOCS = Path(__file__).parent.parent / "docs"
-EXAMPLE = DOCS / "example_plugin"
+EXAMPLE, PAGE = DOCS / "example_plugin", DOCS / "plugins.md"
 FILES = [
     EXAMPLE / name for name in ("pyproject.toml", "runner_digits/__init__.py", "runner_digits/works.py", "digits.yaml")
 ]
@@ -90,11 +90,8 @@ def test_it_takes_fewer_than_50_lines_of_code():
 
 
 def test_the_page_shows_every_line_of_its_files():
-    page = (DOCS / "plugins.md").read_text()
-    blocks = re.findall(r"^```(?:python|toml|yaml)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    shown = {line for block in blocks_of(PAGE) for line in block.splitlines()}
     files = [(EXAMPLE / name).read_text() for name in FILES]
-    assert [block for block in blocks if not any(block.strip() in text for text in files)] == []
-    shown = {line for block in blocks for line in block.splitlines()}
     assert [line for text in files for line in text.splitlines() if line not in shown] == []
 
 

@@ -1,0 +1,109 @@
+"""Every block of code in the page on plugins is one of a file that is tested, or is run here."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from pages import blocks_of
+from running import forked, result_of
+
+import runner
+from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig
+from runner.plugin.registry import PluginError, Registry
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "plugins.md"
+ELSEWHERE = [path.read_text() for path in [*DOCS.glob("example_*/**/*.*"), *DOCS.glob("example_*.*")] if path.is_file()]
+"""The files of the examples, which have tests of their own."""
+
+
+def alone(languages):
+    """Blocks that are no part of an example's file."""
+    return [block for block in blocks_of(PAGE, languages) if not any(block.strip() in text for text in ELSEWHERE)]
+
+
+MINE, STREAM, SAMPLER, TEST = alone("python")
+(RECIPE,) = alone("yaml")
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch, migrated_workspace):
+    """A folder with the page's files, as a reader has them."""
+    for name, text in {"mine.py": MINE, "mine.yaml": RECIPE, "stream.py": STREAM, "sampler.py": SAMPLER}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+
+def commands():
+    return re.findall(r"^\$ runner (.*mine\.py.*)$", PAGE.read_text(), re.MULTILINE)
+
+
+def test_a_model_of_ones_own_takes_thirty_lines():
+    assert sum(bool(line) for line in MINE.splitlines()) <= 30
+    assert [len(commands()), commands()[0]] == [3, "run mine.yaml --plugin mine.py"]
+
+
+def test_the_first_command_learns():
+    result = result_of(forked(*commands()[0].split(), "--json", "--quiet"))
+    assert result["status"] == "FINISHED"
+    assert result["metrics"]["eval/loss"] < 0.4
+    assert {name for name in result["metrics"] if name.startswith("eval/")} == {"eval/loss"}
+
+
+def test_the_second_command_has_its_stages():
+    result = result_of(forked(*commands()[1].split(), "--json", "--quiet", "--set", "train.epochs=1"))
+    assert {kind for kind, stage in result["stages"].items() if stage["active"]} == {
+        "compile", "fused_optimizer", "gradient_accumulation",
+    }  # fmt: skip
+
+
+def test_the_third_command_passes():
+    report = result_of(forked(*commands()[2].split(), "--json"))
+    assert {row["name"]: row["verdict"] for row in report["stages"]} == dict.fromkeys(
+        ["compile", "fused_optimizer", "all"], "PASS"
+    )
+
+
+@pytest.mark.parametrize("kind", ["stream", "sampler"])
+def test_the_other_sources_feed_the_same_learner(kind):
+    settings = {"data.kind": f"my_{kind}", "train.epochs": None, "train.updates": 300, "train.ema": None}
+    settings |= {"train.evaluate_every": 150, "train.checkpoint_every": 150}
+    result = runner.train("mine.yaml", set=settings, plugins=["mine.py", f"{kind}.py"])
+    metric, bound = {"stream": ("loss", 2.0), "sampler": ("accuracy", 0.3)}[kind]
+    value = result.metrics[f"eval/{metric}"]
+    assert value < bound if kind == "stream" else value > bound
+
+
+def test_the_test_passes():
+    names = {}
+    exec(compile(TEST, str(PAGE), "exec"), names)
+    names["test_it_learns"]()
+
+
+def test_what_moved_is_told_by_the_message_and_the_page(tmp_path):
+    old = tmp_path / "old.py"
+    old.write_text(
+        "from runner.api import LearnerConfig\n\nclass Old(LearnerConfig):\n    kind, learns_from = 'old', 'x'\n"
+        "    def implementation(self): ...\n    def slots(self): return frozenset()\n"
+    )
+    with pytest.raises(PluginError, match=r"version 1 of the plugin API.*docs/plugins\.md has a section on moving"):
+        Registry([old], installed=()).get("model", "old")
+    section = PAGE.read_text().partition("## Moving from version 1 of the API")[2]
+    assert len(re.findall(r"^\| ", section, re.MULTILINE)) > 10
+
+
+@pytest.mark.parametrize("base", [LearnerConfig, SourceConfig, StageConfig, Stage], ids=lambda base: base.__name__)
+def test_names_that_the_page_gives_exist(base):
+    """Whatever of a base class the page writes as code is an attribute of it."""
+    section = {"LearnerConfig": "roles slots", "SourceConfig": "units provides headline objective shapes_vary"}
+    section |= {"StageConfig": "phase wraps claims requires contract inactive implementation prepares"}
+    section |= {"Stage": "attach prepare state_dict"}
+    for name in section[base.__name__].split():
+        assert re.search(rf"`{name}\b", PAGE.read_text())
+        assert hasattr(base, name) or name in base.__annotations__
+
+
+def test_every_block_of_python_parses():
+    for block in blocks_of(PAGE, "python"):
+        ast.parse(block if not block.startswith(" ") else f"class _:\n{block}")
