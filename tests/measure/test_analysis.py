@@ -107,3 +107,12 @@ def test_exit_codes_and_json():
         assert wanted <= variant.keys()
         assert variant["ci95"][0] <= variant["ratio"] * (1 + 1e-9)
     assert next(v for v in data["variants"] if v["name"] == "all")["verdict"] == "FAIL"
+
+
+def test_a_variant_that_may_use_16_bits_is_judged_by_their_limit():
+    own = case(sets=("optimization.compile=off", "optimization.amp.dtype=bf16"))
+    found = analysed(own, {})
+    for variant in found.variants:
+        rate = found.rates.half_flops["bf16"] if "amp" in variant.stages else found.rates.float32_flops
+        limit_s = max(found.cost.least_flop / rate, found.cost.moved_bytes / found.rates.copy_bytes)
+        assert variant.limit_fraction == pytest.approx(1e3 * limit_s / variant.steady_ms)
