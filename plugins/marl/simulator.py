@@ -22,7 +22,7 @@ STEPS_BETWEEN_CHECKS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EnvironmentStep:
     """What one step of E environments with N agents gives; a finished environment is reset within the step."""
 
     observation: Tensor
@@ -49,11 +49,11 @@ class BatchedEnvironment(Protocol):
     def reset(self) -> Tensor:
         """Starts new episodes everywhere and returns their observations [E, N, o]."""
 
-    def step(self, action: Tensor) -> Step:
+    def step(self, action: Tensor) -> EnvironmentStep:
         """Applies actions [E, N, a] in [-1, 1]."""
 
     def summarise(self, total: list[float]) -> dict[str, float]:
-        """Metrics by name of the episodes whose rows of ``Step.episodes`` add up to ``total``; at least one."""
+        """Metrics by name of the episodes whose rows of ``EnvironmentStep.episodes`` add up to ``total``; at least one."""
 
     def state_dict(self) -> State:
         """All that ``load_state_dict`` needs to continue in the middle of an episode."""

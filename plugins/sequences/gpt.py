@@ -19,7 +19,7 @@ STD = 0.02
 """Of the first weights, as in GPT-2; smaller where a layer adds to the stream between the blocks."""
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal attention and a feed-forward layer, each normalised before and added to what came in."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -56,7 +56,7 @@ class Transformer(nn.Module):
     def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, dropout) for _ in range(layers))
         self.norm, self.dropout = nn.LayerNorm(width), dropout
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:

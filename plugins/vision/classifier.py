@@ -20,7 +20,7 @@ POOLED = 4
 """Height and width that are left for the last layer, about."""
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions beside a shortcut; begins as the shortcut alone."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -48,7 +48,7 @@ class ResidualNet(nn.Module):
         stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.stem = nn.Sequential(stem, nn.GroupNorm(GROUPS, widths[0]), nn.ReLU())
         pairs = [(widths[0], widths[0], 1), *((a, b, 2) for a, b in pairwise(widths))]
-        blocks = [block for a, b, stride in pairs for block in (Block(a, b, stride), Block(b, b, 1))]
+        blocks = [block for a, b, stride in pairs for block in (ResidualBlock(a, b, stride), ResidualBlock(b, b, 1))]
         self.blocks = nn.ModuleList(blocks)
         for _ in widths[1:]:
             height, width = (height + 1) // 2, (width + 1) // 2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runner.api import RunnerError, State
 
-from ..simulator import Step
+from ..simulator import EnvironmentStep
 from .layout import Layout
 from .simulation import Simulation
 
@@ -68,7 +68,7 @@ class PettingZooEnvironment:
     def _tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self._device)
 
-    def step(self, action: Tensor) -> Step:
+    def step(self, action: Tensor) -> EnvironmentStep:
         """Applies actions [E, N, a] in [-1, 1] and starts a new episode where one ended."""
         actions = action.cpu().numpy().astype(np.float32)
         outcomes = [simulation.step(row) for simulation, row in zip(self._simulations, actions, strict=True)]
@@ -80,7 +80,7 @@ class PettingZooEnvironment:
         next_observation = self._observation()
         if any(done):
             self._start([simulation for simulation, over in zip(self._simulations, done, strict=True) if over])
-        return Step(
+        return EnvironmentStep(
             observation=self._observation() if any(done) else next_observation,
             next_observation=next_observation,
             reward=self._tensor(np.stack([outcome.reward for outcome in outcomes])),
@@ -93,7 +93,7 @@ class PettingZooEnvironment:
         """Metrics of finished episodes.
 
         Args:
-            total: sum of rows of ``Step.episodes``, at least one episode.
+            total: sum of rows of ``EnvironmentStep.episodes``, at least one episode.
 
         Returns:
             ``return``: mean over episodes of the mean over agents of the summed rewards (an agent that ended early

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What one step of one copy gives."""
 
     next_observation: Floats
@@ -51,7 +51,7 @@ class Simulation:
         for action in actions:
             self.step(action)
 
-    def step(self, action: Floats) -> Outcome:
+    def step(self, action: Floats) -> StepOutcome:
         """Applies actions [N, a] in [-1, 1].
 
         The episode ends with its last agents: truncated if one of these is, else terminated. An agent that ends before
@@ -71,4 +71,4 @@ class Simulation:
         reward = np.array([rewards[agent] if agent in live else 0.0 for agent in layout.agents], np.float32)
         self.actions.append(action)
         self.returned += float(reward.mean())
-        return Outcome(self.observation, reward, terminated, truncated)
+        return StepOutcome(self.observation, reward, terminated, truncated)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runner.api import State
 
-from ..simulator import Step
+from ..simulator import EnvironmentStep
 from .config import UavConfig
 from .rewards import COLLISION_RADIUS, GOAL_RADIUS, OBSTACLE_RADIUS, coefficients, measure, rewards
 
@@ -75,7 +75,7 @@ class UavEnvironment:
         self._sums = torch.zeros(self._envs, 4, device=self._device)
         return self._observe(self._bodies, self._scene)
 
-    def step(self, action: Tensor) -> Step:
+    def step(self, action: Tensor) -> EnvironmentStep:
         """Applies accelerations and turns [E, N, 2]; values beyond [-1, 1] count as -1 or 1."""
         moved = self._move(action)
         judged = self._bodies if self._legacy_timing else moved
@@ -101,7 +101,7 @@ class UavEnvironment:
         self._bodies = torch.where(ended, bodies, moved)
         self._scene = torch.where(ended[:, 0], scene, self._scene)
         self._sums = sums * ~ended[:, 0]
-        return Step(observation, next_observation, reward, terminated, truncated, episodes)
+        return EnvironmentStep(observation, next_observation, reward, terminated, truncated, episodes)
 
     def _start(self) -> tuple[Tensor, Tensor]:
         shape = (self._envs, *self._start_low.shape)
@@ -135,7 +135,7 @@ class UavEnvironment:
         counts as much as a short one.
 
         Args:
-            total: sum of rows of ``Step.episodes``, at least one episode.
+            total: sum of rows of ``EnvironmentStep.episodes``, at least one episode.
 
         Returns:
             ``success_rate``, ``collision_rate``, ``timeout_rate``: shares of the episodes.
