@@ -74,8 +74,8 @@ class Classifier(GradientLearner):
         return ResidualNet(shapes["image"], config.widths, context.sizes["classes"])
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """By how many pixels every image is moved, down and to the right."""
-        if not self.shift:
+        """By how many pixels every image is moved, down and to the right; nothing in evaluation."""
+        if not (self.shift and self.module.training):
             return {}
         size = len(batch["image"]), 2
         drawn = torch.randint(2 * self.shift + 1, size, generator=generator, device=generator.device)

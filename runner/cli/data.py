@@ -1,6 +1,6 @@
 """The verbs of published data: ``data list``, ``get`` and ``where``."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,7 +36,7 @@ def list_files(plugin: PluginOption = None, as_json: JsonOption = False) -> None
     """List the files: what each is, which sources read it, and whether it is here."""
     from runner.plugin.files import find
 
-    shown = []
+    shown: list[dict[str, Any]] = []
     for file, kinds in _files(open_registry(plugin)).items():
         path = find(file.name)
         facts = {"name": file.name, "size": file.size, "sources": kinds, "about": file.about, "url": file.url}

@@ -137,8 +137,7 @@ def _download(file: DataFile, target: Path) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     partial, digest = Path(name), hashlib.sha256()
     try:
-        request = urllib.request.Request(file.url, headers={"User-Agent": "runner"})  # noqa: S310 (http and https alone)
-        with os.fdopen(descriptor, "wb") as kept, urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310
+        with os.fdopen(descriptor, "wb") as kept, urllib.request.urlopen(file.url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 (http and https alone)
             while chunk := answer.read(_CHUNK):
                 digest.update(chunk)
                 kept.write(chunk)

@@ -52,9 +52,10 @@ def test_evaluation_leaves_images_where_they_are():
     assert noise["shift"].shape == (8, 2)
     assert noise["shift"].min() >= 0
     assert noise["shift"].max() <= 4
-    first, second = (float(made.learner.metrics(batch)["loss"].sum) for _ in range(2))
-    assert first == second
-    assert made.learner.loss(batch, noise, PROGRESS).sum.item() != first
+    with made.learner.evaluating():
+        evaluated = made.learner.metrics(batch)["loss"].sum.item()
+        assert evaluated == made.learner.loss(batch, {}, PROGRESS).sum.item()
+    assert made.learner.loss(batch, noise, PROGRESS).sum.item() != evaluated
 
 
 def test_it_learns_64_images_by_heart():
