@@ -108,7 +108,7 @@ def test_a_disk_that_fails_from_then_on_leaves_the_older_checkpoint(fault, tmp_p
     run_dir, ended, _ = status(migrated_workspace)
     assert ended == "FAILED"
     assert child.stderr.count("was not written") == 1
-    assert "the checkpoint at step 160 could not be written" in child.stderr.splitlines()[-1]
+    assert "the checkpoint at 160 env_steps could not be written" in child.stderr.splitlines()[-1]
     assert checkpoint.load_newest(run_dir / "checkpoints")[1]["step"] == 20
 
 
