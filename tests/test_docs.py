@@ -19,7 +19,7 @@ from runner.system.errors import ExitCode
 ROOT = Path(__file__).parents[1]
 README, CONTRIBUTING, PLUGINS = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/plugins.md"))
 ABLATION = ROOT / "docs" / "ablation.md"
-OTHERS = [ABLATION, *(ROOT / name for name in ("docs/proof.md", "docs/study.md", "CHANGELOG.md"))]
+OTHERS = [ABLATION, *(ROOT / name for name in ("docs/proof.md", "docs/python.md", "docs/study.md", "CHANGELOG.md"))]
 PAGES = pytest.mark.parametrize("page", [README, CONTRIBUTING, PLUGINS, *OTHERS], ids=lambda page: page.name)
 VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}
 VERBS |= {group.name for group in app.registered_groups}
