@@ -67,6 +67,7 @@ def test_a_stage_works_with_a_learner_or_says_why_not(kind, learner, tmp_path):
     (report,) = result.stages
     assert report.active or report.reason
     if report.active and isinstance(contract_of(recipe, kind), Exact | Close):
+        torch._dynamo.reset()  # what was compiled to train fast draws in another way than what is compared
         verdict = quick(recipe, REGISTRY, [kind])
         assert verdict.outcome is Outcome.PASS, verdict.summary
 
