@@ -21,7 +21,6 @@ from runner.child.outcome import Cause, ChildError, failure, kernel_kills
 from runner.child.protocol import attend_forked
 from runner.recipe import Recipe
 from runner.system.python import PYTHON, safe_environment
-from runner.system.secrets import redact
 
 START_SECONDS = 1800.0
 """Longer than any compilation takes; a child that hangs must not hang its parent."""
@@ -205,7 +204,7 @@ class Child:
 
     def _said(self) -> str:
         said = self._errors.read_text(encoding="utf-8", errors="replace")
-        return "\n".join(redact(said.strip()).splitlines()[-_LAST_LINES:])
+        return "\n".join(said.strip().splitlines()[-_LAST_LINES:])
 
 
 class _Process(Protocol):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -9,9 +10,9 @@ import typer
 from runner import __version__
 from runner.cli import ablate, data, plugins, profile, recipes, run, runs, study, tracking, verify
 from runner.cli.common import report, say
-from runner.cli.streams import clean_streams, traceback_of
+from runner.cli.streams import clean_streams
 from runner.system.errors import ExitCode, RunnerError
-from runner.system.secrets import looks_secret, redact, register, register_environment, register_url
+from runner.system.secrets import redact
 
 GROUPS = (run, runs, verify, ablate, profile, study, recipes, plugins, data, tracking)
 """The modules that add verbs, in the order in which ``--help`` lists them."""
@@ -61,7 +62,6 @@ for group in GROUPS:
 
 def main() -> NoReturn:
     """The ``runner`` command; a failure becomes one message on stderr and its exit code, and no secret is printed."""
-    _hide_secrets()
     clean_streams()
     os.environ["PYTHONSAFEPATH"] = "1"  # for what starts Python by itself, as data loaders do
     try:
@@ -77,16 +77,6 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def _hide_secrets() -> None:
-    """Those of the environment and of the command line, before anything is said about them."""
-    register_environment()
-    for argument in sys.argv[1:]:
-        name, _, value = argument.partition("=")
-        register_url(value)
-        if looks_secret(name):
-            register(value.strip("\"'"), name.rpartition(".")[2])
-
-
 def _refuse(error: Any) -> int:
     """Says what is wrong with the command line; masked before it is wrapped, which would tear a secret in two."""
     from typer.rich_utils import rich_format_error
@@ -98,5 +88,5 @@ def _refuse(error: Any) -> int:
 
 def _crash(error: Exception) -> int:
     """A mistake of the runner or of a plugin."""
-    sys.stderr.write(traceback_of(error))
+    traceback.print_exception(error)
     return ExitCode.FAILED

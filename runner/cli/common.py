@@ -53,5 +53,5 @@ def report(error: RunnerError) -> None:
 
 
 def say(text: str) -> None:
-    """Talks to the user on stderr, without secrets."""
-    typer.echo(redact(text), err=True)
+    """Talks to the user on stderr."""
+    typer.echo(text, err=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from runner.system.errors import UsageError
 from runner.system.files import sync, write_durably
+from runner.system.secrets import redact_values
 
 ROUNDS, HEAD, RESULT = "rounds.jsonl", "ablation.json", "result.json"
 
@@ -58,7 +59,8 @@ class MeasurementLog:
         Raises:
             OSError: the disk does not take it.
         """
-        whole = {"session": self._session, "spent": round(time.monotonic() - self._started, 3), **entry}
+        spent = round(time.monotonic() - self._started, 3)
+        whole = {"session": self._session, "spent": spent, **redact_values(entry)}
         os.write(self._file, (json.dumps(whole) + "\n").encode())
         os.fsync(self._file)
         self.entries.append(whole)

@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runner.system.secrets import redact
-
 if TYPE_CHECKING:
     from runner.measure.profile import OperatorTime, Profile, SlotTime
 
@@ -32,7 +30,7 @@ def show(profile: Profile, console: Console) -> None:
     _syncs(profile, wide, console)
     for line in _remarks(profile):
         console.print(Text(line), style="dim")
-    console.print(Text(redact(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)")), soft_wrap=True)
+    console.print(Text(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)"), soft_wrap=True)
 
 
 def _slots(profile: Profile, wide: bool, console: Console) -> None:
@@ -42,7 +40,7 @@ def _slots(profile: Profile, wide: bool, console: Console) -> None:
         f"{profile.update_ms:.3g} ms"
     )
     figures = ["calls", "self ms", "total ms"] if wide else ["self ms", "total ms"]
-    console.print(Text(redact(title)))
+    console.print(Text(title))
     table = _table("slot", [*figures, *(["GPU ms"] if on_gpu else []), "share"])
     whole = profile.slots[0].total_ms
     for slot in profile.slots:

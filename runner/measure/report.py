@@ -37,12 +37,12 @@ def show(result: Result, recommendations: Sequence[Recommendation], console: Con
     for case in result.cases:
         _table(case, wide, console)
         for line in _remarks(case):
-            console.print(Text(redact(line)), style="dim")
+            console.print(Text(line), style="dim")
     if result.slope is not None:
         console.print(Text(_slope(result)))
     for recommendation in recommendations:
-        console.print(Text(redact(_recommended(recommendation))), style="bold")
-    console.print(Text(redact(f"report: {result.folder}")), soft_wrap=True)
+        console.print(Text(_recommended(recommendation)), style="bold")
+    console.print(Text(f"report: {result.folder}"), soft_wrap=True)
 
 
 def _table(case: CaseResult, wide: bool, console: Console) -> None:

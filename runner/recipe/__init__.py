@@ -2,10 +2,9 @@
 
 from runner.recipe.catalog import Catalog, Provider, Section
 from runner.recipe.errors import Place, Problem, RecipeError
-from runner.recipe.hidden import copy_recipe
 from runner.recipe.layers import is_lock, shipped
 from runner.recipe.loader import load
-from runner.recipe.lock import code_of, drift, write_lock
+from runner.recipe.lock import code_of, copy_recipe, drift, write_lock
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.sections import TrackingConfig, TrainConfig
 

@@ -1,15 +1,13 @@
 """Problems in a recipe, each with its place in a file or on the command line."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from runner.system.errors import UsageError
-from runner.system.secrets import MASK, redact
+from runner.system.secrets import redact
 
-_QUOTED = re.compile(r"'[^']+'|\b\d[\d._]*\b")
 _EXCERPT = 120
 """Characters of a source line that are shown around the caret."""
 
@@ -34,29 +32,19 @@ class Place:
 
     def cited(self) -> str:
         """The place in the middle of a sentence, where no excerpt follows."""
-        return f"{self} {redact(self.text)}" if isinstance(self.source, str) and self.text else str(self)
+        return f"{self} {self.text}" if isinstance(self.source, str) and self.text else str(self)
 
     def excerpt(self) -> str:
         """The line and below it a caret; empty if the place has no line."""
         if not self.text.strip():
             return ""
-        text, before = redact(self.text), redact(self.text[: self.column - 1])
+        text, before = redact(self.text), redact(self.text[: self.column - 1])  # before a cut hides half of one
         column = min(len(before), len(text))  # what is masked before it moves it
         start = max(0, column - _EXCERPT // 2) if len(text) > _EXCERPT else 0
         line = text[start : start + _EXCERPT].rstrip()
         # Tabs stay tabs, so that the caret stands where a terminal puts the character above it.
         margin = "".join("\t" if character == "\t" else " " for character in text[start:column])
         return f"    {line}\n    {margin}^"
-
-    def without_secrets(self, message: str) -> str:
-        """A message about this place that quotes nothing which the excerpt masks."""
-        shown = redact(self.text)
-
-        def masked(quoted: re.Match[str]) -> str:
-            value = quoted[0].strip("'")
-            return quoted[0] if value not in self.text or value in shown else quoted[0].replace(value, MASK)
-
-        return redact(_QUOTED.sub(masked, message))
 
 
 DEFAULT = Place("default")
@@ -73,8 +61,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        message = self.place.without_secrets(self.message)
-        headline = ": ".join(part for part in (str(self.place), self.path, message) if part)
+        headline = ": ".join(part for part in (str(self.place), self.path, self.message) if part)
         return "\n".join(part for part in (headline, self.place.excerpt()) if part)
 
 

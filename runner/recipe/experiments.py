@@ -9,7 +9,6 @@ from pydantic import BaseModel
 
 from runner.recipe.errors import Place, Problem, RecipeError
 from runner.recipe.fill import display, fill
-from runner.recipe.hidden import hide
 from runner.recipe.yaml_nodes import Node
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -32,7 +31,6 @@ def fill_experiment(model: type[Model], kind: str, what: str, root: Node, proble
     if given is not None and given.value != kind:
         message = f"{display(given.value)} is nothing that can be {what}: should be '{kind}'"
         raise RecipeError([Problem(given.place, "kind", message)])
-    hide(root)
     filled = fill(model, root, "", problems)
     if filled is None or problems:
         raise RecipeError(problems)

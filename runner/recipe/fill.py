@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
@@ -10,10 +10,9 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from runner.recipe.errors import Problem, nearest, suggestion
-from runner.recipe.hidden import remember
 from runner.recipe.scalars import resolve
 from runner.recipe.yaml_nodes import Node
-from runner.system.secrets import looks_secret, redact
+from runner.system.secrets import redact, register
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -48,7 +47,9 @@ def fill(
     Returns:
         The filled model, or None if anything is wrong.
     """
-    _hide_declared(model, node, path)
+    for leaf in secret_nodes(model, node):  # before a message can quote it, whether or not it is valid
+        register(str(leaf.value))
+        register(leaf.spelled.strip("\"'"))
     while True:
         try:
             # In JSON a list may fill a tuple, and nothing else is coerced.
@@ -63,6 +64,30 @@ def fill(
         node = _without(node, leftovers)
 
 
+def secret_nodes(declared: Any, node: Node) -> Iterator[Node]:
+    """The scalars that are written where a ``SecretStr`` is declared.
+
+    Args:
+        declared: a model, or the annotation of a field.
+        node: what is written there.
+    """
+    if isinstance(declared, type) and issubclass(declared, BaseModel):
+        for name, field in declared.model_fields.items():
+            child = node.get(name)
+            if child is not None:
+                yield from secret_nodes(field.annotation, child)
+        return
+    parts = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    if declared in (SecretStr, SecretBytes):
+        if node.spelled:
+            yield node
+        for part in parts:
+            yield from secret_nodes(declared, part)
+    for inner in get_args(declared):
+        for part in (node, *parts):
+            yield from secret_nodes(inner, part)
+
+
 def display(value: Any) -> str:
     """A value as it would be written in a recipe, short enough for a message."""
     if isinstance(value, dict | list):
@@ -75,8 +100,6 @@ def _problem(error: ErrorDetails, model: type[BaseModel], node: Node, path: str,
     parts, found, missing = _walk(node, error["loc"])
     keys = [path] if path else []
     dotted = ".".join(keys + parts)
-    if looks_secret(dotted):
-        remember(found, dotted)  # a password of digits alone was read as a number
     kind = error["type"]
     context = error.get("ctx", {})
     if kind == "extra_forbidden":
@@ -147,32 +170,6 @@ def _child(node: Node, part: int | str) -> Node | None:
     if isinstance(part, str):
         return node.get(part)
     return node.value[part] if isinstance(node.value, list) and part < len(node.value) else None
-
-
-def _hide_declared(model: type[BaseModel], node: Node, path: str) -> None:
-    """Remembers what is written where a model has a ``SecretStr``, whether or not it is valid."""
-    if not isinstance(node.value, dict):
-        return
-    for name, child in node.value.items():
-        field = model.model_fields.get(name)
-        if field is None:
-            continue
-        where = f"{path}.{name}"
-        if _holds_secret(field.annotation):
-            remember(child, where)
-        for inner in _models_in(field.annotation):
-            for part in (child, *_parts(child)):
-                _hide_declared(inner, part, where)
-
-
-def _holds_secret(annotation: Any) -> bool:
-    return annotation in (SecretStr, SecretBytes) or any(_holds_secret(inner) for inner in get_args(annotation))
-
-
-def _parts(node: Node) -> list[Node]:
-    return list(
-        node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
-    )
 
 
 def _without(node: Node, dropped: set[int]) -> Node:

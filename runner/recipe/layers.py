@@ -7,9 +7,8 @@ from importlib import resources
 from pathlib import Path
 
 from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError, nearest, shown_path, suggestion
-from runner.recipe.hidden import hide
 from runner.recipe.yaml_nodes import Node, parse, read
-from runner.system.secrets import MASK, looks_secret, register
+from runner.system.secrets import MASK
 
 SUFFIX = ".yaml"
 LOCK_SUFFIX = ".lock.yaml"
@@ -74,7 +73,7 @@ def merge(base: Node, over: Node) -> Node:
     the new kind does not know belonged to the old one.
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
-        return replace(over, below=base)
+        return over
     old, new = base.get("kind"), over.get("kind")
     changed = old is not None and new is not None and old.value != new.value
     children = {key: replace(node, leftover=node.leftover or changed) for key, node in base.value.items()}
@@ -88,7 +87,6 @@ def _with_parents(path: Path, below: tuple[Path, ...], problems: list[Problem]) 
     root = read(path, problems)
     if is_lock(path):
         return _locked(root)
-    hide(root)
     assert isinstance(root.value, dict)
     extends = root.value.pop("extends", None)
     if extends is None:
@@ -149,10 +147,7 @@ def _assignment(number: int, text: str, problems: list[Problem]) -> Node:
     if keys[0] == "extends":
         raise RecipeError([*problems, Problem(Place(source, 1, 1, text), "", "extends can only stand in a file")])
     # Blanks in place of the path keep the columns of the value.
-    if looks_secret(dotted):
-        register(value.strip().strip("\"'"), keys[-1])  # before it can be quoted as invalid YAML
     node = parse(" " * (len(dotted) + 1) + value, source, problems, shown=text)
-    hide(node, dotted)
     column = len(dotted) + 1
     for key in reversed(keys):
         column -= len(key) + 1

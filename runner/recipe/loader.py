@@ -1,7 +1,7 @@
 """From a file to a validated recipe, with everything that is wrong said at once."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,13 @@ from runner.recipe.catalog import Catalog
 from runner.recipe.constraints import Draft, conflicts
 from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError
 from runner.recipe.fill import fill
-from runner.recipe.hidden import hide, last_name, lost
 from runner.recipe.layers import compose, find
 from runner.recipe.optimizers import lr_scheduler, optimizers
 from runner.recipe.plugin_sections import plugin_section, stages
-from runner.recipe.recipe import Recipe, flatten, leaves
+from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
 from runner.recipe.yaml_nodes import Node, parse
-from runner.system.secrets import register, register_environment, register_url
+from runner.system.secrets import MASK, register
 
 SECTIONS = ("extends", "model", "data", "optimizer", "lr_scheduler", "train", "optimization", "tracking")
 """The keys of a recipe beside those of ``Head``."""
@@ -34,7 +33,6 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
     Raises:
         RecipeError: everything that is wrong with it, each at its line.
     """
-    register_environment()
     path = find(reference)
     problems: list[Problem] = []
     return _validated(path, compose(path, sets, problems), catalog, problems)
@@ -52,10 +50,8 @@ def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Sequ
     Raises:
         RecipeError: it is not valid here, for example because a plugin is missing.
     """
-    register_environment()
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
-    hide(root)
     recipe = _validated(Path(path), root, catalog, problems)
     places = {name: Place(Path(given[0]) if given[1] else given[0], *given[2:]) for name, given in origins.items()}
     return replace(recipe, origins={name: DEFAULT if each == DEFAULT else each for name, each in places.items()})
@@ -63,7 +59,7 @@ def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Sequ
 
 def _validated(path: Path, composed: Node, catalog: Catalog, problems: list[Problem]) -> Recipe:
     root = replace(composed, place=Place(path))
-    problems += lost(root)
+    problems += _lost(root)
     head = _head(root, problems)
     draft = Draft(
         root=root,
@@ -111,16 +107,22 @@ def _recipe(path: Path, draft: Draft, head: Head | None) -> Recipe:
         off=tuple(kind for kind, on in draft.switched.items() if not on),
         origins={},
     )
-    _hide_defaults(recipe)
-    written = [path for path, _ in flatten(recipe.values())]
-    switches = [f"optimization.{kind}" for kind in draft.switched]
-    return replace(recipe, origins={path: draft.origin(path) for path in [*written, *switches]})
+    for secret in recipe.secrets():  # also what no file holds: a plugin's default may come from the environment
+        register(secret)
+    origins = {f"optimization.{kind}": draft.origin(f"optimization.{kind}") for kind in draft.switched}
+    for written, value in flatten(recipe.values()):
+        place = draft.origin(written)  # the text of an assignment holds its value
+        origins[written] = replace(place, text="") if MASK in str(value) else place
+    return replace(recipe, origins=origins)
 
 
-def _hide_defaults(recipe: Recipe) -> None:
-    """Remembers the secrets that plugins brought themselves, from the environment or in a default."""
-    for path, secret in recipe.secrets().items():
-        register(secret, last_name(path))
-    for _, value in leaves(recipe.values(masked=False)):
-        if isinstance(value, str):
-            register_url(value)
+def _lost(node: Node, path: str = "") -> Iterator[Problem]:
+    """Everything that was masked when it was written, and so is no value."""
+    if isinstance(node.value, dict):
+        for key, child in node.value.items():
+            yield from _lost(child, f"{path}.{key}" if path else key)
+    elif isinstance(node.value, list):
+        for child in node.value:
+            yield from _lost(child, path)
+    elif isinstance(node.value, str) and MASK in node.value:
+        yield Problem(node.place, path, f"a secret is not kept in a run's files; give it again: --set {path}=VALUE")

@@ -1,10 +1,11 @@
 """The lock of a run: what it was made from, and what has changed since."""
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from runner import __version__
 from runner.recipe.catalog import Catalog, Provider, Section
 from runner.recipe.code import code_digests
 from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.fill import secret_nodes
 from runner.recipe.git import Checkout, source
 from runner.recipe.packages import versions
 from runner.recipe.recipe import Recipe, flatten
@@ -19,7 +21,7 @@ from runner.recipe.scalars import dump
 from runner.recipe.yaml_nodes import Node, parse, read
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
-from runner.system.secrets import redact
+from runner.system.secrets import MASK, redact, redact_values, register
 
 VERSION = 1
 LOCK_NAME = "recipe.lock.yaml"
@@ -57,8 +59,8 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | 
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
     The lock is itself a recipe: running it runs the same values again. It holds the recipe's values, with those of type
-    ``SecretStr`` masked; of the environment it holds versions and numbers of threads. What looks like a secret all the
-    same is redacted, in the patch too. Both files are durable when this returns.
+    ``SecretStr`` masked; of the environment it holds versions and numbers of threads. Known secrets are redacted in the
+    patch too. Both files are durable when this returns.
 
     Args:
         recipe: the recipe of the run.
@@ -71,7 +73,7 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | 
     """
     checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
-        write_durably(run_dir / PATCH_NAME, _redacted(checkout.patch))
+        write_durably(run_dir / PATCH_NAME, redact(checkout.patch))
     else:  # an earlier lock may have been here
         (run_dir / PATCH_NAME).unlink(missing_ok=True)
     head = {"lock": VERSION, "digest": recipe.digest}
@@ -80,9 +82,24 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | 
     if files := _plugin_files(recipe, catalog):
         origins[PLUGIN_FILES] = files
     lock = run_dir / LOCK_NAME
-    # Digests are no secrets, whatever the packages are called that they are of.
-    write_durably(lock, dump(head) + redact(dump(facts | origins)) + dump({"code": code_of(recipe)}))
+    write_durably(lock, dump(head | redact_values(facts | origins) | {"code": code_of(recipe)}))
     return lock
+
+
+def copy_recipe(recipe: Recipe, target: Path) -> None:
+    """Copies the file that a recipe was loaded from, with every secret in it masked.
+
+    Args:
+        recipe: the recipe.
+        target: the copy; replaced if it exists.
+
+    Raises:
+        OSError: the file cannot be read, or the copy not be written.
+    """
+    text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
+    with suppress(RecipeError):  # it was changed after it was loaded
+        text = _masked(text, _secrets(recipe, parse(text, recipe.path, [])))
+    write_durably(target, redact(text))
 
 
 def read_lock(lock: Path) -> dict[str, Any]:
@@ -131,7 +148,7 @@ def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[Drift]:
     locked = read_lock(lock)
     facts = {"recipe": recipe.values()} | _environment(recipe, catalog, source(recipe.path))
     # By the same way as into the lock, so that what is redacted there is neither shown nor taken for a change.
-    now = parse(redact(dump(facts)), "now", []).plain() | {"code": code_of(recipe)}
+    now = redact_values(facts) | {"code": code_of(recipe)}
     found = []
     for section in (*_MATTERS, *_SHOWN):
         old, new = dict(flatten(locked.get(section) or {})), dict(flatten(now[section]))
@@ -158,10 +175,28 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return str(values[name]) if name in values else "absent"
 
 
-def _redacted(patch: str) -> str:
-    """In Python, ``token = tokens[i]`` is left alone, so that the patch still applies."""
-    files = re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)
-    return "".join(redact(file, code=file.partition("\n")[0].endswith(".py")) for file in files)
+def _secrets(recipe: Recipe, root: Node) -> Iterator[Node]:
+    """What is written in a document where the recipe's plugins declare secrets."""
+    switches = root.get("optimization") or root
+    configs = {"model": recipe.model, "data": recipe.data}
+    written = [(config, root.get(section)) for section, config in configs.items()]
+    for config, node in written + [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]:
+        if node is not None:
+            yield from secret_nodes(type(config), node)
+
+
+def _masked(text: str, secrets: Iterable[Node]) -> str:
+    """A document with a mask in place of these scalars, also of those that an assignment has replaced since."""
+    starts = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
+    spans = set()  # what an alias repeats stands there once
+    for leaf in secrets:
+        if leaf.value is not None:
+            register(str(leaf.value))  # it may stand in the patch of the source, too
+            start = text.index(leaf.spelled, starts[leaf.place.line - 1] + leaf.place.column - 1)
+            spans.add((start, start + len(leaf.spelled)))
+    for start, end in sorted(spans, reverse=True):
+        text = f"{text[:start]}'{MASK}'{text[end:]}"
+    return text
 
 
 def code_of(recipe: Recipe) -> dict[str, str]:

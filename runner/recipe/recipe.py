@@ -67,11 +67,10 @@ class Recipe:
         }
         return dict(redact_values(values)) if masked else values
 
-    def secrets(self) -> dict[str, str]:
-        """The texts that ``values`` masks as a whole, by dotted path; items of a list are numbered."""
-        clear, masked = self.values(masked=False), self.values()
-        pairs = zip(leaves(clear), leaves(masked), strict=True)
-        return {path: text for (path, text), (_, shown) in pairs if shown == MASK and text != MASK}
+    def secrets(self) -> list[str]:
+        """The texts that ``values`` masks as a whole."""
+        pairs = zip(_leaves(self.values(masked=False)), _leaves(self.values()), strict=True)
+        return [clear for clear, masked in pairs if masked == MASK]
 
     def secret_assignments(self) -> list[str]:
         """What ``--set`` has to say for a lock of this recipe to be whole again; for this process alone."""
@@ -102,13 +101,13 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in nested mappings and lists that is neither, with its dotted path."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """Everything in nested mappings and lists that is neither."""
     if isinstance(value, Mapping | list):
-        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from leaves(each, f"{path}.{key}" if path else str(key))
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(each)
     else:
-        yield path, value
+        yield value
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

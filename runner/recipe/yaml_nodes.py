@@ -33,8 +33,6 @@ class Node:
     """Inherited from a recipe whose section was of another kind; dropped if the new kind does not know it."""
     spelled: str = ""
     """A scalar as it stands in the document, with quotes and escapes."""
-    below: "Node | None" = None
-    """What this value has replaced, in a file that it extends or over which the command line lies."""
 
     def plain(self) -> Any:
         """The value as plain dictionaries, lists and scalars."""

@@ -20,7 +20,6 @@ from runner.recipe.yaml_nodes import Node, read
 from runner.study.config import KIND, VERIFY, StudyConfig
 from runner.study.space import OFF, STAGES, Parameter, Space, Value, assignments, is_on, label, ordered
 from runner.system.errors import RunnerError
-from runner.system.secrets import looks_secret, redact_values
 
 _FIXED = {
     "name": "it names the runs",
@@ -223,11 +222,14 @@ class _Check:
         if any(path not in settled or settled[path] != value for path, value in wanted.items()):
             return []  # the values exclude each other, so no trial has both
         try:
-            load(_reference(self.path, self.config), (*self.sets, *assignments(settled)), self.catalog)
+            recipe = load(_reference(self.path, self.config), (*self.sets, *assignments(settled)), self.catalog)
         except RecipeError as error:
             company = [f"{path}: {dump_inline(value)}" for path, value in wanted.items() if path != shown.path]
             beside_it = f", with {' and '.join(company)}" if company else ""
             return [f"{_said(problem, shown)}{beside_it}" for problem in error.problems]
+        secret = {each.partition("=")[0] for each in recipe.secret_assignments()}
+        if any(each == shown.path or each.startswith(f"{shown.path}.") for each in secret):
+            return ["cannot be searched: it is a secret, and what is tried is kept"]
         return []
 
     def _harmless(self, parameter: Parameter, wanted: Mapping[str, Any], space: Space) -> Any:
@@ -255,12 +257,6 @@ class _Check:
             self._add(anchor, path, f"unknown stage{suggestion(keys[1], self.catalog.kinds(STAGES))}")
         elif len(keys) < 2 and keys[0] != "device":
             self._add(anchor, path, "should be the dotted path of a setting, like optimizer.lr")
-        elif looks_secret(path):
-            self._add(anchor, path, "cannot be searched: it is a secret, and what is tried is kept")
-        for number, choice in enumerate(() if looks_secret(path) else self.config.space[path].choice or ()):
-            if redact_values({path: choice}) != {path: choice}:
-                message = "holds a secret, which cannot be searched: what is tried is kept"
-                self._add(self._value(path, number), path, message)
         for other in self.config.space:
             is_switch = keys[0] == STAGES and len(other.split(".")) == 2
             if path.startswith(f"{other}.") and not is_switch:

@@ -17,7 +17,7 @@ from runner.study.store import IDENTITY
 from runner.study.training import SPOOL
 from runner.system.errors import StorageError
 from runner.system.files import write_durably
-from runner.system.secrets import redact, redact_values
+from runner.system.secrets import redact_values
 from runner.tracking.periodic import Periodic
 from runner.tracking.shipper import Shipper
 from runner.tracking.store import Store
@@ -162,7 +162,7 @@ class Publisher:
         try:
             action()
         except Exception as error:  # MLflow raises whatever its database and network drivers raise
-            _log.warning("MLflow does not take it: %s", redact(str(error)).partition("\n")[0])
+            _log.warning("MLflow does not take it: %s", str(error).partition("\n")[0])
             return False
         return True
 

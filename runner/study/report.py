@@ -48,9 +48,9 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
         _print(_worth(summary), console)
         console.print(Text(_CONFOUNDED, style="dim"))
     for line in remarks(summary):
-        console.print(Text(redact(line)))
+        console.print(Text(line))
     for line in where:
-        console.print(Text(redact(line)), soft_wrap=True)
+        console.print(Text(line), soft_wrap=True)
 
 
 def remarks(summary: Summary) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _trials(summary: Summary, rows: Sequence[Row], title: str) -> Table:
         values = [figure(row.values[name]) for name in summary.objectives]
         verdict = [f"gate {row.verdict}"] if row.verdict else []
         settings = [f"{_short(path)} {figure(value)}" for path, value in row.settings.items()]
-        table.add_row(number, *values, Text(redact(", ".join(settings + verdict))))
+        table.add_row(number, *values, Text(", ".join(settings + verdict)))
     return table
 
 

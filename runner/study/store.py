@@ -29,7 +29,7 @@ from runner.study.definition import UNESSENTIAL, Definition
 from runner.study.leases import Leases, connect_args
 from runner.study.sampler import PerTrialSampler, pruner
 from runner.system.errors import StorageError, UsageError
-from runner.system.secrets import redact, redact_values, register_url
+from runner.system.secrets import redact, redact_values
 from runner.tracking import Workspace
 
 VARIABLE = "OPTUNA_STORAGE"
@@ -154,7 +154,6 @@ class StudyStore:
 def database(workspace: Workspace) -> str:
     """The address of the storage: ``OPTUNA_STORAGE``, or else a SQLite file in the workspace."""
     url = os.environ.get(VARIABLE) or f"sqlite:///{workspace.root / 'optuna.db'}"
-    register_url(url)
     return re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
 
 

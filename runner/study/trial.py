@@ -149,7 +149,7 @@ class TrialRun:
         verdict = study.user_attrs.get(key)
         if verdict is None:
             self._attempts.begin(GATE)
-            verdict = judge(recipe, self._files, self._limits, self._ended)
+            verdict = redact_values(judge(recipe, self._files, self._limits, self._ended))
             self._attempts.end(GATE)
             if self._ended():
                 raise self._why_ended()

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from filelock import FileLock
 
 from runner.system.errors import StorageError
-from runner.system.secrets import redact, register_environment, register_url
+from runner.system.secrets import redact
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,8 +31,6 @@ def connect(uri: str) -> MlflowClient:
     Raises:
         StorageError: the store cannot be reached or written; said within seconds.
     """
-    register_environment()
-    register_url(uri)
     try:
         with _first_open(uri):
             _probe(uri)
@@ -50,7 +48,7 @@ def is_http(uri: str) -> bool:
 
 
 def shown(uri: str) -> str:
-    """The URI without user name and password, and without secrets in its query."""
+    """The URI without user name and password."""
     try:
         parts = urlsplit(uri)
     except ValueError:  # a host that is none

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from runner.system.faults import reach
 from runner.system.files import write_durably
-from runner.system.secrets import redact
 from runner.tracking.lines import Line, lines
 from runner.tracking.spool import place_of, reached, whole_size
 from runner.tracking.store import Metric, Store
@@ -89,7 +88,7 @@ class Shipper:
             self.ship()
         except Exception as error:  # MLflow raises whatever its database and network drivers raise
             if not self._failing:
-                reason = redact(str(error)).partition("\n")[0]
+                reason = str(error).partition("\n")[0]
                 _log.warning("MLflow does not take metrics; they wait in %s (%s)", self._spool, reason)
             self._failing = True
             return False

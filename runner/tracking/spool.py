@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.system.faults import reach
-from runner.system.secrets import may_hold_secret, redact_values
+from runner.system.secrets import redact_values
 
 Record = Mapping[str, Any]
 
@@ -64,9 +64,7 @@ class Spool:
             record: plain data.
             urgent: whether it goes before what the disk has refused so far, and is durable at once.
         """
-        line = _line(record)
-        if may_hold_secret(line):
-            line = _line(redact_values(record))
+        line = _line(redact_values(record))
         with self._lock:
             if urgent:
                 self._held.appendleft(line.encode())

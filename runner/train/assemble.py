@@ -15,7 +15,6 @@ from runner.child.outcome import Cause, ChildError
 from runner.child.spawn import Child
 from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError
 from runner.system.errors import CheckpointError
-from runner.system.secrets import redact
 from runner.train.watch import Watch
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Plan:
 
     def note(self, text: str) -> None:
         """Adds a note to the stage that is being prepared."""
-        self.reports[self.preparing].notes.append(redact(text))
+        self.reports[self.preparing].notes.append(text)
 
 
 class Pipeline:
@@ -125,7 +124,7 @@ class Pipeline:
 
     def note(self, text: str) -> None:
         """Adds a note to the stage that is being attached."""
-        self.reports[self._attaching].notes.append(redact(text))
+        self.reports[self._attaching].notes.append(text)
 
     def next_batch(self, batch_size: int, progress: Progress) -> Batch | None:
         """A batch on the device, or None if the source has nothing to learn from yet."""

@@ -10,9 +10,8 @@ from typing import Any
 
 from runner.api import State
 from runner.plugin.registry import Registry
-from runner.recipe import Recipe, write_lock
+from runner.recipe import Recipe, copy_recipe, write_lock
 from runner.recipe.git import source
-from runner.recipe.hidden import copy_recipe
 from runner.recipe.lock import LOCK_NAME
 from runner.system import generators
 from runner.system.errors import ExitCode, RunnerError

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.system.secrets import redact
+
 if TYPE_CHECKING:
     from runner.verify.gate import Verification
 
@@ -25,9 +27,9 @@ def show(report: Verification, console: Console) -> None:
     table.add_column("evidence", overflow="fold")
     for row in data["stages"]:
         verdict = Text(row["verdict"], style=_COLOURS[row["verdict"]])
-        table.add_row(Text(row["name"]), row["contract"], verdict, Text(row["summary"]))
+        table.add_row(Text(row["name"]), row["contract"], verdict, Text(redact(row["summary"])))
     for kind, reason in report.inactive.items():
-        table.add_row(Text(kind), "", "inactive", Text(reason), style="dim")
+        table.add_row(Text(kind), "", "inactive", Text(redact(reason)), style="dim")
     console.print(table)
     console.print(
         Text.assemble(
