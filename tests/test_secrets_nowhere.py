@@ -14,61 +14,63 @@ from runner.system.secrets import MASK
 ROOT = Path(__file__).parents[1]
 SECRETS = {
     name: f"{name}-Tr0ub4dor&3-é"
-    for name in ("declared", "token", "list", "url", "set", "default", "environment", "tracking", "other", "hardcoded")
-}
+    for name in (
+        "declared", "bytes", "list", "nested", "set", "replaced", "default", "stage", "environment", "url", "tracking",
+        "storage",
+    )
+}  # fmt: skip
 PLUGIN = '''
 import logging
 import os
 import sys
 import warnings
+from typing import ClassVar
 
 import torch
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretBytes, SecretStr
 
-from runner.api import Exact, Learner, LearnerConfig, Source, SourceConfig, Stage, StageConfig
+from runner.api import Config, Exact, GradientLearner, GradientLearnerConfig, Loss
+from runner.api import Source, SourceConfig, Stage, StageConfig
 
 
-class GuardedConfig(LearnerConfig):
+class Login(Config):
+    user: str
+    key: SecretStr
+
+
+class GuardedConfig(GradientLearnerConfig):
     """Has secrets of every sort."""
 
-    kind = "guarded"
-    learns_from = "points"
+    kind: ClassVar[str] = "guarded"
+    learns_from: ClassVar[str] = "points"
     card: SecretStr
+    raw: SecretBytes
     found: SecretStr = Field(default_factory=lambda: SecretStr(os.environ["FOUND_HERE"]))
-    api_token: str
-    tokens: list[str]
+    many: list[SecretStr]
+    logins: list[Login] = Field([])
     url: str
+    token_count: int = 7
     explodes: bool = False
-    scale: float = 0.01
 
     def implementation(self):
         return Guarded
 
 
-class Guarded(Learner):
-    def __init__(self, config, shapes, context):
-        super().__init__(config, shapes, context)
-        self.layer = torch.nn.Linear(2, 1)
-        self.role("model", self.layer)
-        self.known = [config.card.get_secret_value(), config.found.get_secret_value(), config.api_token, config.url]
-        self.known += config.tokens
-        self.explodes = config.explodes
-        self.scale = config.scale
+class Guarded(GradientLearner):
+    def build(self, config, shapes, context):
+        self.known = [config.card.get_secret_value(), config.raw.get_secret_value().decode(), config.url]
+        self.known += [config.found.get_secret_value(), os.environ["SOME_KEY"]]
+        self.known += [each.get_secret_value() for each in config.many]
+        self.known += [each.key.get_secret_value() for each in config.logins]
         logging.getLogger("somebody").warning("logged in: %s", self.known)
         warnings.warn(f"deprecated: {self.known}", stacklevel=1)
         print(*self.known, file=sys.stderr)
+        return torch.nn.Linear(2, config.token_count)
 
-    def update(self, batch, noise, progress):
-        if self.explodes:
+    def loss(self, batch, noise, progress):
+        if self.config.explodes:
             raise RuntimeError(f"login with {self.known} failed: {' '.join(self.known)}")
-        self.roles["model"].zero_grad()
-        loss = self.scale * self.layer(batch["x"]).square().mean()
-        self.slots.backward(loss)
-        self.roles["model"].step()
-        return {"loss": loss.detach()}
-
-    def predict(self, inputs):
-        return self.layer(inputs)
+        return Loss(self.slots.forward(batch["x"]).square().mean(1).sum(), len(batch["x"]))
 
     def inputs(self, batch):
         return batch["x"]
@@ -77,8 +79,8 @@ class Guarded(Learner):
 class PointsConfig(SourceConfig):
     """Random points."""
 
-    kind = "points"
-    provides = "points"
+    kind: ClassVar[str] = "points"
+    provides: ClassVar[str] = "points"
 
     def implementation(self):
         return Points
@@ -100,8 +102,9 @@ class Points(Source):
 class TalkConfig(StageConfig):
     """Says what it should not."""
 
-    kind = "talk"
-    phase = 1
+    kind: ClassVar[str] = "talk"
+    phase: ClassVar[int] = 1
+    pin: SecretStr
 
     def contract(self, setting):
         return Exact()
@@ -112,43 +115,51 @@ class TalkConfig(StageConfig):
 
 class Talk(Stage):
     def attach(self, pipeline):
-        for secret in pipeline.learner.known:
+        for secret in [self.config.pin.get_secret_value(), *pipeline.learner.known]:
             pipeline.note(f"it is {secret}")
 
 
 class IdleConfig(StageConfig):
     """Says why it does nothing."""
 
-    kind = "idle"
-    phase = 1
+    kind: ClassVar[str] = "idle"
+    phase: ClassVar[int] = 1
 
     def contract(self, setting):
         return Exact()
 
     def inactive(self, setting):
-        return f"the token is {setting.model.api_token}"
+        return f"the card is {setting.model.card.get_secret_value()}, the url {setting.model.url}"
 
     def implementation(self):
         raise AssertionError("inactive, so never attached")
 '''
 RECIPE = f"""\
-# api_token: {SECRETS["other"]}
 name: guarded
 device: cpu
 data: {{kind: points}}
 train: {{updates: 40, batch_size: 4, log_every: 10, checkpoint_every: 20}}
 tracking: {{system_metrics: false}}
-optimization: {{talk: on, idle: on}}
+optimization: {{talk: {{pin: '{SECRETS["stage"]}'}}, idle: on}}
 model:
-  {{kind: guarded, card: "{SECRETS["declared"]}", tokens: ["{SECRETS["list"]}"], api_token: '{SECRETS["token"]}',
-   url: 'postgresql://me:{quote(SECRETS["url"])}@db:5432/x', scale: 0.01}}
+  {{kind: guarded, card: "{SECRETS["declared"]}", many: ["{SECRETS["replaced"]}"], raw: '{SECRETS["bytes"]}',
+   logins: [{{user: me, key: '{SECRETS["nested"]}'}}], url: 'postgresql://me:{quote(SECRETS["url"])}@db:5432/x',
+   token_count: 8}}
 """
 WRONG = {
-    "number": RECIPE.replace("scale: 0.01", "scale: many"),
-    "type": RECIPE.replace("card: ", "card: [1], found: ").replace("tokens: [", "tokens: [3, "),
-    "syntax": RECIPE.replace("-é', ", "-é, ").replace("scale: 0.01}", "scale: 0.01"),
-    "key": RECIPE.replace("scale: 0.01", "scal: 0.01"),
+    "number": RECIPE.replace("token_count: 8", "token_count: many"),
+    "type": RECIPE.replace("card: ", "card: [1], found: ").replace("many: [", "many: [3, "),
+    "nested": RECIPE.replace("user: me", "user: 3"),
+    "key": RECIPE.replace("token_count: 8", "token_counts: 8"),
 }  # fmt: skip
+STUDY = """\
+kind: study
+name: searched
+recipe: recipe.yaml
+space: {optimizer.lr: {float: [1e-4, 1e-2], log: true}}
+objectives: {eval/zero: minimize}
+budget: {trials: 1}
+"""
 
 
 class Site:
@@ -166,8 +177,9 @@ class Site:
         self.commit({"recipe.yaml": "name: empty\n", "settings.ini": "", "client.py": "", "notes.txt": ""})
         for name, text in {
             "recipe.yaml": RECIPE,
-            "settings.ini": f"[login]\nAPI_TOKEN = {SECRETS['other']}\n",
-            "client.py": f"token = '{SECRETS['hardcoded']}'\ntokens = tokens[1:]\n",
+            "study.yaml": STUDY,
+            "settings.ini": f"[login]\nSOME_KEY = {SECRETS['environment']}\n",
+            "client.py": f"token = 'redis://:{quote(SECRETS['url'])}@host'\ntokens = tokens[1:]\n",
             "notes.txt": f"mine is {SECRETS['declared']}\n",
             **{f"{name}.yaml": text for name, text in WRONG.items()},
         }.items():
@@ -184,7 +196,8 @@ class Site:
         """What a ``runner`` process printed on stdout."""
         environment = {
             "RUNNER_WORKSPACE": str(self.workspace), "FOUND_HERE": SECRETS["default"],
-            "SOME_API_KEY": SECRETS["environment"], "GIT_CEILING_DIRECTORIES": str(ROOT), "COLUMNS": "60", **variables,
+            "SOME_KEY": SECRETS["environment"], "RUNNER_SECRETS": "SOME_KEY",
+            "GIT_CEILING_DIRECTORIES": str(ROOT), "COLUMNS": "60", **variables,
         }  # fmt: skip
         child = start(self.output, *arguments, within=self.folder, **environment)
         assert child.wait() == code, child.stderr
@@ -192,7 +205,7 @@ class Site:
         return child.stdout
 
 
-ARGUMENTS = ("recipe.yaml", "--plugin", "plugin.py", "--set", f"model.tokens=[{SECRETS['set']}, ab]")
+ARGUMENTS = ("recipe.yaml", "--plugin", "plugin.py", "--set", f"model.many=[{SECRETS['set']}, ab]")
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +224,13 @@ def site(tmp_path_factory, migrated_database):
     for name in WRONG:
         for form in ((), ("--json",)):
             site.run("validate", f"{name}.yaml", "--plugin", "plugin.py", *form, code=2)
-    site.run("show", "recipe.yaml", f"model.api_token={SECRETS['set'] * 9}", code=2)
-    site.run("show", *ARGUMENTS, "--set", f"model.api_token='{SECRETS['set']}", code=2)
+    site.run("show", *ARGUMENTS, "--set", f"model.raw=[{SECRETS['set']}]", code=2)
+    study = ("study", "run", "study.yaml", *ARGUMENTS[1:])
+    site.run(*study)
     uri = f"http://me:{quote(SECRETS['tracking'])}@127.0.0.1:1"
     for verb in (("run", *ARGUMENTS), ("compare", "a", "b"), ("doctor",)):
         site.run(*verb, code=1 if verb == ("doctor",) else 5, MLFLOW_TRACKING_URI=uri)
+    site.run(*study, code=5, OPTUNA_STORAGE=f"postgresql://me:{quote(SECRETS['storage'])}@127.0.0.1:1/studies")
     return site
 
 
@@ -223,9 +238,8 @@ def site(tmp_path_factory, migrated_database):
 def test_no_secret_is_in_any_file_of_the_workspace(site, name):
     forms = spellings(SECRETS[name])
     files = [path for path in site.workspace.rglob("*") if path.is_file()]
-    assert {"mlflow.db", "recipe.lock.yaml", "recipe.yaml", "source.patch", "spool.jsonl"} <= {
-        each.name for each in files
-    }
+    expected = {"mlflow.db", "optuna.db", "recipe.lock.yaml", "recipe.yaml", "source.patch", "spool.jsonl", "run.json"}
+    assert expected <= {each.name for each in files}
     found = [str(path) for path in files if any(form in path.read_bytes() for form in forms)]
     assert found == []
 
@@ -243,22 +257,25 @@ def test_no_file_is_named_after_a_secret(site):
 
 def test_what_was_printed_has_masks_in_their_place(site):
     told = site.printed["run " + " ".join(ARGUMENTS)]
-    assert f"logged in: ['{MASK}', '{MASK}', '{MASK}', 'postgresql://me:{MASK}@db:5432/x'" in told
+    assert f"logged in: ['{MASK}', '{MASK}', 'postgresql://me:{MASK}@db:5432/x', '{MASK}', '{MASK}', '{MASK}'" in told
     assert f"it is {MASK}" in told
     crash = site.printed["run " + " ".join(ARGUMENTS) + " --set model.explodes=true"]
     assert f"RuntimeError: login with ['{MASK}'" in crash
-    assert "in update" in crash  # the traceback is whole
+    assert "in loss" in crash  # the traceback is whole
     assert "raise RuntimeError(f\"login with {self.known} failed: {' '.join(self.known)}\")" in crash
 
 
 def test_what_was_written_has_masks_in_their_place(site):
     (folder, *_) = sorted(site.workspace.glob("runs/*"))
-    assert f"api_token: '{MASK}'" in (folder / "recipe.lock.yaml").read_text()
-    assert f"api_token: '{MASK}'" in (folder / "recipe.yaml").read_text()
+    for name in ("recipe.lock.yaml", "recipe.yaml"):
+        text = (folder / name).read_text()
+        assert f"card: '{MASK}'" in text
+        assert f"pin: '{MASK}'" in text
+        assert "token_count: 8" in text
     patch = (folder / "source.patch").read_text()
-    assert f"+mine is {MASK}" in patch
-    assert f"+API_TOKEN = {MASK}" in patch
-    assert f"+token = '{MASK}'\n+tokens = tokens[1:]" in patch
+    assert f"+mine is {MASK}\n" in patch
+    assert f"+SOME_KEY = {MASK}\n" in patch
+    assert f"+token = 'redis://:{MASK}@host'\n+tokens = tokens[1:]" in patch
 
 
 def spellings(secret: str) -> set[bytes]:

@@ -1,8 +1,9 @@
 """Lays a recipe over what it extends, and the command line over both."""
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
+from functools import reduce
 from importlib import resources
 from pathlib import Path
 
@@ -60,10 +61,34 @@ def compose(path: Path, sets: Sequence[str], problems: list[Problem]) -> Node:
     Raises:
         RecipeError: a file or an assignment cannot be read, or ``extends`` runs in a circle.
     """
-    root = _with_parents(path, (), problems)
+    root = reduce(merge, reversed(list(documents(path, problems))))
     for number, text in enumerate(sets, start=1):
         root = merge(root, _assignment(number, text, problems))
     return root
+
+
+def documents(path: Path, problems: list[Problem]) -> Iterator[Node]:
+    """What stands in a recipe's file, then in the one that it extends, and so on.
+
+    Raises:
+        RecipeError: a file cannot be read, or ``extends`` runs in a circle.
+    """
+    chain: list[Path] = []
+    while True:
+        root = read(path, problems)
+        if is_lock(path):
+            yield _locked(root)
+            return
+        assert isinstance(root.value, dict)
+        extends = root.value.pop("extends", None)
+        yield root
+        if extends is None:
+            return
+        chain.append(path.resolve())
+        path = _parent(extends, path, problems)
+        if path.resolve() in chain:
+            circle = " -> ".join(link.name for link in (*chain, path))
+            raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
 
 
 def merge(base: Node, over: Node) -> Node:
@@ -81,22 +106,6 @@ def merge(base: Node, over: Node) -> Node:
         children[key] = merge(children[key], node) if key in children else node
     section = over if changed else base  # it stands where it was opened, unless it has become another one
     return replace(section, value=children, leftover=False)
-
-
-def _with_parents(path: Path, below: tuple[Path, ...], problems: list[Problem]) -> Node:
-    root = read(path, problems)
-    if is_lock(path):
-        return _locked(root)
-    assert isinstance(root.value, dict)
-    extends = root.value.pop("extends", None)
-    if extends is None:
-        return root
-    chain = (*below, path.resolve())
-    parent = _parent(extends, path, problems)
-    if parent.resolve() in chain:
-        circle = " -> ".join(link.name for link in (*chain, parent))
-        raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
-    return merge(_with_parents(parent, chain, problems), root)
 
 
 def _locked(root: Node) -> Node:

@@ -15,6 +15,7 @@ from runner.recipe.code import code_digests
 from runner.recipe.errors import Place, Problem, RecipeError
 from runner.recipe.fill import secret_nodes
 from runner.recipe.git import Checkout, source
+from runner.recipe.layers import documents
 from runner.recipe.packages import versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.scalars import dump
@@ -71,6 +72,10 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | 
     Returns:
         The path of the lock.
     """
+    with suppress(RecipeError):  # what an assignment or another file has replaced may stand in the patch
+        for document in documents(recipe.path, []):
+            for leaf in _secrets(recipe, document):
+                register(str(leaf.value))
     checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
         write_durably(run_dir / PATCH_NAME, redact(checkout.patch))
@@ -191,7 +196,6 @@ def _masked(text: str, secrets: Iterable[Node]) -> str:
     spans = set()  # what an alias repeats stands there once
     for leaf in secrets:
         if leaf.value is not None:
-            register(str(leaf.value))  # it may stand in the patch of the source, too
             start = text.index(leaf.spelled, starts[leaf.place.line - 1] + leaf.place.column - 1)
             spans.add((start, start + len(leaf.spelled)))
     for start, end in sorted(spans, reverse=True):

@@ -1,6 +1,7 @@
 import hashlib
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from runner.recipe import RecipeError, drift, load, write_lock
 from runner.recipe.git import Checkout, checkout
 from runner.recipe.lock import Drift, read_lock
 from runner.recipe.yaml_nodes import read
+from runner.system.secrets import MASK
 
 PASSWORD = "model.password=hunter2"
 """Not kept in a lock, and so to be given again."""
@@ -51,8 +53,8 @@ def test_a_lock_says_what_the_run_was_made_from(recipe, lock):
     assert "OMP_NUM_THREADS" in content["threads"]
 
 
-def test_no_secret_is_written(lock, monkeypatch, recipe, tmp_path):
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter3")
+def test_no_secret_is_written(recipe, tmp_path):
+    (tmp_path / "run").mkdir()
     text = write_lock(recipe, tmp_path / "run", FakeCatalog()).read_text()
     assert "hunter" not in text
     assert "password: '**********'" in text
@@ -155,7 +157,7 @@ def test_an_edited_plugin_file_matters_wherever_it_lies(tmp_path, monkeypatch):
 
 def test_an_edited_module_of_a_plugins_package_matters_and_its_page_does_not(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    package = tmp_path / "lock_auth"  # a digest is no secret, whatever its key says
+    package = tmp_path / "lock_auth"
     package.mkdir()
     (package / "__init__.py").write_text(FACE)
     (package / "works.py").write_text("x = 1\n")
@@ -319,16 +321,16 @@ def test_results_are_no_change_of_the_source(repository):
 
 
 @needs_git
-def test_a_patch_keeps_names_in_code_and_no_secret(repository, monkeypatch):
+def test_a_patch_keeps_names_and_no_secret(repository, monkeypatch):
     monkeypatch.setattr("runner.recipe.git.runner.__file__", str(repository / "nowhere" / "__init__.py"))
-    path = write_recipe(repository, RECIPE + "# api_token: hunter2hunter2\n")
-    (repository / "a.py").write_text("api_token = tokens[i]\napi_key = 'hunter3hunter3'\n")
+    path = write_recipe(repository, RECIPE + "# it was swordfish\n")
+    (repository / "a.py").write_text("password = words[i]\nadmin = 'swordfish'\ndb = 'redis://me:hunter3@host'\n")
     subprocess.run(["git", "add", "-N", "a.py"], cwd=repository, check=True)
-    write_lock(load(path, (), FakeCatalog()), repository, FakeCatalog())
+    write_lock(load(path, ("model.password=swordfish",), FakeCatalog()), repository, FakeCatalog())
     patch = (repository / "source.patch").read_text()
-    assert "+api_token = tokens[i]\n" in patch
-    assert "+# api_token:" in patch
-    assert "hunter" not in patch
+    assert f"+password = words[i]\n+admin = '{MASK}'\n+db = 'redis://me:{MASK}@host'\n" in patch
+    assert f"+# it was {MASK}\n" in patch
+    assert not re.search("swordfish|hunter3", patch)
 
 
 @needs_git
