@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from runner.recipe import RecipeError, copy_recipe, load
-from runner.recipe.layers import compose, find
+from runner.recipe.layers import find, layers
 from runner.recipe.scalars import dump
 from runner.tracking import Tracker, workspace
 from runner.tracking.folder import RunFolder
@@ -74,7 +74,7 @@ def test_what_a_recipe_extends_is_read_and_nothing_else(tmp_path, name):
     path = write_recipe(tmp_path, dump({"name": "x", "extends": name}))
     before = tree(tmp_path)
     with pytest.raises(RecipeError, match="extends"):
-        compose(path, (), [])
+        layers(path, (), [])
     assert tree(tmp_path) == before
 
 

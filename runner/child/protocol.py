@@ -24,6 +24,7 @@ from runner.child.outcome import exit_code_of
 from runner.plugin.registry import Registry
 from runner.recipe import Recipe
 from runner.recipe.loader import from_values
+from runner.system.secrets import register
 
 _END_SECONDS = 5.0
 """For a child that waits for a command, to end by itself when there will be none."""
@@ -42,6 +43,7 @@ class Parent:
         self._order: dict[str, Any] = json.loads(connection.recv_bytes())
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting = False
+        register(*self._order["secrets"])
         self.options: Mapping[str, Any] = self._order["options"]
         self.folder = Path(self._order["folder"])
         self.plugin_files = [Path(path) for path in self._order["plugin_files"]]

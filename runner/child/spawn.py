@@ -21,6 +21,7 @@ from runner.child.outcome import Cause, ChildError, failure, kernel_kills
 from runner.child.protocol import attend_forked
 from runner.recipe import Recipe
 from runner.system.python import PYTHON, safe_environment
+from runner.system.secrets import registered
 
 START_SECONDS = 1800.0
 """Longer than any compilation takes; a child that hangs must not hang its parent."""
@@ -71,7 +72,7 @@ class Child:
         there.close()
         self._family = Family(self._process.pid)
         files = [str(path.absolute()) for path in plugin_files]
-        order = {"recipe": _given(recipe, stages), "plugin_files": files, "options": options or {},
+        order = {"secrets": registered(), "recipe": _given(recipe, stages), "plugin_files": files, "options": options or {},
                  "folder": self._folder.name}  # fmt: skip
         with suppress(OSError):  # it has ended already, which is noticed when it is listened to
             self.send(order)

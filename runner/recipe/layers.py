@@ -50,8 +50,8 @@ def is_lock(path: Path) -> bool:
     return path.name.endswith(LOCK_SUFFIX)
 
 
-def compose(path: Path, sets: Sequence[str], problems: list[Problem]) -> Node:
-    """The recipe in a file as one mapping, with what it extends below it and the command line on top.
+def layers(path: Path, sets: Sequence[str], problems: list[Problem]) -> list[Node]:
+    """What a recipe in a file is laid together from: what it extends, the file, and each assignment.
 
     Args:
         path: the file.
@@ -61,34 +61,13 @@ def compose(path: Path, sets: Sequence[str], problems: list[Problem]) -> Node:
     Raises:
         RecipeError: a file or an assignment cannot be read, or ``extends`` runs in a circle.
     """
-    root = reduce(merge, reversed(list(documents(path, problems))))
-    for number, text in enumerate(sets, start=1):
-        root = merge(root, _assignment(number, text, problems))
-    return root
+    files = list(_documents(path, problems))
+    return [*reversed(files), *(_assignment(number, text, problems) for number, text in enumerate(sets, start=1))]
 
 
-def documents(path: Path, problems: list[Problem]) -> Iterator[Node]:
-    """What stands in a recipe's file, then in the one that it extends, and so on.
-
-    Raises:
-        RecipeError: a file cannot be read, or ``extends`` runs in a circle.
-    """
-    chain: list[Path] = []
-    while True:
-        root = read(path, problems)
-        if is_lock(path):
-            yield _locked(root)
-            return
-        assert isinstance(root.value, dict)
-        extends = root.value.pop("extends", None)
-        yield root
-        if extends is None:
-            return
-        chain.append(path.resolve())
-        path = _parent(extends, path, problems)
-        if path.resolve() in chain:
-            circle = " -> ".join(link.name for link in (*chain, path))
-            raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
+def compose(layers: Sequence[Node]) -> Node:
+    """The recipe as one mapping: every layer over those before it."""
+    return reduce(merge, layers)
 
 
 def merge(base: Node, over: Node) -> Node:
@@ -106,6 +85,26 @@ def merge(base: Node, over: Node) -> Node:
         children[key] = merge(children[key], node) if key in children else node
     section = over if changed else base  # it stands where it was opened, unless it has become another one
     return replace(section, value=children, leftover=False)
+
+
+def _documents(path: Path, problems: list[Problem]) -> Iterator[Node]:
+    """What stands in a recipe's file, then in the one that it extends, and so on."""
+    chain: list[Path] = []
+    while True:
+        root = read(path, problems)
+        if is_lock(path):
+            yield _locked(root)
+            return
+        assert isinstance(root.value, dict)
+        extends = root.value.pop("extends", None)
+        yield root
+        if extends is None:
+            return
+        chain.append(path.resolve())
+        path = _parent(extends, path, problems)
+        if path.resolve() in chain:
+            circle = " -> ".join(link.name for link in (*chain, path))
+            raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
 
 
 def _locked(root: Node) -> Node:

@@ -10,7 +10,7 @@ from runner.recipe.catalog import Catalog
 from runner.recipe.constraints import Draft, conflicts
 from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError
 from runner.recipe.fill import fill
-from runner.recipe.layers import compose, find
+from runner.recipe.layers import compose, find, layers
 from runner.recipe.optimizers import lr_scheduler, optimizers
 from runner.recipe.plugin_sections import plugin_section, stages
 from runner.recipe.recipe import Recipe, flatten
@@ -35,7 +35,11 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
     """
     path = find(reference)
     problems: list[Problem] = []
-    return _validated(path, compose(path, sets, problems), catalog, problems)
+    found = layers(path, sets, problems)
+    recipe = _validated(path, compose(found), catalog, problems)
+    for leaf in (leaf for layer in found for leaf in recipe.secret_nodes(layer)):
+        register(str(leaf.value))  # also what another layer has replaced: a patch, or a study's file, may quote it
+    return recipe
 
 
 def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Sequence[Any]], catalog: Catalog) -> Recipe:

@@ -13,16 +13,14 @@ from runner import __version__
 from runner.recipe.catalog import Catalog, Provider, Section
 from runner.recipe.code import code_digests
 from runner.recipe.errors import Place, Problem, RecipeError
-from runner.recipe.fill import secret_nodes
 from runner.recipe.git import Checkout, source
-from runner.recipe.layers import documents
 from runner.recipe.packages import versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.scalars import dump
 from runner.recipe.yaml_nodes import Node, parse, read
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
-from runner.system.secrets import MASK, redact, redact_values, register
+from runner.system.secrets import MASK, redact, redact_values
 
 VERSION = 1
 LOCK_NAME = "recipe.lock.yaml"
@@ -72,10 +70,6 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | 
     Returns:
         The path of the lock.
     """
-    with suppress(RecipeError):  # what an assignment or another file has replaced may stand in the patch
-        for document in documents(recipe.path, []):
-            for leaf in _secrets(recipe, document):
-                register(str(leaf.value))
     checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
         write_durably(run_dir / PATCH_NAME, redact(checkout.patch))
@@ -103,7 +97,7 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
     """
     text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
     with suppress(RecipeError):  # it was changed after it was loaded
-        text = _masked(text, _secrets(recipe, parse(text, recipe.path, [])))
+        text = _masked(text, recipe.secret_nodes(parse(text, recipe.path, [])))
     write_durably(target, redact(text))
 
 
@@ -178,16 +172,6 @@ def _damage(root: Node) -> Iterator[Problem]:
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
     return str(values[name]) if name in values else "absent"
-
-
-def _secrets(recipe: Recipe, root: Node) -> Iterator[Node]:
-    """What is written in a document where the recipe's plugins declare secrets."""
-    switches = root.get("optimization") or root
-    configs = {"model": recipe.model, "data": recipe.data}
-    written = [(config, root.get(section)) for section, config in configs.items()]
-    for config, node in written + [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]:
-        if node is not None:
-            yield from secret_nodes(type(config), node)
 
 
 def _masked(text: str, secrets: Iterable[Node]) -> str:

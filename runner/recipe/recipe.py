@@ -13,8 +13,10 @@ from runner.api import Config, LearnerConfig, Objective, SourceConfig, StageConf
 from runner.plugin.lr_scheduler import LrSchedulerConfig
 from runner.plugin.optimizer import OptimizerSettings
 from runner.recipe.errors import Place
+from runner.recipe.fill import secret_nodes
 from runner.recipe.scalars import dump_inline
 from runner.recipe.sections import TrackingConfig, TrainConfig
+from runner.recipe.yaml_nodes import Node
 from runner.system.secrets import MASK, redact_values
 
 
@@ -66,6 +68,14 @@ class Recipe:
             "tracking": self.tracking.model_dump(mode="json"),
         }
         return dict(redact_values(values)) if masked else values
+
+    def secret_nodes(self, document: Node) -> Iterator[Node]:
+        """The scalars in a document that are written where the recipe's plugins declare secrets."""
+        switches = document.get("optimization") or document
+        sections = [(self.model, document.get("model")), (self.data, document.get("data"))]
+        for config, node in sections + [(stage, switches.get(kind)) for kind, stage in self.stages.items()]:
+            if node is not None:
+                yield from secret_nodes(type(config), node)
 
     def secrets(self) -> list[str]:
         """The texts that ``values`` masks as a whole."""

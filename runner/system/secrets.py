@@ -30,17 +30,22 @@ _pattern: re.Pattern[str] | None = None
 _lock = threading.Lock()
 
 
-def register(value: str) -> None:
-    """Makes a text known as secret, which ``redact`` masks from now on; of several lines each is one."""
+def register(*values: str) -> None:
+    """Makes texts known as secret, which ``redact`` masks from now on; of several lines each is one."""
     global _known, _pattern
-    lines = {line.strip() for line in value.splitlines()}
-    found = {line for line in lines if len(line) >= (_SHORTEST_NUMBER if line.isdecimal() else _SHORTEST)}
-    new = {spelling for line in found if line.strip("*") for spelling in _spellings(line)}
+    lines = {line.strip() for value in values for line in value.splitlines() if line.strip(" *")}
+    new = {line for line in lines if len(line) >= (_SHORTEST_NUMBER if line.isdecimal() else _SHORTEST)}
     with _lock:
         if not new <= _known:
             _known |= new
             # The longest first, because one may be the beginning of another.
-            _pattern = re.compile("|".join(map(re.escape, sorted(_known, key=len, reverse=True))))
+            spellings = sorted({each for line in _known for each in _spellings(line)}, key=len, reverse=True)
+            _pattern = re.compile("|".join(map(re.escape, spellings)))
+
+
+def registered() -> list[str]:
+    """What is known as secret, for a process that is started to work on the same."""
+    return sorted(_known)
 
 
 def register_environment() -> None:

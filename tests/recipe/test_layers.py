@@ -2,12 +2,12 @@ import pytest
 from faces import write_recipe
 
 from runner.recipe.errors import RecipeError
-from runner.recipe.layers import compose, find, merge, shipped
+from runner.recipe.layers import compose, find, layers, merge, shipped
 from runner.recipe.yaml_nodes import parse
 
 
 def composed(path, *sets):
-    return compose(path, sets, [])
+    return compose(layers(path, sets, []))
 
 
 def failure(path, *sets):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.recipe import load
-from runner.recipe.layers import compose
+from runner.recipe.layers import compose, layers
 from runner.study.config import ParameterConfig
 from runner.study.space import OFF, Parameter, Space, assignments, is_on, label, ordered
 
@@ -144,7 +144,7 @@ def test_an_assignment_reads_back_as_the_value_that_it_was_made_of(value, tmp_pa
     path = write_recipe(tmp_path_factory.getbasetemp(), "model: {net: 1}\n", "assigned.yaml")
     (text,) = assignments({"model.new": value})
     problems = []
-    read = compose(path, [text], problems).get("model").get("new").plain()
+    read = compose(layers(path, [text], problems)).get("model").get("new").plain()
     assert (problems, read, json.dumps(read)) == ([], value, json.dumps(value))
 
 
