@@ -72,8 +72,8 @@ class Child:
         there.close()
         self._family = Family(self._process.pid)
         files = [str(path.absolute()) for path in plugin_files]
-        order = {"secrets": registered(), "recipe": _given(recipe, stages), "plugin_files": files, "options": options or {},
-                 "folder": self._folder.name}  # fmt: skip
+        order = {"recipe": _given(recipe, stages), "secrets": registered(), "plugin_files": files,
+                 "options": options or {}, "folder": self._folder.name}  # fmt: skip
         with suppress(OSError):  # it has ended already, which is noticed when it is listened to
             self.send(order)
 

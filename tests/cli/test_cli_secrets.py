@@ -21,8 +21,8 @@ def one_secret(monkeypatch):
     register(SECRET)
 
 
-@pytest.fixture
 def streams(monkeypatch):
+    """What reaches stdout and stderr of a process whose streams are clean."""
     out, err = io.BytesIO(), io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="utf-8"))
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding="utf-8", line_buffering=True))
@@ -30,8 +30,8 @@ def streams(monkeypatch):
     return out, err
 
 
-def test_verbs_talk_without_secrets(streams):
-    out, err = streams
+def test_verbs_talk_without_secrets(monkeypatch):
+    out, err = streams(monkeypatch)
     print_json({"a": SECRET, "api_token": "ab", "n_tokens": 2, "list": [f"x{SECRET}"]})
     say(f"it is {SECRET} (password=ab)")
     report(RunnerError(f"first {SECRET}\n    see http://me:pass@host"))
@@ -42,8 +42,8 @@ def test_verbs_talk_without_secrets(streams):
     assert err.getvalue().decode() == told
 
 
-def test_whatever_is_written_to_a_stream_is_clean(streams):
-    out, err = streams
+def test_whatever_is_written_to_a_stream_is_clean(monkeypatch):
+    out, err = streams(monkeypatch)
     sys.stdout.write(f"{SECRET} {json.dumps(SECRET)} api_token: str, required http://me:pass@host\n")
     sys.stderr.write(f"{SECRET} token_count: 3\n")
     assert not out.getvalue()  # buffered, as before
@@ -61,13 +61,14 @@ def test_streams_that_are_no_files_stay_as_they_are(monkeypatch):
     assert sys.stdout is sys.stderr is stream
 
 
-def test_a_traceback_shows_code_and_hides_what_it_held(streams):
+def test_a_traceback_shows_code_and_hides_what_it_held(monkeypatch):
+    _, err = streams(monkeypatch)
     token = SECRET
     try:
         raise ValueError(f"wrong: {token}") from KeyError(token)
     except ValueError as error:
         traceback.print_exception(error)
-    text = streams[1].getvalue().decode()
+    text = err.getvalue().decode()
     assert "hunter2" not in text
     assert f"ValueError: wrong: {MASK}\n" in text
     assert '    raise ValueError(f"wrong: {token}")' in text
