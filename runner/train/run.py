@@ -200,7 +200,7 @@ def _result(
     loop = progress.loop
     assert loop is not None
     for kind, stage in loop.pipeline.stages.items():
-        loop.pipeline.reports[kind].notes += map(redact, stage.closing_notes())
+        loop.pipeline.reports[kind].notes += stage.closing_notes()
     return RunResult(
         tracker.run_id, tracker.run_name, progress.status, tracker.tracking_uri, str(tracker.run_dir),
         str(tracker.run_dir / LOCK_NAME), resumed_at, list(loop.pipeline.reports.values()), loop.metrics,
