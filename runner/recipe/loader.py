@@ -111,8 +111,7 @@ def _recipe(path: Path, draft: Draft, head: Head | None) -> Recipe:
         off=tuple(kind for kind, on in draft.switched.items() if not on),
         origins={},
     )
-    for secret in recipe.secrets():  # also what no file holds: a plugin's default may come from the environment
-        register(secret)
+    recipe.values(masked=False)  # makes known what no file holds: a plugin's default may come from the environment
     origins = {f"optimization.{kind}": draft.origin(f"optimization.{kind}") for kind in draft.switched}
     for written, value in flatten(recipe.values()):
         place = draft.origin(written)  # the text of an assignment holds its value

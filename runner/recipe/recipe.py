@@ -17,7 +17,7 @@ from runner.recipe.fill import secret_nodes
 from runner.recipe.scalars import dump_inline
 from runner.recipe.sections import TrackingConfig, TrainConfig
 from runner.recipe.yaml_nodes import Node
-from runner.system.secrets import MASK, redact_values
+from runner.system.secrets import redact_values, register
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,6 @@ class Recipe:
             if node is not None:
                 yield from secret_nodes(type(config), node)
 
-    def secrets(self) -> list[str]:
-        """The texts that ``values`` masks as a whole."""
-        pairs = zip(_leaves(self.values(masked=False)), _leaves(self.values()), strict=True)
-        return [clear for clear, masked in pairs if masked == MASK]
-
     def secret_assignments(self) -> list[str]:
         """What ``--set`` has to say for a lock of this recipe to be whole again; for this process alone."""
         pairs = zip(flatten(self.values(masked=False)), flatten(self.values()), strict=True)
@@ -111,15 +106,6 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """Everything in nested mappings and lists that is neither."""
-    if isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(each)
-    else:
-        yield value
-
-
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested mappings with their dotted paths; a list or an empty mapping is a leaf."""
     for key, value in values.items():
@@ -140,10 +126,12 @@ def _clear(config: Config) -> dict[str, Any]:
 
 
 def _revealed(value: Any, dumped: Any) -> Any:
-    """What was dumped of a value, with the secrets in it."""
+    """What was dumped of a value, with the secrets in it, which are known as such from now on."""
     if isinstance(value, SecretStr | SecretBytes):
         secret = value.get_secret_value()
-        return secret if isinstance(secret, str) else secret.decode(errors="replace")
+        text = secret if isinstance(secret, str) else secret.decode(errors="replace")
+        register(text)
+        return text
     fields = value.__dict__ if isinstance(value, BaseModel) else value
     if isinstance(fields, Mapping) and isinstance(dumped, dict):
         named = {str(name): each for name, each in fields.items()}
