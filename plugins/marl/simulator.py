@@ -53,7 +53,7 @@ class BatchedEnvironment(Protocol):
         """Applies actions [E, N, a] in [-1, 1]."""
 
     def summarise(self, total: list[float]) -> dict[str, float]:
-        """Metrics by name of the episodes whose rows of ``EnvironmentStep.episodes`` add up to ``total``; at least one."""
+        """Metrics by name of the episodes whose rows of ``EnvironmentStep.episodes`` add up to ``total``."""
 
     def state_dict(self) -> State:
         """All that ``load_state_dict`` needs to continue in the middle of an episode."""

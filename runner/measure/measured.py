@@ -19,7 +19,7 @@ from runner.compare.clock import Stopwatch, warm_up
 from runner.measure.limit import optimizer_bytes
 from runner.system import generators
 from runner.train.activities import Activities
-from runner.train.assemble import Pipeline, assemble
+from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
 
 BLOCK_SECONDS = 0.25
@@ -34,7 +34,7 @@ POOL = 8
 class Measured:
     """One variant, assembled."""
 
-    def __init__(self, pipeline: Pipeline, building_s: float = 0.0) -> None:
+    def __init__(self, pipeline: Assembly, building_s: float = 0.0) -> None:
         self.pipeline, self.slots = pipeline, pipeline.slots
         self.building_s = building_s
         self.stopwatch = Stopwatch(pipeline.device)

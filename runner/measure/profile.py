@@ -25,7 +25,7 @@ from runner.system import generators
 from runner.system.errors import StorageError, UsageError
 from runner.tracking import Workspace
 from runner.tracking.values import folder_name
-from runner.train.assemble import Pipeline, assemble
+from runner.train.assemble import Assembly, assemble
 
 STEP = "step"
 """The whole of an update: drawing its batch and its noise, learning, and feeding back."""
@@ -172,7 +172,7 @@ def profile(
     )
 
 
-def _assembled(recipe: Recipe, registry: Registry) -> Pipeline:
+def _assembled(recipe: Recipe, registry: Registry) -> Assembly:
     generators.seed(recipe.seed)
     return assemble(recipe, registry.files)
 
@@ -206,7 +206,7 @@ class _Burst:
         updates: how many.
     """
 
-    def __init__(self, pipeline: Pipeline, updates: int) -> None:
+    def __init__(self, pipeline: Assembly, updates: int) -> None:
         self.pipeline, self.updates = pipeline, updates
         measured = Measured(pipeline)
         self.stopwatch, self.whole_step = measured.stopwatch, measured.step

@@ -35,7 +35,7 @@ class StageReport:
 
 
 @dataclass
-class Plan:
+class Preparation:
     """What is about to be built; ``batch_autotune`` changes it before anything is."""
 
     recipe: Recipe
@@ -66,10 +66,10 @@ class Plan:
         self.reports[self.preparing].notes.append(text)
 
 
-class Pipeline:
+class Assembly:
     """One learner, one source and the active stages around one set of slots."""
 
-    def __init__(self, recipe: Recipe, context: Context, plan: Plan, prepared: dict[str, list[str]]) -> None:
+    def __init__(self, recipe: Recipe, context: Context, plan: Preparation, prepared: dict[str, list[str]]) -> None:
         self.recipe = recipe
         self.context = context
         self.slots = context.slots
@@ -214,7 +214,7 @@ def assemble(
     *,
     batch_size: int | None = None,
     resumed: State | None = None,
-) -> Pipeline:
+) -> Assembly:
     """Builds the pipeline of a recipe.
 
     Args:
@@ -234,7 +234,7 @@ def assemble(
     active = [kind for kind, stage in recipe.stages.items() if _is_active(stage, setting, reports, recipe)]
     works = {kind: recipe.stages[kind].implementation()(recipe.stages[kind].recorded()) for kind in active}
 
-    plan = Plan(recipe, plugin_files, batch_size or recipe.train.batch_size, reports)
+    plan = Preparation(recipe, plugin_files, batch_size or recipe.train.batch_size, reports)
     if resumed is not None:
         plan.batch_size = resumed["batch_size"]
         for kind, notes in resumed["prepared"].items():
@@ -250,7 +250,7 @@ def assemble(
     prepared = {kind: list(report.notes) for kind, report in reports.items() if report.notes}
 
     context = Context(device, Slots(), recipe.seed, recipe.train.batch_size, recipe.optimizer, recipe.train.ema)
-    pipeline = Pipeline(recipe, context, plan, prepared)
+    pipeline = Assembly(recipe, context, plan, prepared)
     pipeline.attach(works)
     return pipeline
 

@@ -9,7 +9,7 @@ from runner.api import RunnerError, State
 from runner.system import generators
 from runner.system.errors import DivergedError
 from runner.train.activities import Activities
-from runner.train.assemble import Pipeline
+from runner.train.assemble import Assembly
 from runner.train.checkpoint.packing import pack
 from runner.train.checkpoint.writer import Writer
 from runner.train.guards import FiniteGuard, GradientGuard
@@ -49,7 +49,7 @@ class Loop:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Assembly,
         run_dir: Path,
         journal: Journal,
         display: Display,
@@ -265,7 +265,7 @@ class Loop:
         self.journal.log(metrics, self.progress.done)
 
 
-def evaluated(pipeline: Pipeline) -> dict[str, float]:
+def evaluated(pipeline: Assembly) -> dict[str, float]:
     """What the source measures of the learner.
 
     Raises:
@@ -274,7 +274,7 @@ def evaluated(pipeline: Pipeline) -> dict[str, float]:
     return checked(pipeline.source.evaluate(pipeline.learner), pipeline)
 
 
-def checked(metrics: Any, pipeline: Pipeline) -> dict[str, float]:
+def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
     """What an evaluation returned, if it is what it should be; raises as ``evaluated`` does."""
     objective = pipeline.recipe.objective
     who = f"{type(pipeline.source).__name__}.evaluate"

@@ -12,14 +12,14 @@ import torch
 
 from runner.api import Probe, available_memory
 from runner.child.protocol import Parent
-from runner.train.assemble import Pipeline, assemble
+from runner.train.assemble import Assembly, assemble
 from runner.train.step import Step
 
 WARM_UP = 3
 SECONDS = 0.5
 
 
-def measure(pipeline: Pipeline) -> Probe:
+def measure(pipeline: Assembly) -> Probe:
     """Trains until the clock can be trusted.
 
     Raises:

@@ -19,7 +19,7 @@ from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Target, Tracker, Workspace
-from runner.train.assemble import Pipeline, StageReport, assemble
+from runner.train.assemble import Assembly, StageReport, assemble
 from runner.train.checkpoint import reader as checkpoint
 from runner.train.loop import Display, Loop
 from runner.train.signals import Stop, stop_on_signals
@@ -134,7 +134,7 @@ def resume(
     return _result(tracker, progress, stop, started, step, again)
 
 
-def tags(recipe: Recipe, pipeline: Pipeline) -> dict[str, str]:
+def tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
     """What describes a run beside its settings."""
     checkout = source(recipe.path)
     return {
@@ -148,7 +148,7 @@ def tags(recipe: Recipe, pipeline: Pipeline) -> dict[str, str]:
     }
 
 
-def _stage_tags(pipeline: Pipeline) -> dict[str, str]:
+def _stage_tags(pipeline: Assembly) -> dict[str, str]:
     active = [report.kind for report in pipeline.reports.values() if report.active]
     inactive = {f"stages.inactive.{r.kind}": str(r.reason) for r in pipeline.reports.values() if not r.active}
     return {"stages": ",".join(active) or "none", **inactive}

@@ -9,7 +9,7 @@ import torch
 from runner.api import Batch, RunnerError
 from runner.plugin.context import derived_seed
 from runner.plugin.lr_scheduler import ConstantConfig
-from runner.train.assemble import Pipeline
+from runner.train.assemble import Assembly
 
 _MIX = 0x9E3779B97F4A7C15
 """The golden ratio in 64 bits: neighbouring updates get seeds that are far apart (Steele et al. 2014, SplitMix)."""
@@ -25,7 +25,7 @@ class Drawn(NamedTuple):
 class Step:
     """The sequence of a training step, in parts for those who look at one of them."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Assembly) -> None:
         self.pipeline, self.slots, self.progress = pipeline, pipeline.slots, pipeline.progress
         self.source, self.learner = pipeline.source, pipeline.learner
         self.noise = pipeline.context.generator("noise")

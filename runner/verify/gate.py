@@ -21,7 +21,7 @@ from runner.plugin.registry import Registry
 from runner.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.train.assemble import StageReport, assemble, resolve_device, setting_of
-from runner.verify.statistical import NOT_BEGUN, Training, Trainings, statistical
+from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
 from runner.verify.training_subject import recipe_with, recorded, subject
 from runner.verify.variants import ALL, Variant, required, variants_of
 
@@ -251,7 +251,7 @@ class Gate:
             return self._beyond_updates(stages) is None and bool(self._as_close(stages))
         return bool(self(stages))
 
-    def _training(self, kinds: Sequence[str]) -> Training:
+    def _training(self, kinds: Sequence[str]) -> TrainingOrder:
         """A training with these stages that is evaluated at its end only, its batch size chosen already."""
         recipe = recipe_with(self.recipe, self.registry, kinds)
         unit, length = recipe.length
@@ -260,10 +260,10 @@ class Gate:
         values["train"] |= {unit: steps, "evaluate_every": None, "checkpoint_every": None, "log_every": steps}
         choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
         if not choosing:
-            return Training(values)
+            return TrainingOrder(values)
         # Beside other trainings, another choice might come out.
         values["optimization"] = {k: v for k, v in values["optimization"].items() if k not in choosing}
-        return Training(values, assemble(recipe, self.registry.files).batch_size)
+        return TrainingOrder(values, assemble(recipe, self.registry.files).batch_size)
 
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:

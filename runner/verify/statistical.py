@@ -25,7 +25,7 @@ NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingOrder:
     """What a child process trains."""
 
     recipe: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Trainings:
     say: Callable[[str], None]
     _done: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, trainings: Sequence[Training], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    def run(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[dict[str, Any]]:
         """Evaluations before and after every training with every seed, trainings outermost.
 
         Raises:
@@ -96,8 +96,8 @@ def _why(error: ChildError, may_diverge: bool) -> RunnerError:
 
 
 def statistical(
-    reference: Training,
-    changed: Training,
+    reference: TrainingOrder,
+    changed: TrainingOrder,
     objective: Objective,
     trainings: Trainings,
     most_seeds: int,

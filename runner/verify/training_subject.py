@@ -17,7 +17,7 @@ from runner.recipe import Place, Recipe, RecipeError
 from runner.recipe.constraints import Draft, conflicts
 from runner.recipe.yaml_nodes import Node
 from runner.system import generators
-from runner.train.assemble import Pipeline, assemble
+from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
 
 
@@ -72,7 +72,7 @@ def _stage(recipe: Recipe, registry: Registry, kind: str) -> StageConfig:
 
 
 def subject(
-    recipe: Recipe, registry: Registry, stages: Collection[str], built: Callable[[Pipeline], None] = lambda _: None
+    recipe: Recipe, registry: Registry, stages: Collection[str], built: Callable[[Assembly], None] = lambda _: None
 ) -> Build:
     """Makes subjects that train the recipe with only these stages on.
 
@@ -116,7 +116,7 @@ def recorded(recipe: Recipe, registry: Registry, updates: int) -> list[Recorded]
 class _Training:
     """A pipeline that is stepped update by update."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Assembly) -> None:
         self.pipeline, self.slots, self.learner = pipeline, pipeline.slots, pipeline.learner
         self.whole_step = Step(pipeline)
         self.draws = self.answers = False
@@ -182,7 +182,7 @@ class _Training:
 class LearnerState:
     """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Assembly) -> None:
         self.learner, self.stages = pipeline.learner, pipeline.stages
 
     def state_dict(self) -> State:

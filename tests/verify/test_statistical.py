@@ -12,9 +12,9 @@ from runner.child.outcome import Cause, ChildError
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.system.errors import DivergedError, RunnerError, UsageError
-from runner.verify.statistical import NOT_BEGUN, Training, Trainings, _why, statistical
+from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, _why, statistical
 
-REFERENCE, CHANGED = Training({"seed": 42, "name": "reference"}), Training({"seed": 42, "name": "changed"})
+REFERENCE, CHANGED = TrainingOrder({"seed": 42, "name": "reference"}), TrainingOrder({"seed": 42, "name": "changed"})
 
 RECORDER = """
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_a_batch_size_that_a_stage_has_chosen_goes_beside_the_recipe(tmp_path):
     recipe = tiny("marl_baseline", "optimization.recorder=on", registry=Registry([plugin]))
     trainings = Trainings([plugin], math.inf, lambda _: None)
     values = recipe.values(masked=False)
-    trainings.run([Training(values), Training(values, 4)], [1])
+    trainings.run([TrainingOrder(values), TrainingOrder(values, 4)], [1])
     lines = plugin.with_suffix(".txt").read_text().splitlines()
     updates = Counter(tuple(map(int, line.split())) for line in lines)
     assert set(updates) == {(16, 16), (16, 4)}
