@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,3 +115,12 @@ def test_a_file_holds_one_thing(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno - node.lineno < LONGEST_FUNCTION, node.name
+
+
+def test_no_two_classes_have_one_name():
+    homes = defaultdict(list)
+    for path in (*CORE, *PLUGINS):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(name_of(path))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}

@@ -1,0 +1,42 @@
+"""A reader follows a value from the command line to the network without opening a dozen files."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from running import train_here
+
+ROOT = Path(__file__).parents[2]
+OWN = (str(ROOT / "runner"), str(ROOT / "plugins"))
+MOST = 10
+
+pytestmark = pytest.mark.usefixtures("migrated_workspace")
+
+
+def own_frames():
+    """Functions of our own between the verb and the layer that asks, the outermost first."""
+    names = [(frame.filename, frame.function) for frame in inspect.stack()[1:]]
+    own = [(Path(name).stem, function) for name, function in names if name.startswith(OWN)]
+    while own[0][1] == "forward":  # of networks inside networks
+        own.pop(0)
+    return own[::-1]
+
+
+@pytest.mark.parametrize("recipe", ["digits_classifier", "shakespeare_gpt"])
+def test_few_calls_lie_between_the_verb_and_the_network_of_a_gradient_learner(recipe, monkeypatch):
+    deepest = []
+
+    def linear(self, inputs):
+        if torch.is_grad_enabled():
+            deepest.append(own_frames())
+        return original(self, inputs)
+
+    original = torch.nn.Linear.forward
+    monkeypatch.setattr(torch.nn.Linear, "forward", linear)
+    train_here(
+        recipe, *(["optimization.fused_optimizer=off", "optimization.amp=off"] if recipe != "digits_classifier" else ())
+    )
+    frames = max(deepest, key=len)
+    assert frames[0] == ("run", "run")
+    assert len(frames) <= MOST, frames
