@@ -20,22 +20,22 @@ sys.path.append(str(HERE.parent))
 from curves import train  # noqa: E402
 
 START = {
-    "model.critic_lr": 1e-3,
-    "model.max_grad_norm": 1,
-    "model.temperature_lr": 1e-2,
+    "optimizer.critic.lr": 1e-3,
+    "max_grad_norm": 1,
+    "optimizer.temperature.lr": 1e-2,
     "data.replay.kind": "uniform",
-    "model.actor_lr": 1e-3,
+    "optimizer.actor.lr": 1e-3,
     "model.tau": 0.01,
 }
 OTHER = {
-    "model.critic_lr": 3e-3,
-    "model.max_grad_norm": 5,
-    "model.temperature_lr": 3e-2,
+    "optimizer.critic.lr": 3e-3,
+    "max_grad_norm": 5,
+    "optimizer.temperature.lr": 3e-2,
     "data.replay.kind": "prioritized",
-    "model.actor_lr": 5e-4,
+    "optimizer.actor.lr": 5e-4,
     "model.tau": 0.02,
 }
-FURTHER = {"model.critic_lr": 6e-3, "model.tau": 0.04}
+FURTHER = {"optimizer.critic.lr": 6e-3, "model.tau": 0.04}
 STAGES = ("amp.dtype=bf16", "compile=on", "float32_matmul=on", "fused_optimizer=on", "heap_retention=on")
 LAST = ("50000", "55000", "60000")
 
@@ -48,7 +48,10 @@ class Training(NamedTuple):
 
     def run(self) -> dict[str, object]:
         """Trains, evaluating 200 episodes every 5 thousand steps."""
-        sets = [f"{name}={value}" for name, value in self.settings.items()]
+        settings = dict(self.settings)
+        norm = settings.pop("max_grad_norm")
+        settings |= {f"optimizer.{role}.max_grad_norm": norm for role in ("actor", "critic")}
+        sets = [f"{name}={value}" for name, value in settings.items()]
         sets += [f"optimization.{stage}" for stage in STAGES]
         sets += [f"seed={self.seed}", "device=cpu", "data.evaluation.episodes=200", "tracking.system_metrics=false"]
         curve = {str(step): metrics["return"] for step, metrics in train("marl_spread", sets)["curve"].items()}

@@ -124,7 +124,7 @@ def ours(*settings: str, steps: int, seed: int) -> dict[str, float]:
     """The same with ``recipes/marl_spread.yaml``; compilation is part of the time."""
     recipe = load("marl_spread", [*SETTINGS, *settings, f"train.env_steps={steps}", f"seed={seed}"], Registry())
     assert recipe.train.batch_size == BATCH
-    assert recipe.train.updates_per_step == 1 / PER_UPDATE
+    assert recipe.data.updates_per_step == 1 / PER_UPDATE
     assert recipe.model.tau == TAU
     generators.seed(seed)
     pipeline = assemble(recipe, [])

@@ -32,7 +32,7 @@ def ours(agents: int, recipe: str) -> Callable[[], object]:
     settings = [f"data.followers={agents - 1}", "data.replay.capacity=20_000", "device=cpu", *sets]
     measured = Measured(assemble(load(name, settings, Registry()), []))
     pool, turn = measured.pool(), iter(range(10**9))
-    return lambda: measured.slots.update(*pool[next(turn) % len(pool)])
+    return lambda: measured.step.update(pool[next(turn) % len(pool)])
 
 
 class JointInput(nn.Module):
