@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WARM_UP = 3
+NOT_FROM_ZERO = ("ASGD", "NAdam", "Rprop")
+"""Optimizers whose state begins elsewhere, which the capture would not put back."""
 
 
 class CudaGraphConfig(StageConfig):
@@ -67,6 +69,8 @@ class CudaGraph(Stage):
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the optimizers' making and the update; the capture happens at the first update."""
         self.learner: Learner = pipeline.learner
+        if self.learner.periods():
+            raise UsageError("cuda_graph replays one update for ever, and a part of this model is not stepped in each")
         self.graph: Any = None
         pipeline.slots.wrap("make_optimizer", self._capturable)
         pipeline.slots.wrap("update", self._graphed)
@@ -79,7 +83,8 @@ class CudaGraph(Stage):
     @staticmethod
     def _capturable(make: Callable[..., Any]) -> Callable[..., Any]:
         def make_optimizer(optimizer: Any, parameters: Any, **settings: Any) -> Any:
-            if "capturable" not in inspect.signature(optimizer).parameters:
+            known = "capturable" in inspect.signature(optimizer).parameters
+            if not known or optimizer.__name__ in NOT_FROM_ZERO:
                 raise UsageError(f"cuda_graph: {optimizer.__name__} cannot be captured; switch the stage off")
             import torch
 
