@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,7 +11,9 @@ from children import start
 
 from runner.plugin.registry import Registry
 from runner.recipe import Recipe, load
+from runner.system.errors import UsageError
 from runner.tracking import workspace
+from runner.train.assemble import assemble
 from runner.train.run import RunResult, run
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -75,6 +78,20 @@ def with_requirements(kind: str, name: str = "marl_baseline") -> list[str]:
     for other in (*Registry().get("optimization", kind).requires, *(COMPANY.get(kind, ()) if flagship else ())):
         sets += with_requirements(other, name)
     return sets
+
+
+@cache
+def host_of(kind: str) -> str:
+    """A recipe that ships and that a stage can work with: the flagship's baseline, or else another family's."""
+    for name in ("marl_baseline", "digits_classifier", "shakespeare_gpt"):
+        try:
+            recipe = tiny(name, *with_requirements(kind, name))
+            if not recipe.stages[kind].prepares:
+                assemble(recipe)
+            return name
+        except UsageError:
+            continue
+    raise AssertionError(f"no recipe that ships can have '{kind}'")
 
 
 def train_here(name: str, *sets: str, registry: Registry | None = None) -> RunResult:

@@ -7,7 +7,7 @@ import time
 import pytest
 from children import start
 from interrupted import arguments, learnt, same, survives, train
-from running import RECIPES, with_requirements
+from running import RECIPES, host_of, with_requirements
 from toy_runs import written
 
 from runner.plugin.registry import Registry
@@ -30,16 +30,21 @@ LONG = {
 SHORT = ("train.env_steps=120", "train.checkpoint_every=40")
 
 
+def long_enough(name):
+    return next(sets for beginning, sets in LONG.items() if name.startswith(beginning))
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
-    long = next(sets for beginning, sets in LONG.items() if name.startswith(beginning))
-    command = arguments(name, *long, *CHEAP.get(name, ()))
+    command = arguments(name, *long_enough(name), *CHEAP.get(name, ()))
     survives(tmp_path, command, isolated_workspace, KILLS, [IN_SAVE[SHIPPED.index(name) % len(IN_SAVE)]])
 
 
 @pytest.mark.parametrize("kind", STAGES)
 def test_every_stage_survives_kills(kind, tmp_path, isolated_workspace):
-    command = arguments("marl_baseline", "train.env_steps=160", *OFTEN, *with_requirements(kind))
+    name = host_of(kind)
+    length = ("train.env_steps=160", *OFTEN) if name == "marl_baseline" else long_enough(name)
+    command = arguments(name, *length, *with_requirements(kind, name))
     kills = 0 if kind == "compile" else 1  # beside the one in a save; every start compiles anew
     survives(tmp_path, command, isolated_workspace, kills, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
 

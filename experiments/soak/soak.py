@@ -20,7 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 RANDOM_KILLS, FAULTS = 6, 4
-SETTINGS = ("train.env_steps=800", "train.checkpoint_every=40", "train.log_every=12")
+SETTINGS = {
+    "marl": ("train.env_steps=800", "train.checkpoint_every=40", "train.log_every=12"),
+    "digits": ("train={epochs: 30, batch_size: 64, log_every: 1, evaluate_every: 5, checkpoint_every: 2}",),
+    "shakespeare": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
+}
+"""By the beginning of a recipe's name."""
 
 
 def main():
@@ -48,15 +53,17 @@ def main():
 def list_subjects():
     """Name and command line of every recipe and of every stage alone with what it requires."""
     from interrupted import arguments
-    from running import RECIPES
-    from test_every_plugin import with_requirements
+    from running import RECIPES, host_of, with_requirements
 
     from runner.plugin.registry import Registry
 
-    subjects = [(path.stem, arguments(path.stem, *SETTINGS)) for path in sorted(RECIPES.glob("*.yaml"))]
-    kinds = Registry().kinds("optimization")
-    stages = [(f"stage {kind}", arguments("marl_baseline", *SETTINGS, *with_requirements(kind))) for kind in kinds]
-    return subjects + stages
+    def command(name, *more):
+        settings = next(sets for beginning, sets in SETTINGS.items() if name.startswith(beginning))
+        return arguments(name, *settings, *more)
+
+    recipes = [(path.stem, command(path.stem)) for path in sorted(RECIPES.glob("*.yaml"))]
+    hosts = {kind: host_of(kind) for kind in Registry().kinds("optimization")}
+    return recipes + [(f"stage {kind}", command(host, *with_requirements(kind, host))) for kind, host in hosts.items()]
 
 
 def soak(name, command, chance, seed):
