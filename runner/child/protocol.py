@@ -36,6 +36,7 @@ class Parent:
     Attributes:
         options: what it wants, beside the recipe.
         folder: ends with this process.
+        gone: whether it has ended.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -43,6 +44,7 @@ class Parent:
         self._order: dict[str, Any] = json.loads(connection.recv_bytes())
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting = False
+        self.gone = False
         register(*self._order["secrets"])
         self.options: Mapping[str, Any] = self._order["options"]
         self.folder = Path(self._order["folder"])
@@ -83,6 +85,7 @@ class Parent:
             while True:
                 self._messages.put(json.loads(self._connection.recv_bytes()))
         except (EOFError, OSError):
+            self.gone = True
             self._messages.put(None)
             if self._waiting:
                 time.sleep(_END_SECONDS)
@@ -94,14 +97,18 @@ def attend(module: str, connection: Connection) -> None:
 
     This process leads a group of its own.
     """
+    parent = Parent(connection)
     try:
-        importlib.import_module(module).main(Parent(connection))
+        importlib.import_module(module).main(parent)
     except BaseException as error:
         code = exit_code_of(error)
         if code is None:
             raise
         sys.stderr.write(f"{error}\n")
         sys.exit(code)
+    finally:
+        if parent.gone:  # nobody else ends what this process has started
+            _end()
 
 
 def attend_forked(module: str, connection: Connection, errors: str) -> None:

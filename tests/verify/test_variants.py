@@ -7,7 +7,7 @@ from faces import FakeCatalog, write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.api import Exact, Stage
+from runner.api import Exact, StageConfig
 from runner.recipe import load
 from runner.system.errors import UsageError
 from runner.verify.variants import GROUPS, names, required, variants_of
@@ -16,10 +16,13 @@ CPU = torch.device("cpu")
 
 
 def stage(name, of_phase=1, needs=(), idle=None, refuses_beside=None):
-    class Made(Stage):
-        kind, phase, contract, requires = name, of_phase, Exact(), tuple(needs)
+    class Made(StageConfig):
+        kind, phase, requires = name, of_phase, tuple(needs)
 
-        def attach(self, pipeline):
+        def contract(self, setting):
+            return Exact()
+
+        def implementation(self):
             raise AssertionError("nothing is assembled")
 
         def inactive(self, setting):
@@ -27,7 +30,7 @@ def stage(name, of_phase=1, needs=(), idle=None, refuses_beside=None):
                 raise UsageError(f"{name} cannot work beside {refuses_beside}")
             return idle
 
-    return Made(Made.Config())
+    return Made()
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_sets_that_cannot_be_are_refused_with_the_reason(recipe):
     with pytest.raises(UsageError, match="beside a"):
         variants_of(recipe(stage("a"), odd), CPU)  # the recipe as a whole
     fussy = stage("fussy", 3)
-    fussy.inactive = lambda setting: "lonely" if "a" not in setting.stages else None
+    type(fussy).inactive = lambda self, setting: "lonely" if "a" not in setting.stages else None
     found = variants_of(recipe(stage("a"), fussy), CPU)
     assert found.refused == dict.fromkeys(("fussy", "all but a"), "fussy would be inactive: lonely")
     assert found.named("fussy") is None
@@ -123,6 +126,4 @@ class _Stub:
     def __init__(self, stages):
         self.stages = stages
         self.model = self.data = self
-
-    def model_copy(self, deep):
-        return self
+        self.length = ("updates", 1)
