@@ -14,11 +14,12 @@ from torch import Tensor
 from runner.compare.error_norms import GRADIENTS, OUTPUTS, Errors, by_group, numbers, one_by_one
 from runner.compare.float64 import NotFloat64Error, float64_build
 from runner.compare.isolation import Frame, Isolation, Location, StepError
-from runner.compare.state import clones, mapped, named_parameters, saved, to_float64
+from runner.compare.state import clones, named_parameters, saved, to_float64
 from runner.compare.subject import Build
 from runner.compare.trajectory import failure, in_order, shared
 from runner.compare.values import absolute_difference, as_float64
 from runner.compare.verdict import Difference, Outcome, Verdict, plain
+from runner.system.tree import map_tensors
 
 CONTRACT = "Close"
 ALLOWED = 2.0
@@ -72,7 +73,7 @@ def _starts(isolation: Isolation, batches: Sequence[Any], states: int) -> list[S
     starts = []
     for i, batch in enumerate(batches[: max(chosen) + 1]):
         if i in chosen:
-            starts.append(Start(i + 1, mapped(Tensor.cpu, saved(isolation.subject)), batch))
+            starts.append(Start(i + 1, map_tensors(Tensor.cpu, saved(isolation.subject)), batch))
         if i < max(chosen):
             isolation.step(clones(batch))
     return starts

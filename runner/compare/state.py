@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from runner.api import Ring
 from runner.compare.subject import Subject
+from runner.system import tree
+from runner.system.tree import map_tensors
 
 OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
 """Settings of torch's optimizers that say how to compute, not what; they stay with the optimizer that has them."""
 _GROUPS = "param_groups"
+_OWN_SETTING = re.compile(rf"{_GROUPS}\.\d+\.({'|'.join(OWN_WAY)})$")
 _COMPILED = "_orig_mod."
 
 
@@ -27,28 +30,18 @@ def canonical(name: str) -> str:
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Everything in nested mappings, sequences, dataclasses and rings that is none of these, with its dotted path."""
+    for name, leaf in tree.leaves(value, path, _inside):
+        if not _OWN_SETTING.search(name):
+            yield canonical(name), _leaf(leaf)
+
+
+def _inside(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Ring):
         rows = [rows for _, rows in value.pieces()]
-        yield from leaves({"written": value.written, "rows": torch.cat(rows) if rows else None}, path)
-    elif (children := _children(value)) is not None:
-        for key, child in children.items():
-            name = canonical(str(key))
-            if name not in OWN_WAY or not path.rpartition(".")[0].endswith(_GROUPS):
-                yield from leaves(child, f"{path}.{name}" if path else name)
-    else:
-        yield path, _leaf(value)
-
-
-def _children(value: Any) -> Mapping[Any, Any] | None:
-    if isinstance(value, Mapping):
-        return value
-    if hasattr(value, "_asdict"):
-        return dict(value._asdict())
-    if isinstance(value, list | tuple):
-        return dict(enumerate(value))
+        return {"written": value.written, "rows": torch.cat(rows) if rows else None}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return None
+    return tree.children(value)
 
 
 def _leaf(value: Any) -> Any:
@@ -62,35 +55,19 @@ def _leaf(value: Any) -> Any:
     return type(value).__qualname__
 
 
-def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same nested value with every tensor changed; what is no tensor and no container stays the same object."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, MutableMapping):
-        result = copy.copy(value)
-        for key, child in value.items():
-            result[key] = mapped(change, child)
-        return result
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(change, child) for child in value))
-    if isinstance(value, list | tuple):
-        return type(value)([mapped(change, child) for child in value])
-    return value
-
-
 def clones(value: Any) -> Any:
     """A copy whose tensors have memory of their own."""
-    return mapped(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
+    return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
 
 
 def to_float64(value: Any) -> Any:
     """A copy whose floating-point tensors are float64."""
-    return mapped(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
+    return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
 
 
 def saved(subject: Subject) -> dict[str, Any]:
     """A copy of a subject's state that nothing changes any more."""
-    return {name: mapped(_kept, part.state_dict()) for name, part in subject.state.items()}
+    return {name: map_tensors(_kept, part.state_dict()) for name, part in subject.state.items()}
 
 
 def _kept(tensor: Tensor) -> Tensor:
@@ -101,7 +78,7 @@ def load(subject: Subject, states: Mapping[str, Any]) -> None:
     """Gives a subject a state that another one had; parts that only one of the two has stay as they are."""
     for name, part in subject.state.items():
         if name in states:
-            part.load_state_dict(_adapted(mapped(_kept, states[name]), part.state_dict()))
+            part.load_state_dict(_adapted(map_tensors(_kept, states[name]), part.state_dict()))
 
 
 def _adapted(state: Any, own: Any) -> Any:

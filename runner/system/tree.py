@@ -1,31 +1,34 @@
-"""Trees of tensors: dictionaries, lists and tuples in one another."""
+"""Trees of tensors: mappings, lists and tuples in one another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def children(tree: Any) -> dict[Any, Any] | None:
-    """What is directly in a dictionary, list or tuple, by key; None of anything else."""
-    if isinstance(tree, dict):
+def children(tree: Any) -> Mapping[Any, Any] | None:
+    """What is directly in a mapping, list or tuple, by key; None of anything else."""
+    if isinstance(tree, Mapping):
         return tree
     if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
         return dict(tree._asdict())
     return dict(enumerate(tree)) if isinstance(tree, list | tuple) else None
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in a tree that is no dictionary, list or tuple, with its dotted path."""
-    inside = children(tree)
-    if inside is None:
+def leaves(
+    tree: Any, path: str = "", inside: Callable[[Any], Mapping[Any, Any] | None] = children
+) -> Iterator[tuple[str, Any]]:
+    """Everything in a tree in which nothing is, with its dotted path; ``inside`` says what is in a thing."""
+    found = inside(tree)
+    if found is None:
         yield path, tree
     else:
-        for key, child in inside.items():
-            yield from leaves(child, f"{path}.{key}" if path else str(key))
+        for key, child in found.items():
+            yield from leaves(child, f"{path}.{key}" if path else str(key), inside)
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -41,10 +44,13 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
     if isinstance(tree, torch.Tensor):
         return change(tree)
-    if isinstance(tree, dict):
-        return {key: map_tensors(change, child) for key, child in tree.items()}
+    if isinstance(tree, MutableMapping):
+        result = copy.copy(tree)
+        for key, child in tree.items():
+            result[key] = map_tensors(change, child)
+        return result
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(map_tensors(change, child) for child in tree))
     if isinstance(tree, list | tuple):
-        return type(tree)(map_tensors(change, child) for child in tree)
+        return type(tree)([map_tensors(change, child) for child in tree])
     return tree

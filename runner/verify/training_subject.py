@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from runner.api import Batch, StageConfig, State
-from runner.compare.state import clones, mapped
+from runner.compare.state import clones
 from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
 from runner.recipe import Place, Recipe, RecipeError
 from runner.recipe.constraints import Draft, conflicts
 from runner.recipe.yaml_nodes import Node
 from runner.system import generators
+from runner.system.tree import map_tensors
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
 
@@ -138,7 +139,7 @@ class _Training:
             while (output := self.whole_step()) is None:
                 pass
             return output
-        batch, noise, inputs, counts = mapped(self._on_device, given)
+        batch, noise, inputs, counts = map_tensors(self._on_device, given)
         self.pipeline.progress.load_state_dict(counts)
         self.whole_step.reset()  # another state may have been loaded, with the learning rates of another update
         output = self.whole_step.update(Drawn(batch, noise))
