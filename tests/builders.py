@@ -10,8 +10,8 @@ from runner.api import Batch, Context, LearnerConfig, Progress, Slots, Source, S
 from runner.plugin.optimizer import OptimizerSettings
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
+from runner.recipe.document import parse
 from runner.recipe.optimizers import optimizers
-from runner.recipe.yaml_nodes import parse
 
 OBSERVATION, ACTION = 5, 2
 

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from runner.api import Config, Contract, Exact, LearnerConfig, Setting, SourceConfig, StageConfig, Unit
 from runner.plugin.registry import PluginError
-from runner.recipe import Provider, Section
+from runner.recipe.catalog import Provider, Section
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from children import start
 
 from runner.plugin.registry import Registry
-from runner.recipe import Recipe, load
+from runner.recipe.loader import load
+from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.tracking import workspace
 from runner.train.assemble import assemble

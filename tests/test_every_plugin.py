@@ -9,7 +9,7 @@ from running import RECIPES, tiny, train_here, with_requirements
 
 from runner.api import Close, Exact, Learner, Source, Stage, StageConfig, Statistical
 from runner.plugin.registry import Registry
-from runner.recipe import RecipeError
+from runner.recipe.document import RecipeError
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble, resolve_device, setting_of
 from runner.train.step import Step

@@ -9,7 +9,8 @@ from interrupted import learnt, same, train
 from running import NoDisplay
 
 from runner.plugin.registry import Registry
-from runner.recipe import RecipeError, load
+from runner.recipe.document import RecipeError
+from runner.recipe.loader import load
 from runner.tracking import workspace
 from runner.train.run import run
 

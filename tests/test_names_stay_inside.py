@@ -11,9 +11,9 @@ from faces import RECIPE, FakeCatalog, write_recipe
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from runner.recipe import RecipeError, copy_recipe, load
-from runner.recipe.layers import find, layers
-from runner.recipe.scalars import dump
+from runner.recipe.document import RecipeError, dump
+from runner.recipe.loader import find, layers, load
+from runner.recipe.lock import copy_recipe
 from runner.tracking import Tracker, workspace
 from runner.tracking.folder import RunFolder
 from runner.tracking.store import Store

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from runner.plugin.registry import Registry
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.loop import Loop
 from runner.train.signals import Stop

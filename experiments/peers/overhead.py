@@ -129,7 +129,7 @@ def runner(turn: Turn) -> None:
 
     from runner.cli.progress import ProgressDisplay
     from runner.plugin.registry import Registry
-    from runner.recipe import load
+    from runner.recipe.loader import load
     from runner.tracking.workspace import Workspace
     from runner.train.run import run
 

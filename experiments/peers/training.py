@@ -29,7 +29,7 @@ from torch import nn
 from torchrl.envs import PettingZooWrapper
 
 from runner.plugin.registry import Registry
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.system import generators
 from runner.train.assemble import assemble
 from runner.train.loop import Loop

@@ -14,7 +14,7 @@ from torchrl.objectives import SACLoss, SoftUpdate, ValueEstimators
 
 from runner.measure.measured import Measured
 from runner.plugin.registry import Registry
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.train.assemble import assemble
 
 BATCH, WIDTH, OBSERVATION, ACTION = 128, 256, 7, 2

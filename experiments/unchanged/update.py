@@ -28,7 +28,7 @@ def work(recipe: str, sets: list[str]) -> None:
     sys.stdout = sys.stderr
     try:
         from runner.plugin.registry import Registry
-        from runner.recipe import load
+        from runner.recipe.loader import load
         from runner.train.assemble import assemble
         from runner.train.step import Step
 

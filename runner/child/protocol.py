@@ -22,8 +22,8 @@ from typing import Any
 
 from runner.child.outcome import exit_code_of
 from runner.plugin.registry import Registry
-from runner.recipe import Recipe
 from runner.recipe.loader import from_values
+from runner.recipe.recipe import Recipe
 from runner.system.secrets import register
 
 _END_SECONDS = 5.0

@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 from runner.child.limits import Family, Limits
 from runner.child.outcome import Cause, ChildError, failure, kernel_kills
 from runner.child.protocol import attend_forked
-from runner.recipe import Recipe
+from runner.recipe.recipe import Recipe
 from runner.system.python import PYTHON, safe_environment
 from runner.system.secrets import registered
 

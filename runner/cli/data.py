@@ -92,7 +92,7 @@ def _files(registry: "Registry") -> "dict[DataFile, list[str]]":
 
 
 def _named(name: str, registry: "Registry") -> "DataFile":
-    from runner.recipe.errors import suggestion
+    from runner.system.names import suggestion
 
     files = {file.name: file for file in _files(registry)}
     if name not in files:

@@ -14,7 +14,7 @@ from runner.system.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
     from runner.plugin.registry import Registry
-    from runner.recipe import Section
+    from runner.recipe.catalog import Section
 
 _FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")
 """What a card shows above the settings."""
@@ -35,7 +35,7 @@ def plugins(kind: KindArgument = None, plugin: PluginOption = None, as_json: Jso
     [bold]runner plugins amp[/]
     """
     from runner.recipe.catalog import SECTIONS
-    from runner.recipe.errors import suggestion
+    from runner.system.names import suggestion
 
     registry = open_registry(plugin)
     names = [(section, each) for section in SECTIONS for each in registry.kinds(section)]
@@ -152,7 +152,7 @@ def _print_list(cards: list[dict[str, Any]]) -> None:
 
 
 def _fact(value: Any) -> str:
-    from runner.recipe.scalars import dump_inline
+    from runner.recipe.document import dump_inline
 
     if isinstance(value, dict):
         return ", ".join(f"{name} {dump_inline(each)}" for name, each in value.items())
@@ -160,7 +160,7 @@ def _fact(value: Any) -> str:
 
 
 def _print_card(card: dict[str, Any]) -> None:
-    from runner.recipe.scalars import dump_inline
+    from runner.recipe.document import dump_inline
 
     typer.echo(f"{card['section']}.{card['kind']} ({card['provider']})\n")
     if "error" in card:

@@ -42,7 +42,7 @@ def profile(
     """
     from rich.console import Console
 
-    from runner.recipe import load
+    from runner.recipe.loader import load
 
     registry = open_registry(plugin)
     loaded = load(recipe, sets or (), registry)

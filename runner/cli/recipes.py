@@ -18,7 +18,8 @@ from runner.cli.common import (
 from runner.system.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from runner.recipe import Problem, Recipe
+    from runner.recipe.document import Problem
+    from runner.recipe.recipe import Recipe
 
 Recipes = Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")]
 OriginOption = Annotated[bool, typer.Option("--origin", help="Say after every value where it was written.")]
@@ -41,7 +42,8 @@ def validate(recipe: Recipes, sets: SetOption = None, plugin: PluginOption = Non
 
     [bold]runner validate recipes/*.yaml[/]
     """
-    from runner.recipe import RecipeError, load
+    from runner.recipe.document import RecipeError
+    from runner.recipe.loader import load
 
     registry = open_registry(plugin)
     results: list[dict[str, Any]] = []
@@ -74,7 +76,7 @@ def show(
 
     [bold]runner show marl_phase2 --origin[/]
     """
-    from runner.recipe import load
+    from runner.recipe.loader import load
     from runner.recipe.render import render
 
     loaded = load(recipe, sets or (), open_registry(plugin))
@@ -90,7 +92,7 @@ def recipes(copy: CopyOption = None, as_json: JsonOption = False) -> None:
 
     [bold]runner recipes --copy marl_phase2[/]
     """
-    from runner.recipe import shipped
+    from runner.recipe.loader import shipped
 
     found = shipped()
     if copy is not None:
@@ -106,7 +108,7 @@ def recipes(copy: CopyOption = None, as_json: JsonOption = False) -> None:
 
 
 def _copy(name: str, found: dict[str, Path]) -> None:
-    from runner.recipe.errors import suggestion
+    from runner.system.names import suggestion
 
     bare = name.removesuffix(".yaml")
     if bare not in found:

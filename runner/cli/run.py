@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from runner.cli.progress import ProgressDisplay
     from runner.plugin.registry import Registry
-    from runner.recipe import Recipe
+    from runner.recipe.recipe import Recipe
     from runner.tracking import RunFolder, Workspace
     from runner.train.run import RunResult
 
@@ -57,8 +57,8 @@ def run(
 
     [bold]runner run recipes/marl_phase2.yaml --set data.followers=2 --set optimization.amp=off[/]
     """
-    from runner.recipe import drift, is_lock, load
-    from runner.recipe.layers import find
+    from runner.recipe.loader import find, is_lock, load
+    from runner.recipe.lock import drift
 
     registry = open_registry(plugin)
     if is_lock(found := find(recipe)):
@@ -115,8 +115,8 @@ def resume(
 def _resume(
     folder: "RunFolder", registry: "Registry", sets: list[str] | None, allow_drift: bool, quiet: bool, as_json: bool
 ) -> None:
-    from runner.recipe import drift, load
-    from runner.recipe.lock import LOCK_NAME
+    from runner.recipe.loader import load
+    from runner.recipe.lock import LOCK_NAME, drift
 
     lock = folder.path / LOCK_NAME
     if reason := folder.resumable:

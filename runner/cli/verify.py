@@ -51,7 +51,7 @@ def verify(
     """
     from rich.console import Console
 
-    from runner.recipe import load
+    from runner.recipe.loader import load
 
     registry = open_registry(plugin)
     loaded = load(recipe, sets or (), registry)

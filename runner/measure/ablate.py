@@ -19,7 +19,7 @@ from runner.measure.report import markdown
 from runner.measure.result import Result
 from runner.measure.rounds import Ablation, Gate, Say, identity
 from runner.plugin.registry import Registry
-from runner.recipe import write_lock
+from runner.recipe.lock import write_lock
 from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import write_durably
 from runner.system.secrets import redact_values

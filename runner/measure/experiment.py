@@ -12,11 +12,12 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from runner.plugin.config import Config
-from runner.recipe import Catalog, Problem, Recipe, RecipeError, load
-from runner.recipe.errors import suggestion
+from runner.recipe.catalog import Catalog
+from runner.recipe.document import Node, Problem, RecipeError, read
 from runner.recipe.experiments import at, beside, fill_experiment, items, moved
-from runner.recipe.layers import find
-from runner.recipe.yaml_nodes import Node, read
+from runner.recipe.loader import find, load
+from runner.recipe.recipe import Recipe
+from runner.system.names import suggestion
 from runner.verify.variants import GROUPS, Group, names
 
 KIND: Final = "ablation"

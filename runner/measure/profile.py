@@ -20,7 +20,7 @@ from torch.profiler import profile as torch_profile
 from runner.compare.clock import WarmUp, warm_up
 from runner.measure.measured import Measured
 from runner.plugin.registry import Registry
-from runner.recipe import Recipe
+from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import StorageError, UsageError
 from runner.tracking import Workspace

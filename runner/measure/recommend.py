@@ -12,9 +12,9 @@ from typing import Any
 from runner.compare.noninferiority import Effect, effect
 from runner.measure.experiment import Case
 from runner.measure.result import CaseResult, StageGain, VariantResult
-from runner.recipe import shipped
+from runner.recipe.document import dump_inline
+from runner.recipe.loader import shipped
 from runner.recipe.render import render
-from runner.recipe.scalars import dump_inline
 from runner.system.hardware import cpu_model
 from runner.system.secrets import MASK
 from runner.verify.variants import required

@@ -18,7 +18,7 @@ from runner.measure.experiment import Case, Experiment
 from runner.measure.measurement_log import MeasurementLog
 from runner.measure.result import Result
 from runner.plugin.registry import Registry
-from runner.recipe import code_of
+from runner.recipe.lock import code_of
 from runner.system.errors import RunnerError
 from runner.system.hardware import hardware
 from runner.train.assemble import resolve_device
@@ -27,7 +27,7 @@ from runner.verify.variants import AGAIN, BASELINE, Variant, VariantSet, variant
 
 if TYPE_CHECKING:
     from runner.compare.verdict import Verdict
-    from runner.recipe import Recipe
+    from runner.recipe.recipe import Recipe
 
 Gate = Callable[["Recipe", Registry, Sequence[str]], "Verdict"]
 """Says whether a recipe with exactly these stages is harmless."""

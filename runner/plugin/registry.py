@@ -16,8 +16,8 @@ from typing import Any
 
 from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig
 from runner.recipe.catalog import SECTIONS, Provider, Section
-from runner.recipe.errors import shown_path, suggestion
 from runner.system.errors import UsageError
+from runner.system.names import shown_path, suggestion
 
 GROUP = "runner.plugins"
 """The entry-point group; its names are ``section.kind``, its objects are faces."""

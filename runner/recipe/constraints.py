@@ -7,9 +7,8 @@ from typing import Any
 from runner.api import LearnerConfig, SourceConfig, StageConfig
 from runner.plugin.optimizer import OptimizerSettings
 from runner.plugin.progress import UNITS
-from runner.recipe.errors import DEFAULT, Place, Problem
+from runner.recipe.document import DEFAULT, Node, Place, Problem
 from runner.recipe.sections import TrackingConfig, TrainConfig
-from runner.recipe.yaml_nodes import Node
 
 
 @dataclass

@@ -7,9 +7,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.document import Node, Place, Problem, RecipeError
 from runner.recipe.fill import display, fill
-from runner.recipe.yaml_nodes import Node
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -12,12 +12,10 @@ from typing import Any
 from runner import __version__
 from runner.recipe.catalog import Catalog, Provider, Section
 from runner.recipe.code import code_digests
-from runner.recipe.errors import Place, Problem, RecipeError
+from runner.recipe.document import Node, Place, Problem, RecipeError, dump, parse, read
 from runner.recipe.git import Checkout, source
 from runner.recipe.packages import versions
 from runner.recipe.recipe import Recipe, flatten
-from runner.recipe.scalars import dump
-from runner.recipe.yaml_nodes import Node, parse, read
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import MASK, redact, redact_values

@@ -8,9 +8,9 @@ from typing import Any, get_args
 from runner.api import LearnerConfig
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.optimizer import HOW_TO_COMPUTE, SPARED, OptimizerSettings, is_number, kinds, signature
-from runner.recipe.errors import Problem, suggestion
+from runner.recipe.document import Node, Problem
 from runner.recipe.fill import display, fill
-from runner.recipe.yaml_nodes import Node
+from runner.system.names import suggestion
 
 SCHEDULES = {model.model_fields["kind"].default: model for model in get_args(get_args(LrSchedulerConfig)[0])}
 """By kind."""

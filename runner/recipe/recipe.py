@@ -12,11 +12,9 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from runner.api import Config, LearnerConfig, Objective, SourceConfig, StageConfig, Unit
 from runner.plugin.lr_scheduler import LrSchedulerConfig
 from runner.plugin.optimizer import OptimizerSettings
-from runner.recipe.errors import Place
+from runner.recipe.document import Node, Place, dump_inline
 from runner.recipe.fill import secret_nodes
-from runner.recipe.scalars import dump_inline
 from runner.recipe.sections import TrackingConfig, TrainConfig
-from runner.recipe.yaml_nodes import Node
 from runner.system.secrets import redact_values, register
 
 

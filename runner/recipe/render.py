@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner.recipe.errors import Place
-from runner.recipe.scalars import dump_inline
+from runner.recipe.document import Place, dump_inline
 
 
 def render(values: Mapping[str, Any], origins: Mapping[str, Place] | None = None) -> list[str]:

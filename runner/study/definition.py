@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from runner.recipe import Catalog, Place, Problem, Recipe, RecipeError, load
-from runner.recipe.errors import suggestion
+from runner.recipe.catalog import Catalog
+from runner.recipe.document import Node, Place, Problem, RecipeError, dump_inline, read
 from runner.recipe.experiments import at, beside, fill_experiment, items, moved
-from runner.recipe.layers import find
-from runner.recipe.scalars import dump_inline
-from runner.recipe.yaml_nodes import Node, read
+from runner.recipe.loader import find, load
+from runner.recipe.recipe import Recipe
 from runner.study.config import KIND, VERIFY, StudyConfig
 from runner.study.space import OFF, STAGES, Parameter, Space, Value, assignments, is_on, label, ordered
 from runner.system.errors import RunnerError
+from runner.system.names import suggestion
 
 _FIXED = {
     "name": "it names the runs",

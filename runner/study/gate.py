@@ -11,7 +11,7 @@ from runner.child.limits import Limits
 from runner.child.protocol import Parent
 from runner.child.spawn import START_SECONDS, Child
 from runner.compare.verdict import Outcome
-from runner.recipe import Recipe
+from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError
 from runner.verify.gate import quick
 

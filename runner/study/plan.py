@@ -14,13 +14,13 @@ import psutil
 
 from runner.api import Contract, Statistical
 from runner.child.outcome import Cause
-from runner.recipe.errors import shown_path
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
 from runner.study.process import Training, limits_of
 from runner.study.space import STAGES
 from runner.system.errors import RunnerError
 from runner.system.hardware import usable_cores
+from runner.system.names import shown_path
 from runner.train.assemble import resolve_device, setting_of
 
 FORECAST_SECONDS = 30.0

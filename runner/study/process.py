@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.child.limits import Limits
 from runner.child.outcome import Cause, ChildError
 from runner.child.spawn import Child
-from runner.recipe import Recipe
+from runner.recipe.recipe import Recipe
 from runner.study.config import StudyConfig
 from runner.study.training import SPOOL
 from runner.system.errors import ExitCode

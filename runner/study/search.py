@@ -15,10 +15,9 @@ from runner.child.outcome import ChildError
 from runner.child.protocol import Parent
 from runner.child.spawn import Child
 from runner.plugin.registry import Registry
-from runner.recipe.layers import shipped
+from runner.recipe.document import dump_inline, read
+from runner.recipe.loader import shipped
 from runner.recipe.render import render
-from runner.recipe.scalars import dump_inline
-from runner.recipe.yaml_nodes import read
 from runner.study.attempts import RECIPE
 from runner.study.definition import Definition, load_study
 from runner.study.leases import Leases

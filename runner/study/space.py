@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from runner.recipe.scalars import dump_inline
+from runner.recipe.document import dump_inline
 from runner.study.config import ParameterConfig
 
 if TYPE_CHECKING:

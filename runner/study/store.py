@@ -22,13 +22,12 @@ from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from runner.recipe import Recipe
-from runner.recipe.errors import suggestion
-from runner.recipe.recipe import flatten
+from runner.recipe.recipe import Recipe, flatten
 from runner.study.definition import UNESSENTIAL, Definition
 from runner.study.leases import Leases, connect_args
 from runner.study.sampler import PerTrialSampler, pruner
 from runner.system.errors import StorageError, UsageError
+from runner.system.names import suggestion
 from runner.system.secrets import redact, redact_values
 from runner.tracking import Workspace
 

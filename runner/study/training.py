@@ -11,8 +11,8 @@ from typing import Any
 
 from runner.child.protocol import Parent
 from runner.plugin.registry import Registry
-from runner.recipe import Recipe, drift, write_lock
-from runner.recipe.lock import LOCK_NAME
+from runner.recipe.lock import LOCK_NAME, drift, write_lock
+from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import CheckpointError
 from runner.tracking.history import History

@@ -15,7 +15,8 @@ from optuna.trial import Trial, TrialState
 
 from runner.child.outcome import Cause
 from runner.compare.verdict import Outcome
-from runner.recipe import Recipe, RecipeError
+from runner.recipe.document import RecipeError
+from runner.recipe.recipe import Recipe
 from runner.study.attempts import (
     CAUSE,
     DISTURBED,

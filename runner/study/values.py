@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.recipe.errors import suggestion
 from runner.study.config import BoundConfig, ObjectiveConfig, StudyConfig
 from runner.system.errors import UsageError
+from runner.system.names import suggestion
 from runner.tracking.lines import lines
 
 Interval = tuple[float, float]

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.recipe.document import read
 from runner.recipe.lock import LOCK_NAME
 from runner.recipe.recipe import flatten
-from runner.recipe.yaml_nodes import read
 from runner.system.errors import UsageError
 from runner.system.secrets import redact_values
 from runner.tracking.connection import is_http, shown

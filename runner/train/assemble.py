@@ -13,7 +13,7 @@ import torch
 from runner.api import Batch, Context, Probe, Progress, Setting, Slots, State, UsageError, map_tensors
 from runner.child.outcome import Cause, ChildError
 from runner.child.spawn import Child
-from runner.recipe.errors import DEFAULT, Place, Problem, RecipeError
+from runner.recipe.document import DEFAULT, Place, Problem, RecipeError
 from runner.system.errors import CheckpointError
 from runner.train.watch import Watch
 

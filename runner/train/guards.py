@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from runner.api import Batch, Learner, Mean, Progress, RunnerError, Slots, State
-from runner.recipe.errors import shown_path
 from runner.system.errors import DivergedError
+from runner.system.names import shown_path
 from runner.train.diagnosis import Finding, diagnosis, find, is_broken, write_diagnosis
 
 FIRST_UPDATES = 20

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from runner.api import Learner, State
 from runner.plugin.registry import Registry
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import CheckpointError
 from runner.tracking import RunFolder, workspace

@@ -10,9 +10,9 @@ from typing import Any
 
 from runner.api import State
 from runner.plugin.registry import Registry
-from runner.recipe import Recipe, copy_recipe, write_lock
 from runner.recipe.git import source
-from runner.recipe.lock import LOCK_NAME
+from runner.recipe.lock import LOCK_NAME, copy_recipe, write_lock
+from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.faults import reach

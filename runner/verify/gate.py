@@ -18,7 +18,7 @@ from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.compare.verify import verify
 from runner.plugin.registry import Registry
-from runner.recipe import Recipe
+from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.train.assemble import StageReport, assemble, resolve_device, setting_of
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical

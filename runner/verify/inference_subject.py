@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.compare.subject import Build, Subject
 from runner.plugin.registry import Registry
-from runner.recipe import Recipe
+from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.tree import map_tensors, tensors
 from runner.train.assemble import assemble

@@ -13,9 +13,9 @@ from runner.api import Batch, StageConfig, State
 from runner.compare.state import clones
 from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
-from runner.recipe import Place, Recipe, RecipeError
 from runner.recipe.constraints import Draft, conflicts
-from runner.recipe.yaml_nodes import Node
+from runner.recipe.document import Node, Place, RecipeError
+from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.tree import map_tensors
 from runner.train.assemble import Assembly, assemble

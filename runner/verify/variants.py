@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 
 from runner.api import StageConfig
-from runner.recipe import Recipe
+from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.train.assemble import setting_of
 

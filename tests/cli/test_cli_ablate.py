@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from runner.cli import ablate as verb
 from runner.measure.ablate import Ablated
 from runner.measure.recommend import recommend
-from runner.recipe import RecipeError
+from runner.recipe.document import RecipeError
 from runner.system.errors import ExitCode
 from runner.train.signals import Stop
 

@@ -2,7 +2,7 @@ import pytest
 
 from runner.measure.experiment import load_experiment
 from runner.plugin.registry import Registry
-from runner.recipe import RecipeError
+from runner.recipe.document import RecipeError
 
 HEAD = "kind: ablation\nname: mine\nrecipe: marl_phase3\n"
 

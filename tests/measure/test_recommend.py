@@ -4,7 +4,7 @@ from ablations import OFF, SHARE, analysed, case
 
 from runner.measure.recommend import recommend, write
 from runner.plugin.registry import Registry
-from runner.recipe import load
+from runner.recipe.loader import load
 
 CASE = case()
 ALL = {"forward_cache", "merged_critic_loss", "stacked_agents", "fused_optimizer"}

@@ -18,7 +18,7 @@ from runner.measure.experiment import load_experiment
 from runner.measure.measurement_log import ROUNDS, is_finished
 from runner.measure.rounds import Ablation, order
 from runner.plugin.registry import Registry
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.system.errors import ExitCode, UsageError
 from runner.tracking import workspace
 from runner.tracking.store import Store

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from runner.plugin.registry import GROUP, PluginError, Registry
-from runner.recipe import RecipeError, load
+from runner.recipe.document import RecipeError
+from runner.recipe.loader import load
 
 FACES = '''
 from typing import Any, ClassVar

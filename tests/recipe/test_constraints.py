@@ -1,7 +1,8 @@
 import pytest
 from faces import RECIPE, FakeCatalog, write_recipe
 
-from runner.recipe import RecipeError, load
+from runner.recipe.document import RecipeError
+from runner.recipe.loader import load
 
 
 def complaint(folder, text=RECIPE, *sets):

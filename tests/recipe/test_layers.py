@@ -1,9 +1,8 @@
 import pytest
 from faces import write_recipe
 
-from runner.recipe.errors import RecipeError
-from runner.recipe.layers import compose, find, layers, merge, shipped
-from runner.recipe.yaml_nodes import parse
+from runner.recipe.document import RecipeError, parse
+from runner.recipe.loader import compose, find, layers, merge, shipped
 
 
 def composed(path, *sets):

@@ -5,8 +5,9 @@ from faces import RECIPE, Cache, FakeCatalog, Net, Sim, write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.recipe import RecipeError, flatten, load
-from runner.recipe.scalars import dump
+from runner.recipe.document import RecipeError, dump
+from runner.recipe.loader import load
+from runner.recipe.recipe import flatten
 
 
 def loaded(folder, text=RECIPE, *sets):

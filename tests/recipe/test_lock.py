@@ -11,10 +11,10 @@ import pytest
 from faces import RECIPE, FakeCatalog, write_recipe
 
 from runner.plugin.registry import Registry
-from runner.recipe import RecipeError, drift, load, write_lock
+from runner.recipe.document import RecipeError, read
 from runner.recipe.git import Checkout, checkout
-from runner.recipe.lock import Drift, read_lock
-from runner.recipe.yaml_nodes import read
+from runner.recipe.loader import load
+from runner.recipe.lock import Drift, drift, read_lock, write_lock
 from runner.system.secrets import MASK
 
 PASSWORD = "model.password=hunter2"
@@ -244,7 +244,8 @@ def test_a_lock_is_whole_or_as_it_was(recipe, lock, tmp_path, monkeypatch):
 
 def test_torch_is_not_imported_for_it(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from runner.recipe import drift, load, write_lock\n"
+        "import sys; from pathlib import Path\n"
+        "from runner.recipe.loader import load; from runner.recipe.lock import drift, write_lock\n"
         "from runner.plugin.registry import Registry\n"
         "registry = Registry(); recipe = load('marl_phase2', (), registry)\n"
         "assert drift(write_lock(recipe, Path(sys.argv[1]), registry), recipe, registry) == []\n"

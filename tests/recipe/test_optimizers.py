@@ -12,9 +12,9 @@ from torch import nn
 
 from runner.api import Context, GradientLearner, Slots, UsageError
 from runner.plugin.optimizer import HOW_TO_COMPUTE, SPARED, kinds, signature
-from runner.recipe import RecipeError, load
+from runner.recipe.document import RecipeError, dump_inline
+from runner.recipe.loader import load
 from runner.recipe.optimizers import SCHEDULES
-from runner.recipe.scalars import dump_inline
 
 PAIR = RECIPE.replace("kind: net", "kind: pair")
 

@@ -1,8 +1,8 @@
 from faces import RECIPE, FakeCatalog, write_recipe
 
-from runner.recipe import load
+from runner.recipe.document import parse
+from runner.recipe.loader import load
 from runner.recipe.render import render
-from runner.recipe.yaml_nodes import parse
 
 
 def test_a_rendered_recipe_reads_back_with_and_without_origins(tmp_path):

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.recipe.scalars import dump, dump_inline, resolve
-from runner.recipe.yaml_nodes import parse
+from runner.recipe.document import dump, dump_inline, parse, resolve
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from pydantic import Field, SecretBytes, SecretStr
 
 from runner.api import Config
-from runner.recipe import RecipeError, copy_recipe, flatten, load, write_lock
+from runner.recipe.document import RecipeError, dump, parse, read
+from runner.recipe.loader import load
+from runner.recipe.lock import copy_recipe, write_lock
+from runner.recipe.recipe import flatten
 from runner.recipe.render import render
-from runner.recipe.scalars import dump
-from runner.recipe.yaml_nodes import parse, read
 from runner.system import secrets
 from runner.system.secrets import MASK
 

@@ -1,7 +1,7 @@
 import pytest
 
 from runner.plugin.registry import Registry
-from runner.recipe import load, shipped
+from runner.recipe.loader import load, shipped
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -5,7 +5,8 @@ import torch
 
 from runner.api import Progress
 from runner.plugin.registry import Registry
-from runner.recipe import RecipeError, load
+from runner.recipe.document import RecipeError
+from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.step import Step
 

@@ -11,7 +11,7 @@ from running import NoDisplay
 from runner.api import Close, Exact, RunnerError, UsageError
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.tracking import workspace
 from runner.train.assemble import StageReport, assemble, setting_of
 from runner.train.run import run

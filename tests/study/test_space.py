@@ -8,8 +8,7 @@ from faces import FakeCatalog, write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.recipe import load
-from runner.recipe.layers import compose, layers
+from runner.recipe.loader import compose, layers, load
 from runner.study.config import ParameterConfig
 from runner.study.space import OFF, Parameter, Space, assignments, is_on, label, ordered
 

@@ -8,7 +8,7 @@ from faces import FakeCatalog
 from optuna.trial import TrialState
 from studies import AIMS, read, study_text
 
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.study.attempts import ATTEMPTS
 from runner.study.leases import Lease
 from runner.study.search import NO_PLOTS, NO_VALUES, recipe_text, write_report

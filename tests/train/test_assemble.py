@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from runner.plugin.registry import Registry
-from runner.recipe import RecipeError, load
+from runner.recipe.document import RecipeError
+from runner.recipe.loader import load
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble, resolve_device
 

@@ -10,7 +10,7 @@ from toy_runs import toy_pipeline, trained, written
 
 from runner.api import Mean, Objective, RunnerError
 from runner.plugins.marl.uav.config import UavConfig
-from runner.recipe import RecipeError
+from runner.recipe.document import RecipeError
 from runner.system.errors import DivergedError
 from runner.train.assemble import assemble
 from runner.train.loop import evaluated

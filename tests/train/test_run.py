@@ -6,7 +6,7 @@ from interrupted import flat
 from running import RECIPES, tiny, train_here
 
 from runner.plugin.registry import Registry
-from runner.recipe import RecipeError
+from runner.recipe.document import RecipeError
 from runner.system.errors import DivergedError, UsageError
 from runner.train.assemble import assemble
 from runner.train.checkpoint import reader as checkpoint

@@ -14,7 +14,8 @@ from runner.compare.isolation import Isolation, Location
 from runner.compare.state import clones, saved
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, Outcome, exact, verify
-from runner.recipe import RecipeError, load
+from runner.recipe.document import RecipeError
+from runner.recipe.loader import load
 from runner.system import generators
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Exact, StageConfig
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.system.errors import UsageError
 from runner.verify.variants import GROUPS, names, required, variants_of
 

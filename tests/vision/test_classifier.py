@@ -4,7 +4,7 @@ import torch
 from runner.api import Progress
 from runner.plugin.registry import Registry
 from runner.plugins.vision.classifier import ResidualNet, shifted
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.step import Step
 

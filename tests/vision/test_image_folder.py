@@ -6,7 +6,7 @@ from PIL import Image
 from runner.api import UsageError
 from runner.plugin.registry import Registry
 from runner.plugins.vision.image_folder import is_held_out
-from runner.recipe import load
+from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.step import Step
 

@@ -1,14 +1,168 @@
-"""Reads YAML into nodes that know their place, with a limit on everything that a document can exhaust."""
+"""YAML as recipes use it: read into nodes that know their place, and written so that it reads back."""
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from runner.recipe.errors import Place, Problem, RecipeError
-from runner.recipe.scalars import Scalar, resolve
+from runner.system.errors import UsageError
+from runner.system.names import shown_path
+from runner.system.secrets import redact
+
+_EXCERPT = 120
+"""Characters of a source line that are shown around the caret."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value was written."""
+
+    source: Path | str
+    """A file; or, for what stands in no file, its name (``--set #1``, ``default``)."""
+    line: int = 0
+    """Counted from 1; 0 if the place is the source as a whole."""
+    column: int = 0
+    """Counted from 1, in characters."""
+    text: str = ""
+    """The whole line."""
+
+    def __str__(self) -> str:
+        if isinstance(self.source, str):
+            return self.source
+        return f"{shown_path(self.source)}:{self.line}:{self.column}" if self.line else shown_path(self.source)
+
+    def cited(self) -> str:
+        """The place in the middle of a sentence, where no excerpt follows."""
+        return f"{self} {self.text}" if isinstance(self.source, str) and self.text else str(self)
+
+    def excerpt(self) -> str:
+        """The line and below it a caret; empty if the place has no line."""
+        if not self.text.strip():
+            return ""
+        text, before = redact(self.text), redact(self.text[: self.column - 1])  # before a cut hides half of one
+        column = min(len(before), len(text))  # what is masked before it moves it
+        start = max(0, column - _EXCERPT // 2) if len(text) > _EXCERPT else 0
+        line = text[start : start + _EXCERPT].rstrip()
+        # Tabs stay tabs, so that the caret stands where a terminal puts the character above it.
+        margin = "".join("\t" if character == "\t" else " " for character in text[start:column])
+        return f"    {line}\n    {margin}^"
+
+
+DEFAULT = Place("default")
+"""The origin of a value that nobody wrote."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a recipe."""
+
+    place: Place
+    path: str
+    """Dotted path of the key; empty for the document as a whole."""
+    message: str
+
+    def __str__(self) -> str:
+        headline = ": ".join(part for part in (str(self.place), self.path, self.message) if part)
+        return "\n".join(part for part in (headline, self.place.excerpt()) if part)
+
+
+class RecipeError(UsageError):
+    """Everything that is wrong with a recipe, in the order of the files' lines."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(sorted(dict.fromkeys(problems), key=_position))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def _position(problem: Problem) -> tuple[bool, str, int, int]:
+    place = problem.place
+    return isinstance(place.source, str), str(place.source), place.line, place.column
+
+
+Scalar = bool | int | float | str | None
+
+_DIGITS = r"[0-9]+(?:_[0-9]+)*"
+_DECIMAL = re.compile(rf"[-+]?{_DIGITS}")
+_OCTAL = re.compile(r"0o[0-7]+")
+_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(rf"[-+]?(?:\.{_DIGITS}|{_DIGITS}(?:\.(?:{_DIGITS})?)?)(?:[eE][-+]?[0-9]+)?")
+_INFINITY = re.compile(r"[-+]?\.(?:inf|Inf|INF)")
+_NAN = re.compile(r"\.(?:nan|NaN|NAN)")
+_WORDS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_LONGEST_NUMBER = 64
+"""Characters; a longer run of digits is text, because reading it would take quadratic time."""
+
+
+def resolve(text: str) -> Scalar:
+    """The value of an unquoted scalar by the core schema of YAML 1.2.
+
+    ``1e-3`` is a number and ``on``, ``off``, ``yes``, ``no`` are text. Beyond the schema, digits may be grouped by
+    underscores (``60_000``). A number too large for a float is text.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > _LONGEST_NUMBER:
+        return text
+    if _DECIMAL.fullmatch(text):
+        return int(text)
+    if _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
+        return int(text, base=0)
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        return number if math.isfinite(number) else text
+    if _INFINITY.fullmatch(text):
+        return float(text.replace(".", ""))
+    return math.nan if _NAN.fullmatch(text) else text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what ``resolve`` would not read back as text, and nothing else."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is yaml.ScalarNode and implicit[0]:
+            return _TAGS[type(resolve(value))]
+        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+
+    def represent_str(self, data: str) -> Any:
+        # Line breaks beyond ASCII survive in double quotes only, and these two words mean something to YAML.
+        special = data in ("<<", "=") or any(character in data for character in "\x85\u2028\u2029")
+        style = '"' if special else None
+        return self.represent_scalar(_TAGS[str], data, style=style)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_TAGS: dict[type, str] = {
+    type(None): "tag:yaml.org,2002:null",
+    bool: "tag:yaml.org,2002:bool",
+    int: "tag:yaml.org,2002:int",
+    float: "tag:yaml.org,2002:float",
+    str: "tag:yaml.org,2002:str",
+}
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def dump(values: Any) -> str:
+    """Plain values as a YAML document that reads back as the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+
+
+def dump_inline(value: Any) -> str:
+    """A plain value as YAML on one line."""
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf)
+    return text.removesuffix("\n").removesuffix("\n...")
+
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32

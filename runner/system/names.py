@@ -1,0 +1,26 @@
+"""Names and paths as a person would type them."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+
+def shown_path(path: Path) -> str:
+    """The path as a person would type it: relative if it lies below the current folder, absolute otherwise."""
+    absolute = path.absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant, or None if none is like the word."""
+    matches = get_close_matches(word.lower().replace("-", "_"), list(names), n=1)
+    return matches[0] if matches else None
+
+
+def suggestion(word: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the nearest name, or all of them if none is near."""
+    known = sorted(names)
+    near = nearest(word, known)
+    if near is not None:
+        return f" - did you mean '{near}'?"
+    return f" - known: {', '.join(known)}" if known else " - none is known"
