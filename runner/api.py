@@ -11,16 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runner.plugin.config import Config
-from runner.plugin.context import Context
+from runner.plugin.context import Context, Slots
 from runner.plugin.contract import Close, Contract, Exact, Objective, Statistical
-from runner.plugin.dataset_config import DatasetConfig, FileDatasetConfig
 from runner.plugin.files import DataFile, DataName, RecipePath
-from runner.plugin.learner import GradientLearnerConfig, Learner, LearnerConfig, Mean
+from runner.plugin.learner import GradientLearnerConfig, Learner, LearnerConfig, Mean, Role
+from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress, Unit
-from runner.plugin.ring import Ring
-from runner.plugin.roles import Role
-from runner.plugin.slots import Slots
-from runner.plugin.source import Batch, Source, SourceConfig, State
+from runner.plugin.source import Batch, DatasetConfig, FileDatasetConfig, Ring, Source, SourceConfig, State
 from runner.plugin.stage import Pipeline, Plan, Probe, Setting, Stage, StageConfig
 from runner.system.errors import RunnerError, UsageError
 from runner.system.hardware import available_memory
@@ -29,14 +26,12 @@ from runner.system.tree import map_tensors, tensors
 if TYPE_CHECKING:
     from runner.plugin.dataset import DatasetSource, TensorRows
     from runner.plugin.gradient_learner import GradientLearner, Loss
-    from runner.plugin.optimizer_state import restore
 
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
     "TensorRows": "runner.plugin.dataset",
     "GradientLearner": "runner.plugin.gradient_learner",
     "Loss": "runner.plugin.gradient_learner",
-    "restore": "runner.plugin.optimizer_state",
 }
 """Where the names are that need torch."""
 

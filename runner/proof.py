@@ -3,7 +3,6 @@
 A step and its state make a ``Subject``; ``verify`` compares two of them, and ``clock`` times them.
 """
 
-from runner.api import Close, Exact
 from runner.compare.clock import Timing, clock
 from runner.compare.close import close
 from runner.compare.exact import exact
@@ -12,6 +11,7 @@ from runner.compare.noninferiority import NonInferiority, Ratio, ratio
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Difference, Outcome, Verdict, worst
 from runner.compare.verify import verify
+from runner.plugin.contract import Close, Exact
 
 __all__ = [
     "Build",

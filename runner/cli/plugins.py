@@ -93,7 +93,7 @@ def _facts(section: "Section", face: Any) -> dict[str, Any]:
 
 def _contracts(face: Any) -> list[str]:
     """What a stage may promise, from its signature: which of it depends on the recipe and the device."""
-    from runner.api import Contract
+    from runner.plugin.contract import Contract
 
     written = str(inspect.signature(face.contract).return_annotation)
     names = [each.__name__ for each in get_args(Contract)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.api import Close, Exact
 from runner.compare.close import algebra
 from runner.compare.exact import bitwise
 from runner.compare.float64 import NotFloat64Error, float64_build, float64_trajectory
@@ -14,6 +13,7 @@ from runner.compare.state import clones, saved
 from runner.compare.subject import Build
 from runner.compare.trajectory import Trajectory, Update, failure, newly_untrained
 from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.contract import Close, Exact
 
 CONTRACT = "Health"
 FRESH = "parameters that change between steps take effect"

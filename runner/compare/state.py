@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from runner.api import Ring
 from runner.compare.subject import Subject
+from runner.plugin.source import Ring
 from runner.system import tree
 from runner.system.tree import map_tensors
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from runner.api import Close, Exact
 from runner.compare.close import algebra, close_to
 from runner.compare.exact import bitwise
 from runner.compare.float64 import NotFloat64Error
 from runner.compare.health import FRESH, STALE, gradients, health, with_the_same_again
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
+from runner.plugin.contract import Close, Exact
 
 
 def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from runner.api import available_memory, map_tensors
 from runner.child.protocol import Parent
 from runner.compare.clock import Stopwatch, warm_up
 from runner.measure.limit import optimizer_bytes
 from runner.system import generators
+from runner.system.hardware import available_memory
+from runner.system.tree import map_tensors
 from runner.train.activities import Activities
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step

@@ -1,17 +1,59 @@
-"""What learners and sources are built with."""
+"""What learners and sources are built with: among it the named steps that stages may replace or wrap."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from runner.plugin.optimizer import OptimizerSettings
-from runner.plugin.slots import Slots
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from runner.plugin.optimizer import OptimizerSettings
+
+Step = Callable[..., Any]
+PIPELINE = frozenset(
+    {
+        *("draw", "transfer", "next_batch", "update"),
+        *("make_optimizer", "precision", "zero_grad", "backward", "unscale", "clip", "optimizer_step"),
+    }
+)
+"""The slots that every pipeline has: those of a training step, and those that every learner is built from."""
+_WRAPPED = "_wraps_a_slot"
+
+
+class Slots:
+    """The steps of one pipeline, called as attributes: ``slots.critic_step(batch, targets)``.
+
+    The owner of a step defines it once; a stage then replaces it or wraps it. Steps are plain instance attributes, so
+    that a call costs one dictionary look-up and ``torch.compile`` can trace through it.
+    """
+
+    def __getattr__(self, name: str) -> Step:
+        raise AttributeError(f"no slot '{name}'; the pipeline has: {', '.join(sorted(self))}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def define(self, **steps: Step) -> None:
+        """Adds steps under their names; a name that is taken is a ValueError."""
+        for name in steps:
+            if name in self.__dict__:
+                raise ValueError(f"slot '{name}' is defined twice")
+        self.__dict__.update(steps)
+
+    def replace(self, name: str, step: Step) -> None:
+        """Puts ``step`` in the place of an existing one; one that is wrapped already is a ValueError."""
+        if hasattr(getattr(self, name), _WRAPPED):
+            raise ValueError(f"slot '{name}' is wrapped already: replacing it would discard the wrapper")
+        self.__dict__[name] = step
+
+    def wrap(self, name: str, wrapper: Callable[[Step], Step]) -> None:
+        """Replaces a step by ``wrapper(step)``, a function."""
+        wrapped = wrapper(getattr(self, name))
+        setattr(wrapped, _WRAPPED, True)
+        self.__dict__[name] = wrapped
 
 
 @dataclass
@@ -32,18 +74,15 @@ class Context:
     generators: dict[str, torch.Generator] = field(default_factory=dict)
 
     def generator(self, name: str, device: torch.device | str | None = None) -> torch.Generator:
-        """The random generator of that name; the same seed, name and device give the same numbers.
+        """The random generator of that name ("noise", "environment", ...), the same one whenever it is asked for.
 
-        Args:
-            name: who draws from it ("noise", "environment", ...); asked for again, the same generator comes back.
-            device: where it draws; the context's device unless told.
+        The same seed, name and device give the same numbers; the device is the context's unless told.
         """
         import torch
 
         if name not in self.generators:
-            generator = torch.Generator(self.device if device is None else device)
-            generator.manual_seed(derived_seed(self.seed, name))
-            self.generators[name] = generator
+            self.generators[name] = torch.Generator(self.device if device is None else device)
+            self.generators[name].manual_seed(derived_seed(self.seed, name))
         return self.generators[name]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,16 +16,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from runner.plugin.context import Context, derived_seed
-from runner.plugin.dataset_config import DatasetConfig
 from runner.plugin.learner import Learner, Mean
-from runner.plugin.progress import Progress
-from runner.plugin.source import Batch, Source, State
+from runner.plugin.source import Batch, DatasetConfig, Source, State
 from runner.system.errors import RunnerError, UsageError
 from runner.system.tree import leaves, map_tensors
 
-RESIDENT_SHARE = 0.25
-"""Of an accelerator's free memory; data that take no more are kept there."""
-UNBOUNDED = 2**30
+if TYPE_CHECKING:
+    from runner.plugin.progress import Progress
+
+_RESIDENT_SHARE = 0.25
+"""Of an accelerator's memory; data that take no more are kept there."""
 
 
 @runtime_checkable
@@ -72,8 +73,7 @@ class DatasetSource(Source):
 
     def __init__(self, config: DatasetConfig, context: Context) -> None:
         self.config, self.context, self.device = config, context, context.device
-        train, held_out = self.datasets(config)
-        self.train, self.held_out = self._kept(train), self._kept(held_out)
+        self.train, self.held_out = (self._kept(data) for data in self.datasets(config))
         self._in_memory = isinstance(self.train, Rows)  # asking a protocol takes microseconds
         self._in_tokens = "tokens" in config.units
         self._batch_size = context.batch_size
@@ -82,7 +82,13 @@ class DatasetSource(Source):
         self.drawn = 0
         self._stream: Iterator[Batch] | None = None
         self._order: tuple[int, Tensor] | None = None
-        self.shapes = {name: tuple(leaf.shape[1:]) for name, leaf in leaves(self._first()) if isinstance(leaf, Tensor)}
+        if self._in_memory:
+            sample = self.train.take(torch.zeros(1, dtype=torch.int64, device=self._home(self.train)))
+        else:
+            with seeded(0):
+                iterable = isinstance(self.train, IterableDataset)
+                sample = self.collate([next(iter(self.train)) if iterable else self.train[0]])
+        self.shapes = {name: tuple(leaf.shape[1:]) for name, leaf in leaves(sample) if isinstance(leaf, Tensor)}
 
     @abstractmethod
     def datasets(self, config: Any) -> tuple[Any, Any]:
@@ -110,28 +116,23 @@ class DatasetSource(Source):
             batch = self.train.take(self._indices(self.drawn, batch_size))
         else:
             if self._stream is None:
-                self._stream = self._batches(self.train, batch_size, self.drawn)
+                self._stream = self._batches(batch_size, self.drawn)
             batch = next(self._stream)
         self.drawn += 1
         return batch
 
     def ahead(self) -> int:
         """As many as one likes: what has been drawn ahead of the updates is drawn again by a resumed run."""
-        return UNBOUNDED
+        return 2**30
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """Samples, and tokens if it counts in them."""
         self.consumed += 1
-        counts = {"samples": self._batch_size}
-        if self._in_tokens:
-            counts["tokens"] = self.tokens(batch)
-        return counts
+        return {"samples": self._batch_size} | ({"tokens": self.tokens(batch)} if self._in_tokens else {})
 
     def epoch_samples(self, batch_size: int) -> int | None:
         """All samples but those of a smaller last batch."""
-        if isinstance(self.train, IterableDataset):
-            return None
-        return self._per_epoch(batch_size) * batch_size
+        return None if isinstance(self.train, IterableDataset) else self._per_epoch(batch_size) * batch_size
 
     def state_dict(self) -> State:
         """How many batches were learnt from."""
@@ -155,89 +156,81 @@ class DatasetSource(Source):
         """Which samples are in the batch of that number."""
         epoch, place = divmod(number, self._per_epoch(batch_size))
         if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(derived_seed(self.context.seed, f"epoch/{epoch}"))
-            order = torch.randperm(len(self.train), generator=generator)
-            self._order = epoch, order.to(self.device) if self._resident(self.train) else order
+            order = torch.randperm(len(self.train), generator=self._generator(f"epoch/{epoch}"))
+            self._order = epoch, order.to(self._home(self.train))
         return self._order[1][place * batch_size : (place + 1) * batch_size]
 
-    def _batches(self, data: Any, batch_size: int, first: int) -> Iterator[Batch]:
+    def _batches(self, batch_size: int, first: int) -> Iterator[Batch]:
         """Batches without end, from the one with that number."""
-        if isinstance(data, IterableDataset):
-            yield from self._iterated(data, batch_size, first)
+        if not isinstance(self.train, IterableDataset):
+            plan = ((number, self._indices(number, batch_size).tolist()) for number in itertools.count(first))
+            numbered = _Numbered(self.train, self.collate, derived_seed(self.context.seed, "samples"))
+            yield from self._loader(numbered, "workers", sampler=plan, batch_size=None)
             return
-        plan = ((number, self._indices(number, batch_size).tolist()) for number in _count_from(first))
-        seed = derived_seed(self.context.seed, "samples")
-        yield from self._loader(_Numbered(data, self.collate, seed), sampler=plan, batch_size=None)
-
-    def _iterated(self, data: IterableDataset[Any], batch_size: int, skipped: int) -> Iterator[Batch]:
         number = 0
-        for epoch in _count_from(0):
-            if hasattr(data, "set_epoch"):
-                data.set_epoch(epoch)
-            generator = torch.Generator().manual_seed(derived_seed(self.context.seed, f"epoch/{epoch}"))
-            loader = self._loader(
-                data, batch_size=batch_size, drop_last=True, collate_fn=self.collate, generator=generator
-            )
-            stream, begun = iter(loader), number
+        for epoch in itertools.count():
+            if hasattr(self.train, "set_epoch"):
+                self.train.set_epoch(epoch)
+            options = {"batch_size": batch_size, "drop_last": True, "collate_fn": self.collate}
+            stream, begun = iter(self._loader(self.train, f"epoch/{epoch}", **options)), number
             while True:
                 with seeded(derived_seed(self.context.seed, f"batch/{number}")):
                     batch = next(stream, None)
                 if batch is None:
                     break
                 number += 1
-                if number > skipped:
+                if number > first:
                     yield batch
             if number == begun:
                 raise UsageError(f"data: '{self.config.kind}' has not a single batch of {batch_size:,} samples")
 
-    def _loader(self, data: Any, **settings: Any) -> DataLoader[Any]:
-        workers = self.config.workers
-        settings.setdefault("generator", torch.Generator().manual_seed(derived_seed(self.context.seed, "workers")))
+    def _loader(self, data: Any, seeded_for: str, **options: Any) -> DataLoader[Any]:
         return DataLoader(
             data,
-            num_workers=workers,
+            num_workers=self.config.workers,
             pin_memory=self.device.type == "cuda",
-            prefetch_factor=4 if workers else None,
-            **settings,
+            prefetch_factor=4 if self.config.workers else None,
+            generator=self._generator(seeded_for),
+            **options,
         )
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(derived_seed(self.context.seed, name))
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """The learner's metrics over all held-out batches, sums and counts added up."""
-        with seeded(derived_seed(self.context.seed, "evaluation")), learner.evaluating():
-            return self._measure(learner, self.held_out_batches())
+        return self._measure(learner, derived_seed(self.context.seed, "evaluation"), self.held_out_batches())
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Evaluates a single held-out batch."""
         super().rehearse(learner, batch)
-        with seeded(0), learner.evaluating(), torch.no_grad():
-            return self._measure(learner, [next(iter(self.held_out_batches()))])
+        return self._measure(learner, 0, itertools.islice(self.held_out_batches(), 1))
 
     def held_out_batches(self) -> Iterator[Batch]:
         """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller."""
         size = self.context.batch_size
         if isinstance(self.held_out, Rows):
-            device = self.device if self._resident(self.held_out) else None
             for start in range(0, len(self.held_out), size):
                 stop = min(start + size, len(self.held_out))
-                yield self.held_out.take(torch.arange(start, stop, device=device))
+                yield self.held_out.take(torch.arange(start, stop, device=self._home(self.held_out)))
         else:
-            yield from self._loader(self.held_out, batch_size=size, collate_fn=self.collate)
+            yield from self._loader(self.held_out, "workers", batch_size=size, collate_fn=self.collate)
 
-    def _measure(self, learner: Learner, batches: Iterator[Batch] | Sequence[Batch]) -> dict[str, float]:
+    @torch.no_grad()
+    def _measure(self, learner: Learner, seed: int, batches: Iterable[Batch]) -> dict[str, float]:
         totals: dict[str, list[float]] = {}
-        for batch in batches:
-            on_device = map_tensors(lambda tensor: tensor.to(self.device), batch)
-            metrics: Any = learner.metrics(on_device)
-            if not isinstance(metrics, Mapping) or not all(isinstance(mean, Mean) for mean in metrics.values()):
-                who = f"{type(learner).__name__}.metrics"
-                raise RunnerError(f"{who} should return Mean(sum, count) by name, got {metrics!r:.200}")
-            for name, mean in metrics.items():
-                total = totals.setdefault(name, [0.0, 0.0])
-                total[0] += float(mean.sum)
-                total[1] += float(mean.count)
+        with seeded(seed), learner.evaluating():
+            for batch in batches:
+                metrics: Any = learner.metrics(map_tensors(lambda tensor: tensor.to(self.device), batch))
+                if not isinstance(metrics, Mapping) or not all(isinstance(mean, Mean) for mean in metrics.values()):
+                    who = f"{type(learner).__name__}.metrics"
+                    raise RunnerError(f"{who} should return Mean(sum, count) by name, got {metrics!r:.200}")
+                for name, mean in metrics.items():
+                    total = totals.setdefault(name, [0.0, 0.0])
+                    total[0] += float(mean.sum)
+                    total[1] += float(mean.count)
         return {name: total / count if count else math.nan for name, (total, count) in totals.items()}
 
     # --- where the data are -------------------------------------------------------------------------------------------
@@ -245,22 +238,15 @@ class DatasetSource(Source):
     def _kept(self, data: Any) -> Any:
         """Data in memory where they are used, if they fit there."""
         rows = TensorRows(data) if isinstance(data, Mapping) else data
-        return rows.to(self.device) if isinstance(rows, Rows) and self._resident(rows) else rows
+        return rows.to(self.device) if self._home(rows).type == "cuda" else rows
 
-    def _resident(self, rows: Any) -> bool:
-        if self.device.type != "cuda" or not isinstance(rows, Rows):
-            return False
-        return rows.nbytes <= RESIDENT_SHARE * torch.cuda.get_device_properties(self.device).total_memory
-
-    def _first(self) -> Batch:
-        if isinstance(self.train, Rows):
-            return self.train.take(torch.zeros(1, dtype=torch.int64, device=self.device if self._on_gpu() else None))
-        with seeded(0):
-            sample = next(iter(self.train)) if isinstance(self.train, IterableDataset) else self.train[0]
-            return self.collate([sample])
-
-    def _on_gpu(self) -> bool:
-        return self._resident(self.train)
+    def _home(self, data: Any) -> torch.device:
+        """Where data are kept, or the numbers of their samples."""
+        if self.device.type == "cuda" and isinstance(data, Rows):
+            memory: int = torch.cuda.get_device_properties(self.device).total_memory
+            if data.nbytes <= _RESIDENT_SHARE * memory:
+                return self.device
+        return torch.device("cpu")
 
 
 class _Numbered(Dataset[Any]):
@@ -275,12 +261,6 @@ class _Numbered(Dataset[Any]):
             if hasattr(self.data, "__getitems__"):
                 return self.collate(self.data.__getitems__(indices))
             return self.collate([self.data[index] for index in indices])
-
-
-def _count_from(first: int) -> Iterator[int]:
-    while True:
-        yield first
-        first += 1
 
 
 @contextmanager

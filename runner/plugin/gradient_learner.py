@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from runner.plugin.context import Context
 from runner.plugin.learner import Learner, Mean
 from runner.plugin.progress import Progress
-from runner.plugin.source import Batch, State
 from runner.system.tree import map_tensors, tensors
+
+if TYPE_CHECKING:
+    from runner.plugin.context import Context
+    from runner.plugin.source import Batch, State
 
 
 class Loss(NamedTuple):
@@ -46,9 +49,7 @@ class GradientLearner(Learner):
             self.module = self.build(config, shapes, context)
         self.model = self.role("model", self.module)
         self._parameter = next(self.module.parameters())
-        self.average: nn.Module | None = None
-        if context.ema is not None:
-            self.average = copy.deepcopy(self.module).requires_grad_(False)
+        self.average = None if context.ema is None else copy.deepcopy(self.module).requires_grad_(False)
         self._evaluating = 0
 
     @abstractmethod
@@ -62,12 +63,17 @@ class GradientLearner(Learner):
     # --- the update ---------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
-        """One gradient and one step of the optimizer."""
+        """One gradient and one step of the optimizer; averages then move a share 1 - decay towards the parameters."""
         self.model.zero_grad()
         loss = self.slots.forward_backward(batch, noise, progress)
         self.model.step()
-        if self.average is not None:
-            self._follow()
+        if self.average is not None and self.context.ema is not None:
+            own: list[Tensor] = list(self.module.parameters())
+            average: list[Tensor] = list(self.average.parameters())
+            with torch.no_grad():
+                torch._foreach_lerp_(average, own, 1 - self.context.ema)
+                for buffer, source in zip(self.average.buffers(), self.module.buffers(), strict=True):
+                    buffer.copy_(source)
         return {"loss": Mean(loss.sum, loss.count), **loss.also}
 
     def forward_backward(
@@ -91,8 +97,6 @@ class GradientLearner(Learner):
         with self.slots.precision():
             output = self.module(*inputs)
         dtype = self._parameter.dtype
-        if isinstance(output, Tensor):
-            return output.to(dtype) if output.is_floating_point() else output
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
@@ -145,23 +149,12 @@ class GradientLearner(Learner):
         return super().state_dict()
 
     @torch.no_grad()
-    def _follow(self) -> None:
-        """Moves the averages a share 1 - decay towards the parameters; buffers are copied."""
-        assert self.average is not None
-        assert self.context.ema is not None
-        own: list[Tensor] = list(self.module.parameters())
-        average: list[Tensor] = list(self.average.parameters())
-        torch._foreach_lerp_(average, own, 1 - self.context.ema)
-        for buffer, source in zip(self.average.buffers(), self.module.buffers(), strict=True):
-            buffer.copy_(source)
-
-    @torch.no_grad()
     def _swap(self) -> None:
         """Exchanges what is in the parameters and in their averages, in place, so that captured addresses stay."""
         if self.average is None:
             return
-        pairs = [(self.module.parameters(), self.average.parameters()), (self.module.buffers(), self.average.buffers())]
-        for one, other in (pair for both in pairs for pair in zip(*both, strict=True)):
+        own = itertools.chain(self.module.parameters(), self.module.buffers())
+        for one, other in zip(own, itertools.chain(self.average.parameters(), self.average.buffers()), strict=True):
             kept = one.clone()
             one.copy_(other)
             other.copy_(kept)

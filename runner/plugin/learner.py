@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from runner.plugin.config import Config
+from runner.plugin.context import PIPELINE
 from runner.plugin.contract import Objective
-from runner.plugin.roles import Role
-from runner.plugin.slots import PIPELINE
-from runner.plugin.source import Batch, State
+from runner.plugin.optimizer import restore
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from runner.plugin.context import Context
     from runner.plugin.progress import Progress
+    from runner.plugin.source import Batch, State
 
 
 class Mean(NamedTuple):
@@ -54,9 +54,7 @@ class LearnerConfig(Config, ABC):
 
     def lacks(self, slot: str) -> str | None:
         """Why these settings offer no slot of that name, for the message to the user; None if they do."""
-        if slot in self.slots | PIPELINE:
-            return None
-        return f"learner '{self.kind}' has no slot '{slot}'"
+        return None if slot in self.slots | PIPELINE else f"learner '{self.kind}' has no slot '{slot}'"
 
     def draws(self) -> bool:
         """Whether an update draws from torch's global generator (dropout), so that cutting a batch changes it."""
@@ -67,6 +65,56 @@ class GradientLearnerConfig(LearnerConfig, ABC):
     """The settings of a ``GradientLearner``."""
 
     slots: ClassVar[frozenset[str]] = frozenset({"forward", "loss", "forward_backward"})
+
+
+class Role:
+    """A module of a learner and its optimizer: the recipe's ``optimizer``, for all roles or for this one."""
+
+    def __init__(self, name: str, module: nn.Module, context: Context, every: int = 1) -> None:
+        """Takes a module; its optimizer is made later, when all stages are attached.
+
+        Args:
+            name: among the roles that the learner's settings declare.
+            module: what the optimizer steps; parameters that need no gradient stay as they are.
+            context: which optimizer it is to be.
+            every: how many updates pass between two of its steps; what watches gradients waits as long.
+        """
+        self.name, self.module, self.every = name, module, every
+        self.slots = context.slots
+        self.settings = context.optimizers[name]
+        self.optimizer: Optimizer
+
+    def parameters(self) -> list[Tensor]:
+        """What is trained."""
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def configure(self) -> None:
+        """Makes the optimizer."""
+        groups = self.settings.groups(self.module, self.parameters())
+        self.optimizer = self.slots.make_optimizer(self.settings.optimizer(), groups, **self.settings.settings)
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        self.slots.zero_grad(self.optimizer)
+
+    def step(self) -> None:
+        """Clips the gradients if the recipe says so, and steps the optimizer."""
+        if self.settings.max_grad_norm is not None:
+            self.slots.unscale(self.optimizer)
+            self.slots.clip(self.parameters(), self.settings.max_grad_norm)
+        self.slots.optimizer_step(self.optimizer)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Lets gradients through to inputs inside the ``with``, but computes none for the parameters."""
+        parameters = self.parameters()
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
 
 
 class Learner(ABC):
@@ -90,10 +138,7 @@ class Learner(ABC):
             shapes: shapes of the tensors in the source's batches, without the batch dimension.
             context: device, slots, optimizers and random generators.
         """
-        self.config = config
-        self.context = context
-        self.device = context.device
-        self.slots = context.slots
+        self.config, self.context, self.device, self.slots = config, context, context.device, context.slots
         self.roles: dict[str, Any] = {}
         self.slots.define(
             make_optimizer=_make_optimizer,
@@ -108,9 +153,8 @@ class Learner(ABC):
 
     def role(self, name: str, module: nn.Module, every: int = 1) -> Role:
         """Declares that an optimizer steps this module; see ``Role``."""
-        self.roles[name] = Role(name, module.to(self.device), self.context, every)
-        found: Role = self.roles[name]
-        return found
+        role = self.roles[name] = Role(name, module.to(self.device), self.context, every)
+        return role
 
     @abstractmethod
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
@@ -154,8 +198,7 @@ class Learner(ABC):
 
     def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
         """Every optimizer with the name of its role."""
-        for name, role in self.roles.items():
-            yield name, role.optimizer
+        return ((name, role.optimizer) for name, role in self.roles.items())
 
     def configure_optimizers(self) -> None:
         """Makes the optimizers; called once, after all stages are attached."""
@@ -195,8 +238,6 @@ class Learner(ABC):
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned, in place."""
-        from runner.plugin.optimizer_state import restore
-
         for name, module in self.modules().items():
             module.load_state_dict(state["modules"][name])
         for name, optimizer in self.optimizers():
@@ -226,7 +267,6 @@ def _unscale(optimizer: Optimizer) -> None:
 
 
 def _clip(parameters: Sequence[Tensor], max_norm: float) -> None:
-    """Scales gradients to a total norm of at most ``max_norm``."""
     from torch.nn.utils import clip_grad_norm_
 
     clip_grad_norm_(parameters, max_norm)

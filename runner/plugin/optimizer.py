@@ -6,17 +6,22 @@ The signatures are read from torch's source text, so that validating a recipe do
 from __future__ import annotations
 
 import ast
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from runner.system.tree import map_tensors
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+    from runner.plugin.source import State
 
 HOW_TO_COMPUTE = ("foreach", "fused", "capturable", "differentiable")
 """Settings of torch's optimizers that say how to compute, not what; they belong to stages."""
@@ -54,16 +59,28 @@ class OptimizerSettings:
         found: type[Optimizer] = getattr(torch.optim, _classes()[self.kind][0])
         return found
 
-    def groups(self, modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+    def groups(self, module: nn.Module, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
         """Parameter groups: what weight decay leaves alone apart from the rest.
 
         Args:
-            modules: in which the parameters are; they tell biases, norms and embeddings.
+            module: in which the parameters are; it tells biases, norms and embeddings.
             parameters: to optimize, in order.
         """
+        from torch import nn
+
         if not self.settings.get("weight_decay") or not self.spare:
             return [{"params": list(parameters)}]
-        spared = {id(parameter) for module in modules for parameter in _spared(module, self.spare)}
+        spared = set()
+        for part in module.modules():
+            for name, parameter in part.named_parameters(recurse=False):
+                if name.endswith("bias"):
+                    sort = "biases"
+                elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                    sort = "embeddings"
+                else:
+                    sort = "norms" if parameter.dim() < 2 else "weights"
+                if sort in self.spare:
+                    spared.add(id(parameter))
         groups: list[dict[str, Any]] = [
             {"params": [each for each in parameters if id(each) not in spared]},
             {"params": [each for each in parameters if id(each) in spared], "weight_decay": 0.0},
@@ -71,16 +88,26 @@ class OptimizerSettings:
         return [group for group in groups if group["params"]]
 
 
-def _spared(module: nn.Module, kinds: Sequence[Spared]) -> Iterator[Tensor]:
-    from torch import nn
+def restore(optimizer: Optimizer, saved: State) -> None:
+    """Loads a state that an optimizer with other kernels may have left; this one keeps its own."""
+    import torch
 
-    for part in module.modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            bias = name.endswith("bias")
-            embedding = isinstance(part, nn.Embedding | nn.EmbeddingBag)
-            norm = parameter.dim() < 2 and not bias and not embedding
-            if (bias and "biases" in kinds) or (norm and "norms" in kinds) or (embedding and "embeddings" in kinds):
-                yield parameter
+    groups = copy.deepcopy(saved["param_groups"])
+    for group, own in zip(groups, optimizer.param_groups, strict=True):
+        lr = float(group["lr"])
+        in_graph = isinstance(own["lr"], torch.Tensor)  # which reads the learning rate from where it is
+        group |= {name: own[name] for name in HOW_TO_COMPUTE if name in own}
+        group["lr"] = torch.full_like(own["lr"], lr) if in_graph else lr
+    # Copied, because torch would go on with the very tensors that it is given.
+    state = map_tensors(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), saved["state"])
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for parameter, entry in optimizer.state.items():
+        for name, value in entry.items():
+            same_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if same_shape and value.stride() != parameter.stride():  # fused kernels go through both as they lie
+                entry[name] = torch.empty_strided(
+                    value.shape, parameter.stride(), dtype=value.dtype, device=value.device
+                ).copy_(value)
 
 
 @dataclass(frozen=True)
@@ -94,31 +121,28 @@ class Argument:
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value; None if nothing is."""
+        form = self._form()
         if value is None:
             return None if self.default is None else "should not be empty"
-        match self._form():
-            case int(count):
-                right = isinstance(value, list | tuple) and len(value) == count
-                if right and all(is_number(each) or (each is None and "None" in self.types) for each in value):
-                    return None
-                return f"should be a list of {count} numbers"
-            case "boolean":
-                return None if isinstance(value, bool) else "should be true or false"
-            case "string":
-                return None if isinstance(value, str) else "should be a text"
-            case "integer":
-                right = isinstance(value, int) and not isinstance(value, bool)
-                return None if right else "should be a whole number"
-        return None if is_number(value) else "should be a number"
+        if isinstance(form, int):
+            right = isinstance(value, list | tuple) and len(value) == form
+            right = right and all(is_number(each) or (each is None and "None" in self.types) for each in value)
+            return None if right else f"should be a list of {form} numbers"
+        right, expected = {
+            "boolean": (isinstance(value, bool), "true or false"),
+            "string": (isinstance(value, str), "a text"),
+            "integer": (isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+            "number": (is_number(value), "a number"),
+        }[form]
+        return None if right else f"should be {expected}"
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema of its values."""
         form = self._form()
+        schema: dict[str, Any] = {"type": form}
         if isinstance(form, int):
             item = {"anyOf": [{"type": "number"}, {"type": "null"}]} if "None" in self.types else {"type": "number"}
-            schema: dict[str, Any] = {"type": "array", "items": item, "minItems": form, "maxItems": form}
-        else:
-            schema = {"type": form}
+            schema = {"type": "array", "items": item, "minItems": form, "maxItems": form}
         if self.required:
             return schema
         if self.default is None:
@@ -141,7 +165,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@cache
 def kinds() -> tuple[str, ...]:
     """The optimizers of the installed torch that a recipe may name."""
     return tuple(sorted(_classes()))
@@ -159,25 +182,22 @@ def signature(kind: str) -> dict[str, Argument]:
     constants = {
         node.targets[0].id: node.value
         for node in body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_literal(node.value)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
     found = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
-    init = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    arguments = init.args.args[2:]  # after self and params
-    padded = [None] * len(arguments) + [_Named(constants).visit(default) for default in init.args.defaults]
-    pairs = [
-        *zip(arguments, padded[len(padded) - len(arguments) :], strict=True),
-        *zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True),
-    ]
-    return {
-        argument.arg: Argument(
-            None if default is None else ast.literal_eval(default),
-            default is None,
-            ast.unparse(argument.annotation) if argument.annotation else "",
-        )
-        for argument, default in pairs
-        if argument.arg not in HOW_TO_COMPUTE and _is_literal(default)
-    }
+    init = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__").args
+    arguments = [*init.args[2:], *init.kwonlyargs]  # after self and params
+    defaults = [*init.defaults, *init.kw_defaults]
+    settings = {}
+    for argument, default in zip(arguments, [None] * (len(arguments) - len(defaults)) + defaults, strict=True):
+        types = ast.unparse(argument.annotation) if argument.annotation else ""
+        try:
+            value = None if default is None else ast.literal_eval(_Named(constants).visit(default))
+        except ValueError:  # of a setting that no recipe can write
+            continue
+        if argument.arg not in HOW_TO_COMPUTE:
+            settings[argument.arg] = Argument(value, default is None, types)
+    return settings
 
 
 class _Named(ast.NodeTransformer):
@@ -188,13 +208,6 @@ class _Named(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return self.constants.get(node.id, node)
-
-
-def _is_literal(default: ast.expr | None) -> bool:
-    try:
-        return default is None or ast.literal_eval(default) is not Ellipsis
-    except ValueError:
-        return False
 
 
 @cache

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig
+from runner.plugin.learner import LearnerConfig
+from runner.plugin.source import SourceConfig
+from runner.plugin.stage import Stage, StageConfig
 from runner.recipe.catalog import SECTIONS, Provider, Section
 from runner.system.errors import UsageError
 from runner.system.names import shown_path, suggestion

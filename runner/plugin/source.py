@@ -4,25 +4,54 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from runner.plugin.config import Config
 from runner.plugin.contract import Objective
-from runner.plugin.files import DataFile
+from runner.plugin.files import Anchor, DataFile, find, folders
 from runner.plugin.progress import Progress, Unit
 from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from runner.plugin.context import Context
     from runner.plugin.learner import Learner
 
 Batch = Any
 """A tree of tensors: dictionaries, lists and tuples in one another. Its size is the source's to say."""
-
 State = dict[str, Any]
 """Nested dictionaries and lists of tensors, rings, numbers, strings and None: what a checkpoint can hold."""
+_READ_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A ring buffer in a state: rows numbered as they were written, of which the newest ``capacity`` are kept.
+
+    A row never changes once it is written, so a checkpoint needs to write only those that the one before has not.
+    """
+
+    capacity: int
+    written: int
+    """Rows ever written."""
+    read: Callable[[int, int], Tensor]
+    """The rows with numbers from the first argument up to the second, which is left out: [rows, ...], on any device."""
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest row that is kept."""
+        return max(0, self.written - self.capacity)
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """All rows that are kept, a few thousand at a time, each time with the number of the first."""
+        for start in range(self.first, self.written, _READ_ROWS):
+            yield start, self.read(start, min(start + _READ_ROWS, self.written))
 
 
 class SourceConfig(Config, ABC):
@@ -42,7 +71,6 @@ class SourceConfig(Config, ABC):
     """Whether what an update returns changes which batches are drawn next (priorities)."""
     shapes_vary: ClassVar[bool] = False
     """Whether batches of one size may have tensors of different shapes."""
-
     files: ClassVar[tuple[DataFile, ...]] = ()
     """Published files that it can read; ``runner data`` lists and fetches them."""
 
@@ -65,6 +93,53 @@ class SourceConfig(Config, ABC):
     def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
         """What in these settings cannot be in a training of that length: pairs of a key and what is wrong with it."""
         return iter(())
+
+
+class DatasetConfig(SourceConfig):
+    """Settings that every dataset has."""
+
+    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
+    in_memory: ClassVar[bool] = False
+    """Whether all of it is kept in memory, and on an accelerator where it fits."""
+
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """Processes that load batches; 0 loads them in the training's own."""
+
+    def resident(self, device: str) -> bool:
+        """Data that are kept in memory are made where they are used."""
+        return device == "cpu" or self.in_memory
+
+
+class FileDatasetConfig(DatasetConfig):
+    """Settings of a dataset that is read from files."""
+
+    root: Annotated[str | None, Anchor()] = None
+    """A folder in which its files are looked for first, before RUNNER_DATA and the user's cache."""
+
+    def locate(self, name: str) -> Path | None:
+        """Where a file is: an absolute path itself, anything else in the folders of data; None if it is nowhere.
+
+        Raises:
+            UsageError: it is called like one of ``files``, and holds something else.
+        """
+        return find(name, self.root, self.files)
+
+    def nowhere(self, name: str) -> str:
+        """What to say of a file that is nowhere, and what to do about it."""
+        if Path(name).is_absolute():
+            return f"no such file: {name}"
+        message = f"no '{name}' in {', '.join(map(str, folders(self.root)))}"
+        if any(file.name == name for file in self.files):
+            return f"{message}; get it with: runner data get {name}"
+        return f"{message}, nor beside the recipe"
+
+    def wanted(self) -> tuple[DataFile, ...]:
+        """Those of ``files`` that these settings need."""
+        return self.files
+
+    def absent(self) -> list[DataFile]:
+        """Those that these settings need and that are not here."""
+        return [file for file in self.wanted() if self.locate(file.name) is None]
 
 
 class Source(ABC):
@@ -104,7 +179,13 @@ class Source(ABC):
 
         Unless told, every tensor whose first dimension is the batch's size is cut, and others go into every part.
         """
-        return split_rows(batch, self.size(batch), size)
+        rows = self.size(batch)
+
+        def part(start: int, tensor: Tensor) -> Tensor:
+            return tensor[start : start + size] if tensor.dim() and len(tensor) == rows else tensor
+
+        for start in range(0, rows, size):
+            yield map_tensors(partial(part, start), batch)
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """What the training has come further by now that a batch has been learnt from, by unit (``samples``, ...).
@@ -148,13 +229,3 @@ class Source(ABC):
 
     def load_state_dict(self, state: State) -> None:  # noqa: B027 (there may be nothing)
         """Restores what ``state_dict`` returned."""
-
-
-def split_rows(tree: Any, rows: int, size: int) -> Iterator[Any]:
-    """Cuts every tensor of a tree whose first dimension is ``rows`` into parts of ``size`` rows."""
-
-    def part(start: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda tensor: tensor[start : start + size] if tensor.dim() and len(tensor) == rows else tensor
-
-    for start in range(0, rows, size):
-        yield map_tensors(part(start), tree)

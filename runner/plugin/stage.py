@@ -14,8 +14,8 @@ from runner.plugin.progress import Unit
 if TYPE_CHECKING:
     import torch
 
+    from runner.plugin.context import Slots
     from runner.plugin.learner import Learner, LearnerConfig
-    from runner.plugin.slots import Slots
     from runner.plugin.source import Source, SourceConfig, State
 
 

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.api import LearnerConfig, SourceConfig, StageConfig
+from runner.plugin.learner import LearnerConfig
 from runner.plugin.optimizer import OptimizerSettings
 from runner.plugin.progress import UNITS
+from runner.plugin.source import SourceConfig
+from runner.plugin.stage import StageConfig
 from runner.recipe.document import DEFAULT, Node, Place, Problem
 from runner.recipe.sections import TrackingConfig, TrainConfig
 

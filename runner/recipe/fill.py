@@ -9,8 +9,9 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from runner.api import Config, StageConfig
+from runner.plugin.config import Config
 from runner.plugin.files import Anchor, anchored
+from runner.plugin.stage import StageConfig
 from runner.recipe.catalog import Catalog, Section
 from runner.recipe.constraints import Draft
 from runner.recipe.document import Node, Place, Problem, resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from runner.api import LearnerConfig
+from runner.plugin.learner import LearnerConfig
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.optimizer import HOW_TO_COMPUTE, SPARED, OptimizerSettings, is_number, kinds, signature
 from runner.recipe.document import Node, Problem

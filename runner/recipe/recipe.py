@@ -9,9 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from runner.api import Config, LearnerConfig, Objective, SourceConfig, StageConfig, Unit
+from runner.plugin.config import Config
+from runner.plugin.contract import Objective
+from runner.plugin.learner import LearnerConfig
 from runner.plugin.lr_scheduler import LrSchedulerConfig
 from runner.plugin.optimizer import OptimizerSettings
+from runner.plugin.progress import Unit
+from runner.plugin.source import SourceConfig
+from runner.plugin.stage import StageConfig
 from runner.recipe.document import Node, Place, dump_inline
 from runner.recipe.fill import secret_nodes
 from runner.recipe.sections import TrackingConfig, TrainConfig

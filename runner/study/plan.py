@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from runner.api import Contract, Statistical
 from runner.child.outcome import Cause
+from runner.plugin.contract import Contract, Statistical
 from runner.study.config import VERIFY
 from runner.study.definition import Definition
 from runner.study.process import Training, limits_of

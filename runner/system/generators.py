@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runner.api import State
+from runner.plugin.source import State
 
 
 def seed(value: int) -> None:

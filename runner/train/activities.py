@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from runner.plugin.slots import Slots
+from runner.plugin.context import Slots
 
 
 class Activities:

@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runner.api import Batch, Context, Probe, Progress, Setting, Slots, State, UsageError, map_tensors
 from runner.child.outcome import Cause, ChildError
 from runner.child.spawn import Child
+from runner.plugin.context import Context, Slots
+from runner.plugin.progress import Progress
+from runner.plugin.source import Batch, State
+from runner.plugin.stage import Probe, Setting
 from runner.recipe.document import DEFAULT, Place, Problem, RecipeError
-from runner.system.errors import CheckpointError
+from runner.system.errors import CheckpointError, UsageError
+from runner.system.tree import map_tensors
 from runner.train.watch import Watch
 
 if TYPE_CHECKING:
-    from runner.api import Learner, Source, Stage, StageConfig
+    from runner.plugin.learner import Learner
+    from runner.plugin.source import Source
+    from runner.plugin.stage import Stage, StageConfig
     from runner.recipe.recipe import Recipe
 
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from runner.api import Batch, Learner
+from runner.plugin.learner import Learner
+from runner.plugin.source import Batch
 from runner.system.files import write_durably
 
 DIAGNOSIS_NAME = "diagnosis.json"

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.api import Batch, Learner, Mean, Progress, RunnerError, Slots, State
-from runner.system.errors import DivergedError
+from runner.plugin.context import Slots
+from runner.plugin.learner import Learner, Mean
+from runner.plugin.progress import Progress
+from runner.plugin.source import Batch, State
+from runner.system.errors import DivergedError, RunnerError
 from runner.system.names import shown_path
 from runner.train.diagnosis import Finding, diagnosis, find, is_broken, write_diagnosis
 

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from runner.api import RunnerError, State
+from runner.plugin.source import State
 from runner.system import generators
-from runner.system.errors import DivergedError
+from runner.system.errors import DivergedError, RunnerError
 from runner.train.activities import Activities
 from runner.train.assemble import Assembly
 from runner.train.checkpoint.packing import pack

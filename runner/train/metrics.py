@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from runner.api import Mean, RunnerError, State
+from runner.plugin.learner import Mean
+from runner.plugin.source import State
+from runner.system.errors import RunnerError
 
 RESERVED = frozenset({"updates"})
 """Names under ``train/`` that are the runner's own."""

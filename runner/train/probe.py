@@ -10,8 +10,9 @@ import time
 
 import torch
 
-from runner.api import Probe, available_memory
 from runner.child.protocol import Parent
+from runner.plugin.stage import Probe
+from runner.system.hardware import available_memory
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Step
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.api import Learner, State
+from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
+from runner.plugin.source import State
 from runner.recipe.loader import load
 from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import CheckpointError

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from runner.api import State
 from runner.plugin.registry import Registry
+from runner.plugin.source import State
 from runner.recipe.git import source
 from runner.recipe.lock import LOCK_NAME, copy_recipe, write_lock
 from runner.recipe.recipe import Recipe

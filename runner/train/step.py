@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.api import Batch, RunnerError
 from runner.plugin.context import derived_seed
 from runner.plugin.lr_scheduler import ConstantConfig
+from runner.plugin.source import Batch
+from runner.system.errors import RunnerError
 from runner.train.assemble import Assembly
 
 _MIX = 0x9E3779B97F4A7C15

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from runner.api import Slots, StageConfig
+from runner.plugin.context import Slots
+from runner.plugin.stage import StageConfig
 
 RUNNERS = frozenset({"draw", "transfer", "next_batch", "update"})
 """Slots that the training step calls itself."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from runner.api import Close, Contract, Exact, Statistical
 from runner.compare.exact import exact
 from runner.compare.health import health
 from runner.compare.isolation import StepError
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.compare.verify import verify
+from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError

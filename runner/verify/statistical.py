@@ -13,11 +13,11 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from runner.api import Objective
 from runner.child.outcome import Cause, ChildError
 from runner.child.spawn import Child
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.contract import Objective
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from runner.api import Batch, StageConfig, State
 from runner.compare.state import clones
 from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
+from runner.plugin.source import Batch, State
+from runner.plugin.stage import StageConfig
 from runner.recipe.constraints import Draft, conflicts
 from runner.recipe.document import Node, Place, RecipeError
 from runner.recipe.recipe import Recipe

@@ -1,6 +1,6 @@
 import pytest
 
-from runner.plugin.slots import Slots
+from runner.plugin.context import Slots
 
 
 def test_a_wrapper_goes_round_what_was_there():

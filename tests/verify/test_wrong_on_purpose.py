@@ -8,8 +8,8 @@ import wrong_stages
 from running import COMPANY, host_of, tiny
 
 from runner.api import Close, Exact, Statistical
+from runner.plugin.context import PIPELINE
 from runner.plugin.registry import Registry
-from runner.plugin.slots import PIPELINE
 from runner.proof import Outcome, close, exact, fresh, health, verify
 from runner.train.assemble import resolve_device, setting_of
 from runner.verify.training_subject import recipe_with, recorded, subject

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.api import Ring, State
+from runner.plugin.source import Ring, State
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from runner.api import Ring, State
+from runner.plugin.source import Ring, State
 from runner.system.errors import CheckpointError
 from runner.train.checkpoint.packing import rings_in, unpack
 

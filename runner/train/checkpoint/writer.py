@@ -16,7 +16,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runner.api import Ring, State
+from runner.plugin.source import Ring, State
 from runner.system.errors import CheckpointError
 from runner.system.faults import reach
 from runner.train.checkpoint import reader as checkpoint

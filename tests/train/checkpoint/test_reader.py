@@ -9,7 +9,7 @@ from builders import build_masac, train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.plugin.ring import Ring
+from runner.plugin.source import Ring
 from runner.system.errors import CheckpointError
 from runner.train.checkpoint import reader as checkpoint
 from runner.train.checkpoint.writer import Writer

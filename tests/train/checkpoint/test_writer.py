@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runner.plugin.ring import Ring
+from runner.plugin.source import Ring
 from runner.train.checkpoint import reader as checkpoint
 from runner.train.checkpoint import writer
 from runner.train.checkpoint.writer import Writer
