@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 
 class Config(BaseModel):
-    """A section of a recipe: unknown keys are errors, and values are never coerced (``"1e-3"`` is not a number)."""
+    """A section of a recipe: unknown keys are errors, and values are never coerced (``"1e-3"`` is not a number).
+
+    A ``recorded`` copy keeps a record of which of its fields were read; a dump or a copy of it reads them all.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -28,23 +31,25 @@ class Config(BaseModel):
             yield name, getattr(self, name)
 
     def model_dump(self, **settings: Any) -> dict[str, Any]:
-        """As pydantic's; in a copy that keeps a record, all fields count as read."""
+        """As pydantic's."""
         self._mark_all()
         return super().model_dump(**settings)
 
     def model_dump_json(self, **settings: Any) -> str:
-        """As pydantic's; in a copy that keeps a record, all fields count as read."""
+        """As pydantic's."""
         self._mark_all()
         return super().model_dump_json(**settings)
 
     def model_copy(self, **settings: Any) -> Self:
-        """As pydantic's; in a copy that keeps a record, all fields count as read."""
+        """As pydantic's."""
         self._mark_all()
         return super().model_copy(**settings)
 
     def recorded(self) -> Self:
         """A copy that remembers which of its fields were read; what is given to a plugin's works."""
-        copy = self.model_copy(update={name: _recorded(value) for name, value in self.__dict__.items()})
+        values = self.__dict__.items()
+        inside = {name: value.recorded() for name, value in values if isinstance(value, Config)}
+        copy = self.model_copy(update=inside)
         copy.__pydantic_private__ = {**(copy.__pydantic_private__ or {}), "_read": set()}
         return copy
 
@@ -65,7 +70,3 @@ class Config(BaseModel):
         for _, value in self:
             if isinstance(value, Config):
                 value._mark_all()
-
-
-def _recorded(value: Any) -> Any:
-    return value.recorded() if isinstance(value, Config) else value

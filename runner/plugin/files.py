@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -18,9 +18,6 @@ import platformdirs
 from runner.system.errors import RunnerError, UsageError
 from runner.system.files import sync
 
-VARIABLE = "RUNNER_DATA"
-"""Names a folder of data files."""
-_CHUNK = 1 << 20
 _PATIENCE_SECONDS = 60.0
 """How long a server may be silent."""
 
@@ -71,13 +68,8 @@ def anchored(text: str, source: Path | str, anchor: Anchor) -> str:
 
 def folders(root: str | None = None) -> list[Path]:
     """Where data files are looked for, in order: the recipe's ``data.root``, ``RUNNER_DATA``, the user's cache."""
-    named = [Path(text).absolute() for text in (root, os.environ.get(VARIABLE)) if text]
-    return [*named, cache()]
-
-
-def cache() -> Path:
-    """The user's cache of data files."""
-    return Path(platformdirs.user_cache_dir("runner", appauthor=False), "data")
+    named = [Path(text).absolute() for text in (root, os.environ.get("RUNNER_DATA")) if text]
+    return [*named, Path(platformdirs.user_cache_dir("runner", appauthor=False), "data")]
 
 
 def find(name: str, root: str | None = None, known: Iterable[DataFile] = ()) -> Path | None:
@@ -88,20 +80,12 @@ def find(name: str, root: str | None = None, known: Iterable[DataFile] = ()) -> 
     """
     path = next((path for folder in folders(root) if (path := folder / name).is_file()), None)
     file = next((file for file in known if file.name == name), None)
-    if path is not None and file is not None:
-        found = sha256(path)
-        if found != file.sha256:
-            raise UsageError(
-                f"{path} is not what it is called: its SHA-256 is {found}, and should be {file.sha256}; remove it and "
-                f"get it again with: runner data get {name}"
-            )
+    if path is not None and file is not None and (found := _sha256(path)) != file.sha256:
+        raise UsageError(
+            f"{path} is not what it is called: its SHA-256 is {found}, and should be {file.sha256}; remove it and "
+            f"get it again with: runner data get {name}"
+        )
     return path
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file's content."""
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def fetch(file: DataFile) -> tuple[Path, bool]:
@@ -134,22 +118,24 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
 def _download(file: DataFile, target: Path) -> None:
     if not file.url.startswith(("https://", "http://")):
         raise ValueError("no address of the web")
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    partial, digest = Path(name), hashlib.sha256()
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)  # of a killed process; opening with "x" never follows a link
     try:
-        with os.fdopen(descriptor, "wb") as kept, urllib.request.urlopen(file.url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 (http and https alone)
-            while chunk := answer.read(_CHUNK):
-                digest.update(chunk)
-                kept.write(chunk)
+        with partial.open("xb") as kept, urllib.request.urlopen(file.url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 (http and https alone)
+            shutil.copyfileobj(answer, kept)
             kept.flush()
             os.fsync(kept.fileno())
-        if digest.hexdigest() != file.sha256:
+        if (found := _sha256(partial)) != file.sha256:
             raise RunnerError(
-                f"{file.name} from {file.url} is not what it should be: its SHA-256 is {digest.hexdigest()}, and "
-                f"should be {file.sha256}; nothing was kept"
+                f"{file.name} from {file.url} is not what it should be: its SHA-256 is {found}, and should be "
+                f"{file.sha256}; nothing was kept"
             )
-        partial.chmod(0o644)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
     sync(target.parent)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Unit = Literal["updates", "epochs", "samples", "tokens", "env_steps"]
@@ -41,14 +41,14 @@ class Progress:
         return self.samples if self.unit == "epochs" else self.done
 
     @property
-    def fraction(self) -> float:
-        """Share of the training that is over, 0 to 1; grows within an epoch, too."""
-        return min(1.0, self.position / self.whole)
-
-    @property
     def whole(self) -> int:
         """``position`` when the training is over."""
         return self.length * (self.epoch_samples or 1) if self.unit == "epochs" else self.length
+
+    @property
+    def fraction(self) -> float:
+        """Share of the training that is over, 0 to 1; grows within an epoch, too."""
+        return min(1.0, self.position / self.whole)
 
     @property
     def over(self) -> bool:
@@ -61,9 +61,8 @@ class Progress:
             setattr(self, unit, getattr(self, unit) + count)
 
     def state_dict(self) -> dict[str, int]:
-        """The counts."""
-        counts = asdict(self)
-        return {unit: counts[unit] for unit in UNITS if unit in counts}
+        """The counts; those of epochs follow from the samples."""
+        return {unit: getattr(self, unit) for unit in UNITS if unit != "epochs"}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restores what ``state_dict`` returned."""

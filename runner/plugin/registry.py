@@ -7,7 +7,6 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -31,12 +30,6 @@ class PluginError(UsageError):
     """A plugin that cannot be used."""
 
 
-@dataclass(frozen=True)
-class _Plugin:
-    provider: Provider
-    load: Callable[[], Any]
-
-
 class Registry:
     """The plugins of this environment and of the files that the user names.
 
@@ -51,9 +44,15 @@ class Registry:
 
     def __init__(self, plugin_files: Sequence[Path] = (), installed: Iterable[EntryPoint] | None = None) -> None:
         self.files = tuple(plugin_files)
-        self._plugins: dict[tuple[Section, str], _Plugin] = {}
+        self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
         for entry_point in entry_points(group=GROUP) if installed is None else installed:
-            self._add_entry_point(entry_point)
+            distribution = entry_point.dist
+            provider = Provider(distribution.name, distribution.version) if distribution else Provider("unknown", "")
+            section, _, kind = entry_point.name.partition(".")
+            if section not in SECTIONS or not kind:
+                expected = ", ".join(f"{name}.KIND" for name in SECTIONS)
+                raise PluginError(f"entry point '{entry_point.name}' of {provider} should be one of {expected}")
+            self._add(section, kind, provider, entry_point.load)
         for path in plugin_files:
             self._add_file(path)
 
@@ -67,16 +66,15 @@ class Registry:
         Raises:
             PluginError: there is no such kind, it cannot be imported, or it is not what its name says.
         """
-        plugin = self._plugin(section, kind)
-        where = f"{section}.{kind} of {plugin.provider}"
+        where = f"{section}.{kind} of {self.provider(section, kind)}"
         try:
-            face = plugin.load()
+            face = self._plugins[section, kind][1]()
         except Exception as error:
             raise PluginError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-        old = _of_the_old_api(face)
-        if old:
+        if old := _of_the_old_api(face):
             raise PluginError(
-                f"{where} is written for version 1 of the plugin API, and this is 2: {old}; {_HOW_TO_MOVE}"
+                f"{where} is written for version 1 of the plugin API, and this is 2: {old}; "
+                "docs/plugins.md has a section on moving"
             )
         base = _FACES[section]
         if not (isinstance(face, type) and issubclass(face, base)):
@@ -88,53 +86,32 @@ class Registry:
         return face
 
     def provider(self, section: Section, kind: str) -> Provider:
-        """Who brought a kind.
-
-        Raises:
-            PluginError: there is no such kind.
-        """
-        return self._plugin(section, kind).provider
+        """Who brought a kind; that there is none is a PluginError."""
+        if (section, kind) not in self._plugins:
+            raise PluginError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
+        return self._plugins[section, kind][0]
 
     def command(self, text: str, more: Iterable[Path] = ()) -> str:
         """A command line with these plugin files, and more of them."""
         return " ".join([text, *(f"--plugin {shlex.quote(shown_path(path))}" for path in (*self.files, *more))])
 
-    def _plugin(self, section: Section, kind: str) -> _Plugin:
-        if (section, kind) not in self._plugins:
-            raise PluginError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
-        return self._plugins[section, kind]
-
-    def _add(self, section: Section, kind: str, plugin: _Plugin) -> None:
-        other = self._plugins.setdefault((section, kind), plugin)
-        if other is not plugin:
-            both = f"{other.provider} and {plugin.provider}"
+    def _add(self, section: Section, kind: str, provider: Provider, load: Callable[[], Any]) -> None:
+        if (section, kind) in self._plugins:
+            both = f"{self._plugins[section, kind][0]} and {provider}"
             raise PluginError(f"{section}.{kind} is registered twice, by {both}: remove one of them")
-
-    def _add_entry_point(self, entry_point: EntryPoint) -> None:
-        distribution = entry_point.dist
-        provider = Provider(distribution.name, distribution.version) if distribution else Provider("unknown", "")
-        section, _, kind = entry_point.name.partition(".")
-        if section not in SECTIONS or not kind:
-            expected = ", ".join(f"{name}.KIND" for name in SECTIONS)
-            raise PluginError(f"entry point '{entry_point.name}' of {provider} should be one of {expected}")
-        self._add(section, kind, _Plugin(provider, entry_point.load))
+        self._plugins[section, kind] = provider, load
 
     def _add_file(self, path: Path) -> None:
         module, provider = _import_file(path)
         own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
-        bases: list[tuple[Section, type[Any]]] = [
-            *_FACES.items(),
-            ("optimization", Stage),
-        ]  # the last one is what the old API registered
-        pairs = [(section, face) for face in own for section, base in bases if issubclass(face, base)]
-        kinds = [(section, vars(face)["kind"], face) for section, face in pairs if "kind" in vars(face)]
-        if not kinds:
+        # The last one is what the old API registered.
+        bases: list[tuple[Section, type[Any]]] = [*_FACES.items(), ("optimization", Stage)]
+        faces = [(section, face) for face in own for section, base in bases if issubclass(face, base)]
+        faces = [(section, face) for section, face in faces if "kind" in vars(face)]
+        if not faces:
             raise PluginError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
-        for section, kind, face in kinds:
-            self._add(section, kind, _Plugin(provider, partial(getattr, module, face.__name__)))
-
-
-_HOW_TO_MOVE = "docs/plugins.md has a section on moving"
+        for section, face in faces:
+            self._add(section, vars(face)["kind"], provider, partial(getattr, module, face.__name__))
 
 
 def _of_the_old_api(face: Any) -> str | None:
@@ -161,7 +138,12 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     name = f"runner_plugin_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name], provider
-    _make_siblings_importable(path.resolve().parent)
+    # Modules beside the file are found, too: last, so that a random.py there shadows nothing, and for good, because
+    # implementation() imports what computes later.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()  # a file may be newer than what was last seen of its folder
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginError(f"plugin {shown_path(path)} is no Python file")
@@ -173,13 +155,3 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
         del sys.modules[name]
         raise PluginError(f"plugin {shown_path(path)} cannot be imported: {type(error).__name__}: {error}") from error
     return module, provider
-
-
-def _make_siblings_importable(folder: Path) -> None:
-    """Looks for modules in a plugin file's folder, too; last, so that a ``random.py`` there shadows nothing.
-
-    For good, because ``implementation()`` imports what computes later.
-    """
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    importlib.invalidate_caches()  # a file may be newer than what was last seen of its folder
