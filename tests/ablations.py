@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from running import tiny
 
-from runner.measure.analysis import analyse
+from runner.measure.analysis import Result, analyse
 from runner.measure.experiment import Case
-from runner.measure.result import Result
+from runner.measure.measurement_log import CaseLog
 from runner.verify.variants import AGAIN, variants_of
 
 OFF = tuple(f"optimization.{kind}=off" for kind in ("amp", "compile", "float32_matmul", "heap_retention"))
@@ -74,12 +74,13 @@ def block(seconds):
 
 
 def analysed(of, factors, **settings):
-    return analyse(of, variant_set(of), list(entries(of, factors, **settings)))
+    return analyse(of, variant_set(of), CaseLog(list(entries(of, factors, **settings))))
 
 
 def result(*cases, folder: Path = Path("out"), **changes):
     whole = Result(
         name="example", digest="d" * 64, command="runner ablate example.yaml", machine={"cpu": "a CPU", "cores": 2},
-        load=0.1, cases=cases, slope=None, seconds=60.0, folder=str(folder), interrupted=False, published_by="somebody",
+        load=0.1, cases=cases, recommendations=(), slope=None, seconds=60.0, folder=str(folder), interrupted=False,
+        published_by="somebody",
     )  # fmt: skip
     return replace(whole, **changes)

@@ -70,7 +70,7 @@ def ablate(
 
         from runner.measure.report import show
 
-        show(done.result, done.recommendations, Console())
+        show(done.result, Console())
     raise typer.Exit(done.exit_code)
 
 

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 import uuid
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.measure.experiment import Experiment
-from runner.measure.measurement_log import HEAD, RESULT, ROUNDS, MeasurementLog, identity_of, is_finished
-from runner.measure.plots import HINT, draw
+import torch
+
+from runner.measure.analysis import Result, analyse, slope
+from runner.measure.measurement_log import HEAD, ROUNDS, MeasurementLog, identity_of
+from runner.measure.plots import draw
 from runner.measure.publish import RUNS, publish
-from runner.measure.recommend import Recommendation, recommend, write
-from runner.measure.report import markdown
-from runner.measure.result import Result
-from runner.measure.rounds import Ablation, Gate, Say, identity
-from runner.plugin.registry import Registry
-from runner.recipe.lock import write_lock
+from runner.measure.recommend import recommend, write
+from runner.measure.report import markdown, summary
+from runner.measure.rounds import Measurement
+from runner.recipe.lock import code_of, write_lock
 from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import write_durably
+from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
-from runner.tracking import Workspace
 from runner.tracking.store import Store
 from runner.tracking.values import folder_name
+from runner.train.assemble import resolve_device
 from runner.train.signals import Stop, stop_on_signals
+from runner.verify.variants import variants_of
 
-REPORT = "README.md"
+if TYPE_CHECKING:
+    from runner.compare.verdict import Verdict
+    from runner.measure.experiment import Experiment
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
+    from runner.tracking.workspace import Workspace
+
+Gate = Callable[["Recipe", "Registry", Sequence[str]], "Verdict"]
+"""Says whether a recipe with exactly these stages is harmless."""
+REPORT, RESULT = "README.md", "result.json"
 
 
 @dataclass(frozen=True)
 class Ablated:
-    """An ablation with all that was written about it."""
+    """An ablation with what became of it."""
 
     result: Result
-    recommendations: tuple[Recommendation, ...]
     run_id: str
     """Of the parent run in MLflow."""
     tracking_problem: str
@@ -50,12 +63,7 @@ class Ablated:
 
     def data(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        return {
-            **self.result.data(),
-            "recommendations": [asdict(each) for each in self.recommendations],
-            "run_id": self.run_id,
-            "tracking_problem": self.tracking_problem,
-        }
+        return {**self.result.data(), "run_id": self.run_id, "tracking_problem": self.tracking_problem}
 
 
 def ablate(
@@ -66,7 +74,7 @@ def ablate(
     fresh: bool,
     command: str,
     gate: Gate | None,
-    say: Say,
+    say: Callable[[str], None],
 ) -> Ablated:
     """Measures an experiment and leaves its report, its figures and the recipes to use in a folder, and in MLflow.
 
@@ -86,39 +94,41 @@ def ablate(
         RunnerError: the recipe cannot run here.
     """
     store = Store.open(workspace)
-    wanted = json.loads(json.dumps(identity(experiment)))
+    wanted = json.loads(json.dumps(_identity(experiment)))
     with stop_on_signals() as stop:
         folder = _folder(experiment, workspace, wanted, out, fresh)
         if (folder / ROUNDS).exists():
             say(f"going on in {folder}")
         try:
             with closing(MeasurementLog(folder, wanted)) as log:
-                _lock(experiment, registry, folder)
-                result = Ablation(experiment, registry, log, gate, say, stop, command).run()
-                if not result.cases:
-                    raise _nothing_yet(stop)
-                recommendations = _write(experiment, result, folder)
-                run_id, problem = _publish(store, experiment, result, log, say)
-                if not stop and not problem:
-                    write_durably(folder / RESULT, _json(result, recommendations))
+                for case in experiment.cases:  # before anything is measured: what is changed later was not there then
+                    locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
+                    locks.mkdir(parents=True, exist_ok=True)
+                    write_lock(case.recipe, locks, registry, results=folder)
+                result = _measured(experiment, registry, log, gate, say, stop, command)
+                _write(experiment, result, folder)
+                run_id = problem = ""
+                try:
+                    run_id = publish(store, experiment, result, summary(result), log)
+                except StorageError as error:  # it costs no measurement
+                    problem = str(error)
+                    say(problem)
+                if not stop and not problem:  # the file that says that it is finished
+                    write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1) + "\n")
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}; free some space, or name another --out") from error
-    return Ablated(result, recommendations, run_id, problem, stop)
+    return Ablated(result, run_id, problem, stop)
 
 
-def _nothing_yet(stop: Stop) -> RunnerError:
-    error = RunnerError("interrupted before a round was measured; the same command goes on")
-    error.exit_code = ExitCode(128 + int(stop.asked or 0))
-    return error
-
-
-def _publish(store: Store, experiment: Experiment, result: Result, log: MeasurementLog, say: Say) -> tuple[str, str]:
-    """The parent run's id, or why there is none: a store that has gone away costs no measurement."""
-    try:
-        return publish(store, experiment, result, log), ""
-    except StorageError as error:
-        say(str(error))
-        return "", str(error)
+def _identity(experiment: Experiment) -> dict[str, Any]:
+    """What is measured, with what, and where: rounds of two ablations belong together only if all of it is the same."""
+    return {
+        "name": experiment.config.name,
+        "digest": experiment.digest,
+        "code": {case.name: code_of(case.recipe) for case in experiment.cases},
+        "machine": {name: value for name, value in hardware().items() if name != "platform"},
+        "torch": torch.__version__,
+    }
 
 
 def _folder(
@@ -128,53 +138,86 @@ def _folder(
     if out is None:
         parent = workspace.root / "ablations"
         begun = [path.parent for path in parent.glob(f"*/{HEAD}") if identity_of(path.parent) == wanted]
-        unfinished = [path for path in begun if not is_finished(path)]
+        unfinished = [path for path in begun if not (path / RESULT).exists()]
         if unfinished and not fresh:
             return max(unfinished, key=lambda path: (path / HEAD).stat().st_mtime)
         return parent / f"{folder_name(experiment.config.name)}-{uuid.uuid4().hex[:8]}"
     found = identity_of(out)
-    if found is None or found == wanted:
-        if found is not None and (fresh or is_finished(out)):
-            if not fresh:
-                raise UsageError(f"{out} holds this ablation, finished; --fresh measures it again, in its place")
-            _clear(out)
-        return out
-    if fresh:
-        _clear(out)
-        return out
-    differing = ", ".join(sorted(name for name in wanted if found.get(name) != wanted[name]))
-    raise UsageError(f"{out} holds another ablation ({differing} differ); name another folder, or replace it: --fresh")
+    if found is not None and fresh:  # files of other names stay, and the report is written over
+        for name in (ROUNDS, RESULT, RUNS, HEAD):
+            (out / name).unlink(missing_ok=True)
+    elif found == wanted and (out / RESULT).exists():
+        raise UsageError(f"{out} holds this ablation, finished; --fresh measures it again, in its place")
+    elif found is not None and found != wanted:
+        differing = ", ".join(sorted(name for name in wanted if found.get(name) != wanted[name]))
+        raise UsageError(
+            f"{out} holds another ablation ({differing} differ); name another folder, or replace it: --fresh"
+        )
+    return out
 
 
-def _clear(folder: Path) -> None:
-    """Forgets what was measured; files of other names stay, and the report is written over."""
-    for name in (ROUNDS, RESULT, RUNS, HEAD):
-        (folder / name).unlink(missing_ok=True)
+def _measured(
+    experiment: Experiment,
+    registry: Registry,
+    log: MeasurementLog,
+    gate: Gate | None,
+    say: Callable[[str], None],
+    stop: Stop,
+    command: str,
+) -> Result:
+    """Measures what is still to be measured, and says what all of it means."""
+    config = experiment.config
+    measurements = [
+        Measurement(case, variants_of(case.recipe, resolve_device(case.recipe.device), config.variants),
+                    config, registry.files, log, say, stop)
+        for case in experiment.cases
+    ]  # fmt: skip
+    log.add(load=os.getloadavg()[0])
+    for number, each in enumerate(measurements):
+        if not stop:
+            left = max(0.0, config.budget - log.seconds)
+            each.run(time.monotonic() + left / (len(measurements) - number))
+    if gate is not None:
+        for each in measurements:
+            judge(each, gate, registry)
+    measured = [each for each in measurements if not stop or each.lines.rounds]
+    if not measured:
+        error = RunnerError("interrupted before a round was measured; the same command goes on")
+        error.exit_code = ExitCode(128 + int(stop.asked or 0))
+        raise error
+    cases = tuple(analyse(each.case, each.variants, each.lines) for each in measured)
+    return Result(
+        name=config.name,
+        digest=experiment.digest,
+        command=command,
+        machine=hardware(),
+        load=max(entry["load"] for entry in log.entries if "load" in entry),
+        cases=cases,
+        recommendations=tuple(recommend(each.case, case) for each, case in zip(measured, cases, strict=True)),
+        slope=slope(cases),
+        seconds=log.seconds,
+        folder=str(log.folder),
+        interrupted=bool(stop),
+        published_by=config.published_by,
+    )
 
 
-def _lock(experiment: Experiment, registry: Registry, folder: Path) -> None:
-    """Before anything is measured: what is changed later was not there then."""
-    for case in experiment.cases:
-        below = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
-        below.mkdir(parents=True, exist_ok=True)
-        write_lock(case.recipe, below, registry, results=folder)
+def judge(measurement: Measurement, gate: Gate, registry: Registry) -> None:
+    """Asks the gate about every variant that was measured, once."""
+    known = measurement.lines.by_variant("verdict").keys() | measurement.lines.failed.keys()
+    for variant in measurement.variants.variants:
+        if variant.stages and variant.name not in known and not measurement.stop:
+            measurement.tell(f"is {variant.name} harmless?")
+            verdict = gate(measurement.case.recipe, registry, variant.stages)
+            told = {"outcome": str(verdict.outcome), "contract": verdict.contract, "summary": verdict.summary}
+            measurement.add(variant=variant.name, verdict=told)
 
 
-def _write(experiment: Experiment, result: Result, folder: Path) -> tuple[Recommendation, ...]:
-    """Leaves everything in the folder but ``result.json``, which says that the ablation is finished."""
-    recommendations = []
-    for case, measured in zip(experiment.cases, result.cases, strict=False):
-        recommendation = recommend(case, measured)
+def _write(experiment: Experiment, result: Result, folder: Path) -> None:
+    """Leaves recipes, pictures and the report in the folder."""
+    for case, measured, recommendation in zip(experiment.cases, result.cases, result.recommendations, strict=False):
         suffix = f"-{folder_name(case.name)}" if case.name else ""
         write(recommendation, case, measured, folder / f"recommended{suffix}.yaml")
-        recommendations.append(recommendation)
     if experiment.path.suffix == ".yaml" and experiment.path.parent.resolve() != folder.resolve():
         shutil.copy(experiment.path, folder / "experiment.yaml")
-    plots = draw(result, folder)
-    write_durably(folder / REPORT, markdown(result, recommendations, plots, HINT))
-    return tuple(recommendations)
-
-
-def _json(result: Result, recommendations: tuple[Recommendation, ...]) -> str:
-    whole = {**result.data(), "recommendations": [asdict(each) for each in recommendations]}
-    return json.dumps(redact_values(whole), indent=1) + "\n"
+    write_durably(folder / REPORT, markdown(result, draw(result, folder)))

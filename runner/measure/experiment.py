@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from runner.plugin.config import Config
 from runner.recipe.catalog import Catalog
-from runner.recipe.document import Node, Problem, RecipeError, read
+from runner.recipe.document import Problem, RecipeError, read
 from runner.recipe.experiments import at, beside, fill_experiment, items, moved
 from runner.recipe.loader import find, load
 from runner.recipe.recipe import Recipe
@@ -119,54 +119,30 @@ def load_experiment(reference: str | Path, sets: Sequence[str], catalog: Catalog
     path = find(reference)
     problems: list[Problem] = []
     root = read(path, problems)
-    kind = root.get("kind")
-    if kind is None:
+    cases: list[Case] = []
+    if root.get("kind") is None:
         recipe = load(path, sets, catalog)
         config = AblationConfig(kind=KIND, name=recipe.name, recipe=str(path))
-        return _checked(Experiment(path, config, (Case("", recipe, tuple(sets), {}),)), root)
-    filled = fill_experiment(AblationConfig, KIND, "ablated", root, problems)
-    recipe_path = beside(path, filled.recipe)
-    cases = [_case(name, recipe_path, filled, root, sets, catalog, problems) for name in filled.cases]
+        cases.append(Case("", recipe, tuple(sets), {}))
+    else:
+        config = fill_experiment(AblationConfig, KIND, "ablated", root, problems)
+        for name, own in config.cases.items():
+            assignments = (*config.set, *own.set, *sets)
+            try:
+                recipe = load(beside(path, config.recipe), assignments, catalog)
+            except RecipeError as error:
+                written = [*items(at(root, "set")), *items(at(root, "cases", name, "set"))]
+                problems += [moved(problem, written, at(root, "recipe") or root) for problem in error.problems]
+                continue
+            known = names(recipe)
+            for variant in own.published.keys() - known:
+                place = (at(root, "cases", name, "published", variant) or root).anchor
+                message = f"no variant of that name{suggestion(variant, known)}"
+                problems.append(Problem(place, f"cases.{name}.published.{variant}", message))
+            cases.append(Case(name, recipe, assignments, own.published))
+    if not problems and not all(case.recipe.stages for case in cases):
+        place = (root.get("recipe") or root).place
+        problems.append(Problem(place, "optimization", "no stage is switched on, so there is nothing to compare"))
     if problems:
         raise RecipeError(problems)
-    return _checked(Experiment(path, filled, tuple(case for case in cases if case)), root)
-
-
-def _case(
-    name: str,
-    recipe: str | Path,
-    experiment: AblationConfig,
-    root: Node,
-    sets: Sequence[str],
-    catalog: Catalog,
-    problems: list[Problem],
-) -> Case | None:
-    config = experiment.cases[name]
-    assignments = (*experiment.set, *config.set, *sets)
-    written = [*items(at(root, "set")), *items(at(root, "cases", name, "set"))]
-    try:
-        loaded = load(recipe, assignments, catalog)
-    except RecipeError as error:
-        problems += [moved(problem, written, at(root, "recipe") or root) for problem in error.problems]
-        return None
-    known = names(loaded)
-    for variant in config.published.keys() - known:
-        node = at(root, "cases", name, "published", variant) or root
-        message = f"no variant of that name{suggestion(variant, known)}"
-        problems.append(Problem(node.anchor, f"cases.{name}.published.{variant}", message))
-    return Case(name, loaded, assignments, dict(config.published))
-
-
-def _checked(experiment: Experiment, root: Node) -> Experiment:
-    """Refuses what would measure nothing.
-
-    Raises:
-        RecipeError: a recipe has no stage that is on.
-    """
-    empty = [case.name for case in experiment.cases if not case.recipe.stages]
-    if empty:
-        node = root.get("recipe") or root
-        raise RecipeError(
-            [Problem(node.place, "optimization", "no stage is switched on, so there is nothing to compare")]
-        )
-    return experiment
+    return Experiment(path, config, tuple(cases))

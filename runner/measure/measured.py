@@ -7,15 +7,16 @@ import itertools
 import os
 import resource
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.child.protocol import Parent
 from runner.compare.clock import Stopwatch, warm_up
-from runner.measure.limit import optimizer_bytes
 from runner.system import generators
 from runner.system.hardware import available_memory
 from runner.system.tree import map_tensors
@@ -36,16 +37,14 @@ class Measured:
     """One variant, assembled."""
 
     def __init__(self, pipeline: Assembly, building_s: float = 0.0) -> None:
-        self.pipeline, self.slots = pipeline, pipeline.slots
-        self.building_s = building_s
+        self.pipeline, self.building_s = pipeline, building_s
         self.stopwatch = Stopwatch(pipeline.device)
         self.step = Step(pipeline)
         self.activities = Activities(pipeline.device)
         for name in ("draw", "next_batch", *pipeline.source.activities):
-            self.activities.time(self.slots, name)
-        self.per_update = pipeline.recipe.train.batch_size / pipeline.batch_size
-        """Scales the time of an update to the recipe's batch size, where a stage has chosen another one."""
+            self.activities.time(pipeline.slots, name)
         self.count = 1
+        """Updates in a block."""
 
     def prepare(self) -> dict[str, Any]:
         """Counts, compiles and warms up; the first update, the warm-up and the steady state are three figures."""
@@ -53,7 +52,6 @@ class Measured:
         warmth = warm_up(lambda: self.step.update(next(pairs)), self.stopwatch)
         self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
         self.train()  # the first time is slower here too
-        reports = self.pipeline.reports.values()
         return {
             **dataclasses.asdict(warmth),
             "overhead_s": self.building_s + warmth.overhead_s,
@@ -61,7 +59,7 @@ class Measured:
             "batch_size": self.pipeline.batch_size,
             "threads": torch.get_num_threads(),
             "device": str(self.pipeline.device),
-            "notes": {report.kind: report.notes for report in reports if report.notes},
+            "notes": {report.kind: report.notes for report in self.pipeline.reports.values() if report.notes},
         }
 
     def cost(self) -> dict[str, Any]:
@@ -76,14 +74,18 @@ class Measured:
         }
 
     def update(self) -> dict[str, Any]:
-        """Seconds of one update in the mean over a block; drawing its batches and noise is not timed."""
-        draws = list(itertools.islice(itertools.cycle(self.pool()), self.count))
+        """Seconds of one update of the recipe's batch size in the mean over a block, without drawing its batches.
+
+        Where a stage has chosen another batch size, the time is scaled.
+        """
+        draws = list(itertools.islice(itertools.cycle(self.pool(min(POOL, self.count))), self.count))
 
         def block() -> None:
             for drawn in draws:
                 self.step.update(drawn)
 
-        return {"seconds": self.stopwatch.seconds(block) / self.count * self.per_update}
+        scale = self.pipeline.recipe.train.batch_size / self.pipeline.batch_size
+        return {"seconds": self.stopwatch.seconds(block) / self.count * scale}
 
     def train(self) -> dict[str, Any]:
         """Trains as the engine does, and says where the time went.
@@ -102,37 +104,54 @@ class Measured:
         elapsed, seconds = self.activities.read()
         apart = {name: seconds.get(name, 0.0) for name in self.pipeline.source.activities}
         draw, batch = seconds.get("draw", 0.0), seconds.get("next_batch", 0.0)
-        spent = {**apart, "draw": draw - sum(apart.values()), "transfer": batch - draw, "update": elapsed - batch}
+        done = progress.position - begun
         return {
             "seconds": elapsed,
-            "done": progress.position - begun,
-            "share": (progress.position - begun) / progress.whole,
+            "done": done,
+            "share": done / progress.whole,
             "updates": progress.updates - updates,
-            "spent": spent,
+            "spent": {**apart, "draw": draw - sum(apart.values()), "transfer": batch - draw, "update": elapsed - batch},
         }
 
     def memory(self) -> dict[str, Any]:
         """Most bytes that this process, and on a GPU torch, ever held; and what is free where memory is scarcest."""
         device, host = self.pipeline.device, _peak_host_bytes()
-        if device.type != "cuda":
-            return {"host_bytes": host, "device_bytes": None, "own_bytes": host, "free_bytes": available_memory()}
-        return {
-            "host_bytes": host,
-            "device_bytes": torch.cuda.max_memory_allocated(device),
-            "own_bytes": torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES,
-            "free_bytes": torch.cuda.mem_get_info(device)[0],
-        }
+        own, free, on_device = host, available_memory(), None
+        if device.type == "cuda":
+            on_device = torch.cuda.max_memory_allocated(device)
+            own, free = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES, torch.cuda.mem_get_info(device)[0]
+        return {"host_bytes": host, "device_bytes": on_device, "own_bytes": own, "free_bytes": free}
 
-    def pool(self) -> list[Drawn]:
+    def pool(self, size: int = POOL) -> list[Drawn]:
         """Fresh batches and noise; copies, because a stage may write the next batch in the place of the last."""
         pool = []
-        for _ in range(min(POOL, self.count) if self.count > 1 else POOL):
+        for _ in range(size):
             while (drawn := self.step.draw()) is None:
                 pass
             pool.append(map_tensors(lambda tensor: tensor.clone(), drawn))
             self.step.count(drawn.batch)
         self.activities.wait()
         return pool
+
+
+def optimizer_bytes(optimizers: Iterable[Optimizer]) -> int:
+    """What their steps read and write: parameters and tensors of their state twice, gradients once."""
+    moved = 0
+    for optimizer in optimizers:
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [each for each in own if each.grad is not None or each in optimizer.state]
+        gradients = [each if each.grad is None else each.grad for each in parameters]  # some loops forget them
+        state = [value for each in parameters for value in optimizer.state.get(each, {}).values()]
+        moved += 2 * sum(map(_bytes, [*parameters, *state])) + sum(map(_bytes, gradients))
+    return moved
+
+
+def _bytes(value: Any) -> int:
+    if not isinstance(value, torch.Tensor):
+        return 0
+    if value.layout == torch.sparse_coo:
+        return value._values().nbytes + value._indices().nbytes
+    return value.nbytes
 
 
 def _peak_host_bytes() -> int:

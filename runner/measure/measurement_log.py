@@ -6,18 +6,50 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.system.errors import UsageError
 from runner.system.files import sync, write_durably
 from runner.system.secrets import redact_values
+from runner.verify.variants import AGAIN, BASELINE, BOTH
 
-ROUNDS, HEAD, RESULT = "rounds.jsonl", "ablation.json", "result.json"
-
+ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 Entry = dict[str, Any]
 """One line: whose it is (``case``, ``variant``) and what was measured."""
+
+
+@dataclass(frozen=True)
+class CaseLog:
+    """The lines about one case."""
+
+    entries: Sequence[Entry]
+
+    def values(self, key: str) -> list[Any]:
+        """What lines have under a key, in their order."""
+        return [entry[key] for entry in self.entries if key in entry]
+
+    def by_variant(self, key: str) -> dict[str, Any]:
+        """The last value that every variant has under a key."""
+        return {entry["variant"]: entry[key] for entry in self.entries if key in entry}
+
+    @property
+    def rounds(self) -> dict[int, dict[str, float]]:
+        """Seconds of one update by round and variant; ``BOTH`` among them."""
+        updates = {entry["round"]: entry["update"] for entry in self.entries if "update" in entry}
+        return {number: {**own, BOTH: (own[BASELINE] + own[AGAIN]) / 2} for number, own in updates.items()}
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Variants that have failed and were not started again since, with the reason."""
+        last = {each["variant"]: each.get("failed") for each in self.entries if each.keys() & {"failed", "prepared"}}
+        return {name: str(reason) for name, reason in last.items() if reason is not None}
+
+    def ratios(self, name: str, other: str = BOTH) -> list[float]:
+        """Seconds of ``other`` / seconds of ``name``, for each round that has them."""
+        return [each[other] / each[name] for each in self.rounds.values() if name in each and other in each]
 
 
 class MeasurementLog:
@@ -26,32 +58,47 @@ class MeasurementLog:
     Args:
         folder: made if need be.
         identity: what is measured and on which machine; kept in the folder, to tell whether an ablation is the same.
+
+    Raises:
+        UsageError: another process measures in the folder.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(folder / ROUNDS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = (folder / ROUNDS).open("ab", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._file)
+            self._file.close()
             raise UsageError(
                 f"{folder}: another process measures in this folder; wait for it, or name another"
             ) from None
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
-        self.entries = list(_read(folder / ROUNDS))
-        self.earlier_seconds = _seconds_of(self.entries)
+        written = (folder / ROUNDS).read_bytes()
+        if written and not written.endswith(b"\n"):  # torn by a crash; the next line must not become a part of it
+            self._file.write(b"\n")
+        self.entries: list[Entry] = []
+        for line in written.splitlines():
+            try:
+                self.entries.append(json.loads(line))
+            except ValueError:
+                continue
+        spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
+        self.earlier_seconds = sum(spent.values())
+        self._session = 1 + max(spent, default=0)
         self._started = time.monotonic()
-        self._session = 1 + max((entry["session"] for entry in self.entries), default=0)
-        _end_torn_line(folder / ROUNDS, self._file)
         sync(folder)
 
     @property
     def seconds(self) -> float:
         """Spent in all sessions so far."""
         return self.earlier_seconds + time.monotonic() - self._started
+
+    def of(self, case: str) -> CaseLog:
+        """The lines about the case of that name."""
+        return CaseLog([entry for entry in self.entries if entry.get("case") == case])
 
     def add(self, **entry: Any) -> None:
         """Adds a line, which is durable when this returns.
@@ -61,13 +108,13 @@ class MeasurementLog:
         """
         spent = round(time.monotonic() - self._started, 3)
         whole = {"session": self._session, "spent": spent, **redact_values(entry)}
-        os.write(self._file, (json.dumps(whole) + "\n").encode())
+        self._file.write((json.dumps(whole) + "\n").encode())
         os.fsync(self._file)
         self.entries.append(whole)
 
     def close(self) -> None:
         """Closes the file."""
-        os.close(self._file)
+        self._file.close()
 
 
 def identity_of(folder: Path) -> dict[str, Any] | None:
@@ -77,36 +124,3 @@ def identity_of(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the ablation in a folder has come to its result."""
-    return (folder / RESULT).exists()
-
-
-def _read(path: Path) -> Iterator[Entry]:
-    """Whole lines; what a crash has torn is left out."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("session"), int):
-            yield entry
-
-
-def _end_torn_line(path: Path, descriptor: int) -> None:
-    """So that the next line does not become a part of it."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size and (file.seek(size - 1), file.read(1))[1] != b"\n":
-            os.write(descriptor, b"\n")
-
-
-def _seconds_of(entries: list[Entry]) -> float:
-    last = {entry["session"]: float(entry.get("spent", 0.0)) for entry in entries}
-    return sum(last.values())

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.compare.noninferiority import Effect, effect
-from runner.measure.experiment import Case
-from runner.measure.result import CaseResult, StageGain, VariantResult
+from runner.compare.verdict import Outcome
 from runner.recipe.document import dump_inline
 from runner.recipe.loader import shipped
 from runner.recipe.render import render
 from runner.system.hardware import cpu_model
 from runner.system.secrets import MASK
-from runner.verify.variants import required
+from runner.verify.variants import ALL, BASELINE, required
+
+if TYPE_CHECKING:
+    from runner.measure.analysis import CaseResult
+    from runner.measure.experiment import Case
 
 
 @dataclass(frozen=True)
@@ -43,136 +45,99 @@ def recommend(case: Case, result: CaseResult) -> Recommendation:
     Compilation and warm-up count, so a stage that is faster in the end may still not be worth it. What the gate has
     failed is left out, with all that contains it. Between variants that the machine cannot tell apart, the one with the
     fewest stages wins.
-
-    Args:
-        case: what was measured.
-        result: what came out.
     """
-    updates = result.planned_updates
-    failed = [set(variant.stages) for variant in result.variants if _outcome(variant) == "FAIL"]
-    harmless = [variant for variant in result.variants if not any(each <= set(variant.stages) for each in failed)]
-    total = {variant.name: _total(variant, result, updates) for variant in harmless}
-    total["baseline"] = updates * result.baseline_ms / 1e3
-    fastest = min(total.values())
-    close = {name for name, seconds in total.items() if seconds <= fastest * result.a_a.spread}
-    stages = {variant.name: variant.stages for variant in harmless} | {"baseline": ()}
+    updates, baseline = result.planned_updates, result.named(BASELINE)
+    start_up = baseline.overhead_s if baseline is not None else 0.0
+    failed = [set(variant.stages) for variant in result.variants if variant.told("outcome") == Outcome.FAIL]
+    stages: dict[str, tuple[str, ...]] = {}
+    total: dict[str, float] = {}
+    for variant in result.variants:
+        if not any(each <= set(variant.stages) for each in failed):
+            stages[variant.name] = variant.stages
+            total[variant.name] = max(0.0, variant.overhead_s - start_up) + updates * variant.steady_ms / 1e3
+    stages[BASELINE], total[BASELINE] = (), updates * result.baseline_ms / 1e3
+    close = [name for name in total if total[name] <= min(total.values()) * result.a_a.spread]
     chosen = min(close, key=lambda name: (len(stages[name]), total[name]))
-    kinds = stages[chosen]
-    reasons = {kind: _reason(kind, case, result, kinds, updates) for kind in case.recipe.stages if kind not in kinds}
-    return Recommendation(case.name, chosen, kinds, reasons, updates, total[chosen], total["baseline"])
+    kept = stages[chosen]
+    reasons = {kind: _reason(kind, case, result, kept) for kind in case.recipe.stages if kind not in kept}
+    return Recommendation(case.name, chosen, kept, reasons, updates, total[chosen], total[BASELINE])
 
 
 def write(recommendation: Recommendation, case: Case, result: CaseResult, path: Path) -> None:
     """Writes a recipe that extends the measured one, with the reason behind every stage that is off.
 
-    Args:
-        recommendation: what to write.
-        case: what was measured.
-        result: what came out.
-        path: the file; replaced if it exists.
-
     Raises:
         OSError: it cannot be written.
     """
-    path.write_text("\n".join(_lines(recommendation, case, result, path)) + "\n", encoding="utf-8")
-
-
-def _lines(recommendation: Recommendation, case: Case, result: CaseResult, path: Path) -> Iterator[str]:
-    measured = result.named(recommendation.variant)
+    recipe, measured = case.recipe, result.named(recommendation.variant)
     where = f"{cpu_model()}, {result.threads} threads" if result.device == "cpu" else result.device
-    yield f"# What to use on {where}; measured {time.strftime('%Y-%m-%d')}."
+    lines = [f"# What to use on {where}; measured {time.strftime('%Y-%m-%d')}."]
     if measured is not None and measured.stages:
-        yield f"# An update is {measured.ratio} as fast as without stages."
-    yield (
+        lines.append(f"# An update is {measured.ratio} as fast as without stages.")
+    lines.append(
         f"# The {recommendation.updates:,} updates of a training take {recommendation.seconds:,.0f} s with start-up; "
         f"{recommendation.baseline_seconds:,.0f} s without stages."
     )
-    if measured is not None and measured.stages and _outcome(measured) != "PASS":
-        said = (measured.verdict or {}).get("summary") or "nobody has checked it"
-        yield f"# Whether it is harmless is not proven: {_one_line(str(said))}"
-    yield f"name: {case.recipe.name[:90]}_here"
-    yield f"extends: {dump_inline(_reference(case.recipe.path, path.parent))}"
-    values = case.recipe.values()
-    yield from render(_nested(case, values))
-    yield "optimization:"
-    for kind in case.recipe.stages:
+    if measured is not None and measured.stages and measured.told("outcome") != Outcome.PASS:
+        said = measured.told("summary") or "nobody has checked it"
+        lines.append(f"# Whether it is harmless is not proven: {_one_line(said)}")
+    ships = shipped().get(recipe.path.stem)
+    if ships is not None and ships.resolve() == recipe.path.resolve():
+        extended = recipe.path.name
+    else:
+        extended = os.path.relpath(recipe.path.resolve(), path.parent.resolve())
+    values = recipe.values()
+    lines += [f"name: {recipe.name[:90]}_here", f"extends: {dump_inline(extended)}"]
+    lines += [*render(_assigned(case, values)), "optimization:"]
+    for kind in recipe.stages:
         if kind in recommendation.stages:
-            yield f"  {kind}: {dump_inline(values['optimization'][kind])}"
+            lines.append(f"  {kind}: {dump_inline(values['optimization'][kind])}")
         else:
-            yield f"  {kind}: off  # {_one_line(recommendation.reasons[kind])}"
-    for kind in case.recipe.off:
-        yield f"  {kind}: off"
+            lines.append(f"  {kind}: off  # {_one_line(recommendation.reasons[kind])}")
+    lines += [f"  {kind}: off" for kind in recipe.off]
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
-def _reference(recipe: Path, folder: Path) -> str:
-    ships = shipped().get(recipe.stem)
-    if ships is not None and ships.resolve() == recipe.resolve():
-        return recipe.name
-    return os.path.relpath(recipe.resolve(), folder.resolve())
-
-
-def _nested(case: Case, values: Mapping[str, Any]) -> dict[str, Any]:
+def _assigned(case: Case, values: dict[str, Any]) -> dict[str, Any]:
     """What the case's assignments have set, but for stages and secrets, as nested mappings."""
-    nested: dict[str, Any] = {}
+    assigned: dict[str, Any] = {}
     for assignment in case.sets:
-        keys = assignment.partition("=")[0].split(".")
-        if keys[0] in ("optimization", "name"):
+        *parents, last = assignment.partition("=")[0].split(".")
+        below, value = assigned, values
+        if [*parents, last][0] in ("optimization", "name"):
             continue
-        value: Any = values
-        for key in keys:
+        for key in parents:
             value = value[key]
-        if MASK in str(value):
-            continue
-        below = nested
-        for key in keys[:-1]:
-            below = below.setdefault(key, {})
-        below[keys[-1]] = value
-    return nested
+        if MASK not in str(value[last]):
+            for key in parents:
+                below = below.setdefault(key, {})
+            below[last] = value[last]
+    return assigned
 
 
-def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...], updates: int) -> str:
+def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) -> str:
     """Why a stage is off, the strongest reason first."""
     if kind in result.inactive:
         return f"inactive here: {result.inactive[kind]}"
     if not any(kind in variant.stages for variant in result.variants):
         return "nothing with it was measured"
-    alone = next((v for v in result.variants if set(v.stages) == required(case.recipe.stages, kind) | {kind}), None)
-    if alone is not None and _outcome(alone) == "FAIL":
-        return f"the gate failed: {(alone.verdict or {}).get('summary')}"
-    missing = sorted(required(case.recipe.stages, kind) - set(kept))
-    if missing:
+    below = required(case.recipe.stages, kind)
+    alone = next((variant for variant in result.variants if set(variant.stages) == {kind} | below), None)
+    if alone is not None and alone.told("outcome") == Outcome.FAIL:
+        return f"the gate failed: {alone.told('summary')}"
+    if missing := sorted(below - set(kept)):
         return f"it requires {', '.join(missing)}, which is off"
-    gain = next((gain for gain in result.worth if gain.stage == kind), None)
-    told = _why_not_faster(gain, result) if gain is not None else ""
-    if told:
-        return told
-    with_it = result.named("all")
+    for gain in (each for each in result.worth if each.stage == kind):
+        for measured, company in ((gain.together, "beside all others"), (gain.alone, "alone")):
+            said = effect(measured, result.a_a) if measured is not None else Effect.FASTER
+            if said is Effect.SLOWER:
+                return f"slower: {measured} {company}"
+            if said is Effect.INCONCLUSIVE:
+                return f"no gain that can be told from noise: {measured} {company}, A/A {result.a_a}"
+    with_it = result.named(ALL)
     if with_it is not None and kind in with_it.stages and with_it.overhead_s > 1:
-        return f"its start-up of {with_it.overhead_s:.0f} s is not made up for in {updates:,} updates"
+        return f"its start-up of {with_it.overhead_s:.0f} s is not made up for in {result.planned_updates:,} updates"
     return "no measured set of stages with it was faster than this one"
-
-
-def _why_not_faster(gain: StageGain, result: CaseResult) -> str:
-    for measured, company in ((gain.together, "beside all others"), (gain.alone, "alone")):
-        if measured is None:
-            continue
-        said = effect(measured, result.a_a)
-        if said is Effect.SLOWER:
-            return f"slower: {measured} {company}"
-        if said is Effect.INCONCLUSIVE:
-            return f"no gain that can be told from noise: {measured} {company}, A/A {result.a_a}"
-    return ""
-
-
-def _total(variant: VariantResult, result: CaseResult, updates: int) -> float:
-    """Seconds of a training's updates, and of what the variant's start-up costs beyond the baseline's."""
-    baseline = result.named("baseline")
-    extra = variant.overhead_s - (baseline.overhead_s if baseline is not None else 0.0)
-    return max(0.0, extra) + updates * variant.steady_ms / 1e3
-
-
-def _outcome(variant: VariantResult) -> str:
-    return str((variant.verdict or {}).get("outcome", "")).upper()
 
 
 def _one_line(text: str) -> str:

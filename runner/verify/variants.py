@@ -16,6 +16,8 @@ from runner.train.assemble import setting_of
 BASELINE = "baseline"
 AGAIN = "baseline again"
 """The second child that measures the baseline, for A/A."""
+BOTH = "both baselines"
+"""Stands for the mean of the two, with which variants are compared."""
 ALL = "all"
 Group = Literal["alone", "phases", "all", "all_but"]
 GROUPS: tuple[Group, ...] = get_args(Group)

@@ -33,7 +33,7 @@ def invoke(monkeypatch):
 
         def measure(*settings):
             asked.append(settings)
-            return Ablated(result(measured), (recommend(given, measured),), "abc", "", stop)
+            return Ablated(result(measured, recommendations=(recommend(given, measured),)), "abc", "", stop)
 
         monkeypatch.setattr("runner.measure.ablate.ablate", measure)
         return CliRunner().invoke(app, ["ablate", *arguments]), asked

@@ -8,9 +8,9 @@ import pytest
 from ablations import OFF, analysed, case, result
 from rich.console import Console
 
-from runner.measure.plots import HINT, draw
+from runner.measure.plots import draw
 from runner.measure.recommend import recommend
-from runner.measure.report import markdown, show
+from runner.measure.report import HINT, markdown, show
 
 FACTORS = {"stacked_agents": 3.0, "fused_optimizer": 0.5}
 CASES = [case(f"{n} agents", (*OFF, f"data.followers={n - 1}"), {"phase 1": 1.67}) for n in (2, 4)]
@@ -19,17 +19,18 @@ CASES = [case(f"{n} agents", (*OFF, f"data.followers={n - 1}"), {"phase 1": 1.67
 @pytest.fixture(scope="module")
 def measured():
     found = [analysed(each, FACTORS, agents=n, verdicts={"all": "FAIL"}) for n, each in zip((2, 4), CASES, strict=True)]
-    return result(*found, slope=0.9), [recommend(each, own) for each, own in zip(CASES, found, strict=True)]
+    recommendations = tuple(recommend(each, own) for each, own in zip(CASES, found, strict=True))
+    return result(*found, slope=0.9, recommendations=recommendations)
 
 
 @pytest.mark.parametrize("width", [60, 80, 159, 160, 200])
 def test_tables_fit_the_screen_and_name_every_variant(measured, width):
     screen = io.StringIO()
-    show(*measured, Console(file=screen, width=width))
+    show(measured, Console(file=screen, width=width))
     text = screen.getvalue()
     assert all(len(line) <= width for line in text.splitlines())
     flat = re.sub(r"\s+", " ", text)
-    for variant in measured[0].cases[0].variants:
+    for variant in measured.cases[0].variants:
         assert variant.name.split()[-1] in flat
     assert "3.00x" in flat
     assert ("published" in flat) == (width >= 160)
@@ -38,7 +39,7 @@ def test_tables_fit_the_screen_and_name_every_variant(measured, width):
 
 
 def test_the_report_is_whole(measured):
-    text = markdown(*measured, ["ratios.png"], HINT)
+    text = markdown(measured, ["ratios.png"])
     assert "![ratios.png](ratios.png)" in text
     assert HINT not in text
     assert "* `fused_optimizer` off: slower: 0.50x [0.50, 0.50]" in text
@@ -53,7 +54,7 @@ def test_the_report_is_whole(measured):
 
 
 def test_pictures_are_drawn(measured, tmp_path):
-    assert draw(measured[0], tmp_path) == ["ratios.png", "training.png", "scaling.png"]
+    assert draw(measured, tmp_path) == ["ratios.png", "training.png", "scaling.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
 
 
@@ -66,9 +67,9 @@ def test_without_matplotlib_the_report_says_so(measured, tmp_path, monkeypatch):
         return real(name, *arguments, **settings)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert draw(measured[0], tmp_path) == []
-    assert HINT in markdown(*measured, [], HINT)
+    assert draw(measured, tmp_path) == []
+    assert HINT in markdown(measured, [])
 
 
 def test_what_was_interrupted_says_so(measured):
-    assert "interrupted" in markdown(replace(measured[0], interrupted=True), measured[1], [], HINT)
+    assert "interrupted" in markdown(replace(measured, interrupted=True), [])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from runner.compare.noninferiority import Effect
 from runner.measure.analysis import analyse, slope
+from runner.measure.measurement_log import CaseLog
 from runner.system.errors import ExitCode, RunnerError
 
 CASE = case()
@@ -39,7 +40,7 @@ def test_interaction_is_seen():
     for entry in own:
         if "update" in entry:
             entry["update"]["all"] *= 1.25
-    found = analyse(CASE, variant_set(CASE), own)
+    found = analyse(CASE, variant_set(CASE), CaseLog(own))
     assert found.interaction.value == pytest.approx(0.8)
 
 
@@ -74,7 +75,7 @@ def test_what_was_not_measured_is_missing_with_its_reason():
         if "update" in entry:
             del entry["update"]["all"]
     own.append({"session": 1, "case": "", "variant": "all", "failed": "memory does not suffice"})
-    found = analyse(CASE, variant_set(CASE), own)
+    found = analyse(CASE, variant_set(CASE), CaseLog(own))
     assert found.missing == {"all": "memory does not suffice"}
     assert found.interaction is None
     assert found.named("all") is None
@@ -82,7 +83,7 @@ def test_what_was_not_measured_is_missing_with_its_reason():
 
 def test_without_a_round_there_is_nothing_to_say():
     with pytest.raises(RunnerError, match="larger budget"):
-        analyse(CASE, variant_set(CASE), [])
+        analyse(CASE, variant_set(CASE), CaseLog([]))
 
 
 def test_the_slope_compares_time_with_flop():

@@ -2,11 +2,13 @@ import pytest
 import torch
 
 from runner.measure import limit
-from runner.measure.limit import Rates, least_cost, measure, optimizer_bytes
+from runner.measure.analysis import Rates, UpdateCost
+from runner.measure.limit import measure
+from runner.measure.measured import optimizer_bytes
 
 
 def test_the_limit_is_what_takes_longer():
-    found = least_cost({"flop": 1_600_913_408, "optimizer_bytes": 0, "least": (1_163_132_928, 43_000_000)})
+    found = UpdateCost.of({"flop": 1_600_913_408, "optimizer_bytes": 0, "least": (1_163_132_928, 43_000_000)})
     fast_memory = Rates(1e11, 2e11, 1e-7, 1e15)
     assert found.limit_s(fast_memory) == pytest.approx(found.least_flop / 2e11)
     assert found.limit_s(Rates(1e11, 2e11, 1e-3, 1e15)) == pytest.approx(found.least_flop / 1e11)  # 2e11 is not float32
@@ -14,12 +16,12 @@ def test_the_limit_is_what_takes_longer():
 
 
 def test_of_other_learners_the_least_known_is_what_the_baseline_does():
-    found = least_cost({"flop": 1000, "optimizer_bytes": 280, "least": None})
+    found = UpdateCost.of({"flop": 1000, "optimizer_bytes": 280, "least": None})
     assert (found.least_flop, found.counted_flop, found.moved_bytes) == (1000, 1000, 280)
 
 
 def test_the_fastest_type_that_stages_may_use_sets_the_limit():
-    found = least_cost({"flop": 10**12, "optimizer_bytes": 1, "least": None})
+    found = UpdateCost.of({"flop": 10**12, "optimizer_bytes": 1, "least": None})
     rates = Rates(1e11, 1e11, 0.0, 1e15, {"bf16": 8e11, "fp16": 5e10})
     assert found.limit_s(rates) == pytest.approx(10)
     assert found.limit_s(rates, "bf16") == pytest.approx(1.25)

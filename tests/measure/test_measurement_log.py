@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.measure.measurement_log import ROUNDS, MeasurementLog, identity_of, is_finished
+from runner.measure.measurement_log import ROUNDS, MeasurementLog, identity_of
 from runner.system.errors import UsageError
 
 
@@ -22,7 +22,6 @@ def test_what_was_added_is_there_after_a_crash(tmp_path):
     found = reopened(tmp_path / "b")
     assert found.entries[0]["update"] == {"baseline": 0.5}
     assert identity_of(tmp_path / "a") == {"name": "x"}
-    assert not is_finished(tmp_path / "a")
     log.close()
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from running import TINY_UAV
 
 from runner.compare.verdict import Outcome, Verdict
-from runner.measure.ablate import ablate
+from runner.measure.ablate import RESULT, ablate, judge
 from runner.measure.experiment import load_experiment
-from runner.measure.measurement_log import ROUNDS, is_finished
-from runner.measure.rounds import Ablation, order
+from runner.measure.measurement_log import ROUNDS, CaseLog
+from runner.measure.rounds import Measurement, order
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.errors import ExitCode, UsageError
@@ -117,7 +117,7 @@ def test_an_interrupted_ablation_goes_on_where_it_stopped(experiment):
     assert log.read_bytes().startswith(before)
     assert done.result.folder == str(log.parent)
     assert done.result.cases[0].named("all").ratio.rounds == 3
-    assert is_finished(log.parent)  # so that the next one begins anew
+    assert (log.parent / RESULT).is_file()  # so that the next one begins anew
 
 
 @pytest.mark.usefixtures("migrated_workspace")
@@ -179,6 +179,9 @@ def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
         def add(self, **entry):
             self.entries.append(entry)
 
+        def of(self, case):
+            return CaseLog(self.entries)
+
     def gate(recipe, registry, stages):
         asked.append(stages)
         return Verdict(Outcome.FAIL, "Exact", "actor.0.weight differs in critic_step", {})
@@ -186,8 +189,8 @@ def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
     given = experiment(variants=["all", "alone", "phases", "all_but"])
     notes = Notes([{"case": "", "variant": "all", "verdict": {"outcome": "PASS"}},
                    {"case": "", "variant": "forward_cache", "failed": "no memory"}])  # fmt: skip
-    ablation = Ablation(given, Registry(), notes, gate, lambda _: None, Stop(), "")
-    ablation._judge(given.cases[0], variant_set(given.cases[0]))
+    (case,) = given.cases
+    judge(Measurement(case, variant_set(case), given.config, [], notes, lambda _: None, Stop()), gate, Registry())
     assert asked == [("merged_critic_loss",)]
     assert notes.entries[-1]["verdict"]["outcome"] == "FAIL"
 
