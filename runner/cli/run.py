@@ -57,7 +57,7 @@ def run(
 
     [bold]runner run recipes/marl_phase2.yaml --set data.followers=2 --set optimization.amp=off[/]
     """
-    from runner.recipe.loader import find, is_lock, load
+    from runner.recipe.loader import find, is_lock, load, secret_assignments
     from runner.recipe.lock import drift
 
     registry = open_registry(plugin)
@@ -71,7 +71,7 @@ def run(
             fetched(file)
     unfinished = _unfinished(loaded.digest) if resume else None
     if unfinished is not None:
-        given = [*loaded.secret_assignments(), *(sets or ())]  # what the lock does not have
+        given = [*secret_assignments(loaded), *(sets or ())]  # what the lock does not have
         _resume(unfinished, registry, given, allow_drift, quiet, as_json)
     if is_lock(loaded.path):
         for change in drift(loaded.path, loaded, registry):

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from runner.plugin.config import Config
 from runner.recipe.catalog import Catalog
 from runner.recipe.document import Problem, RecipeError, read
-from runner.recipe.experiments import at, beside, fill_experiment, items, moved
+from runner.recipe.experiments import beside, fill_experiment, moved
 from runner.recipe.loader import find, load
 from runner.recipe.recipe import Recipe
 from runner.system.names import suggestion
@@ -131,12 +131,12 @@ def load_experiment(reference: str | Path, sets: Sequence[str], catalog: Catalog
             try:
                 recipe = load(beside(path, config.recipe), assignments, catalog)
             except RecipeError as error:
-                written = [*items(at(root, "set")), *items(at(root, "cases", name, "set"))]
-                problems += [moved(problem, written, at(root, "recipe") or root) for problem in error.problems]
+                written = [*root.items("set"), *root.items("cases", name, "set")]
+                problems += [moved(problem, written, root.get("recipe") or root) for problem in error.problems]
                 continue
             known = names(recipe)
             for variant in own.published.keys() - known:
-                place = (at(root, "cases", name, "published", variant) or root).anchor
+                place = (root.get("cases", name, "published", variant) or root).anchor
                 message = f"no variant of that name{suggestion(variant, known)}"
                 problems.append(Problem(place, f"cases.{name}.published.{variant}", message))
             cases.append(Case(name, recipe, assignments, own.published))

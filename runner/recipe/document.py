@@ -1,5 +1,6 @@
 """YAML as recipes use it: read into nodes that know their place, and written so that it reads back."""
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -13,8 +14,31 @@ from runner.system.errors import UsageError
 from runner.system.names import shown_path
 from runner.system.secrets import redact
 
-_EXCERPT = 120
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+"""Keys and values of a document after its aliases have been expanded; all of them together within ``MAX_BYTES``."""
+_LONGEST_EXCERPT = 120
 """Characters of a source line that are shown around the caret."""
+_LONGEST_VALUE = 60
+_LONGEST_NUMBER = 64
+"""Characters; a longer run of digits is text, because reading it would take quadratic time."""
+_TAG = "tag:yaml.org,2002:"
+
+_DIGITS = r"[0-9]+(?:_[0-9]+)*"
+_DECIMAL = re.compile(rf"[-+]?{_DIGITS}")
+_OCTAL_OR_HEXADECIMAL = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(rf"[-+]?(?:\.{_DIGITS}|{_DIGITS}(?:\.(?:{_DIGITS})?)?)(?:[eE][-+]?[0-9]+)?")
+_WORDS: dict[str, bool | float | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), math.inf),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -math.inf),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
+}
+
+Scalar = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -45,8 +69,8 @@ class Place:
             return ""
         text, before = redact(self.text), redact(self.text[: self.column - 1])  # before a cut hides half of one
         column = min(len(before), len(text))  # what is masked before it moves it
-        start = max(0, column - _EXCERPT // 2) if len(text) > _EXCERPT else 0
-        line = text[start : start + _EXCERPT].rstrip()
+        start = max(0, column - _LONGEST_EXCERPT // 2) if len(text) > _LONGEST_EXCERPT else 0
+        line = text[start : start + _LONGEST_EXCERPT].rstrip()
         # Tabs stay tabs, so that the caret stands where a terminal puts the character above it.
         margin = "".join("\t" if character == "\t" else " " for character in text[start:column])
         return f"    {line}\n    {margin}^"
@@ -71,108 +95,15 @@ class Problem:
 
 
 class RecipeError(UsageError):
-    """Everything that is wrong with a recipe, in the order of the files' lines."""
+    """Everything that is wrong with a recipe, each thing once and in the order of the files' lines."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(sorted(dict.fromkeys(problems), key=_position))
+        def position(problem: Problem) -> tuple[bool, str, int, int]:
+            place = problem.place
+            return isinstance(place.source, str), str(place.source), place.line, place.column
+
+        self.problems = tuple(sorted(dict.fromkeys(problems), key=position))
         super().__init__("\n".join(map(str, self.problems)))
-
-
-def _position(problem: Problem) -> tuple[bool, str, int, int]:
-    place = problem.place
-    return isinstance(place.source, str), str(place.source), place.line, place.column
-
-
-Scalar = bool | int | float | str | None
-
-_DIGITS = r"[0-9]+(?:_[0-9]+)*"
-_DECIMAL = re.compile(rf"[-+]?{_DIGITS}")
-_OCTAL = re.compile(r"0o[0-7]+")
-_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
-_FLOAT = re.compile(rf"[-+]?(?:\.{_DIGITS}|{_DIGITS}(?:\.(?:{_DIGITS})?)?)(?:[eE][-+]?[0-9]+)?")
-_INFINITY = re.compile(r"[-+]?\.(?:inf|Inf|INF)")
-_NAN = re.compile(r"\.(?:nan|NaN|NAN)")
-_WORDS: dict[str, bool | None] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-}
-_LONGEST_NUMBER = 64
-"""Characters; a longer run of digits is text, because reading it would take quadratic time."""
-
-
-def resolve(text: str) -> Scalar:
-    """The value of an unquoted scalar by the core schema of YAML 1.2.
-
-    ``1e-3`` is a number and ``on``, ``off``, ``yes``, ``no`` are text. Beyond the schema, digits may be grouped by
-    underscores (``60_000``). A number too large for a float is text.
-    """
-    if text in _WORDS:
-        return _WORDS[text]
-    if len(text) > _LONGEST_NUMBER:
-        return text
-    if _DECIMAL.fullmatch(text):
-        return int(text)
-    if _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
-        return int(text, base=0)
-    if _FLOAT.fullmatch(text):
-        number = float(text)
-        return number if math.isfinite(number) else text
-    if _INFINITY.fullmatch(text):
-        return float(text.replace(".", ""))
-    return math.nan if _NAN.fullmatch(text) else text
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what ``resolve`` would not read back as text, and nothing else."""
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        if kind is yaml.ScalarNode and implicit[0]:
-            return _TAGS[type(resolve(value))]
-        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-
-    def represent_str(self, data: str) -> Any:
-        # Line breaks beyond ASCII survive in double quotes only, and these two words mean something to YAML.
-        special = data in ("<<", "=") or any(character in data for character in "\x85\u2028\u2029")
-        style = '"' if special else None
-        return self.represent_scalar(_TAGS[str], data, style=style)
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-_TAGS: dict[type, str] = {
-    type(None): "tag:yaml.org,2002:null",
-    bool: "tag:yaml.org,2002:bool",
-    int: "tag:yaml.org,2002:int",
-    float: "tag:yaml.org,2002:float",
-    str: "tag:yaml.org,2002:str",
-}
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
-
-
-def dump(values: Any) -> str:
-    """Plain values as a YAML document that reads back as the same values."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
-
-
-def dump_inline(value: Any) -> str:
-    """A plain value as YAML on one line."""
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf)
-    return text.removesuffix("\n").removesuffix("\n...")
-
-
-MAX_BYTES = 1_000_000
-MAX_DEPTH = 32
-MAX_NODES = 20_000
-"""Keys and values of a document after its aliases have been expanded; all of them together within ``MAX_BYTES``."""
-
-_BLANK = " \t\r\n\x85\u2028\u2029"
-_ANCHOR = re.compile(r"^&\S+\s+")
-_TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
-_TOO_LONG = f"has more than {MAX_NODES:,} keys and values, or {MAX_BYTES:,} characters, aliases expanded"
 
 
 @dataclass(frozen=True)
@@ -196,14 +127,55 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def get(self, key: str) -> "Node | None":
-        """The value of a key, or None if this is no mapping or the key is not there."""
-        return self.value.get(key) if isinstance(self.value, dict) else None
+    def get(self, *keys: str) -> "Node | None":
+        """The value below these keys, or None if there is none."""
+        node: Node | None = self
+        for key in keys:
+            node = node.value.get(key) if node is not None and isinstance(node.value, dict) else None
+        return node
+
+    def items(self, *keys: str) -> "list[Node]":
+        """The items of the list below these keys; none if there is none."""
+        node = self.get(*keys)
+        return node.value if node is not None and isinstance(node.value, list) else []
 
     @property
     def anchor(self) -> Place:
         """Where a person would look for the value: at its key."""
         return self.key or self.place
+
+    def asked(self, path: str) -> Place:
+        """Where the value at a dotted path was asked for: at its key, or at the section that leaves it out."""
+        keys = path.split(".")
+        found = (self.get(*keys[:depth]) for depth in range(len(keys), 0, -1))
+        return next((node.anchor for node in found if node is not None), self.place)
+
+    @property
+    def shown(self) -> str:
+        """The value as it would be written in a recipe, short enough for a message."""
+        if isinstance(self.value, dict | list):
+            return "a mapping" if isinstance(self.value, dict) else "a list"
+        if self.value is None:
+            return "nothing"
+        text = f"'{redact(self.value)}'" if isinstance(self.value, str) else json.dumps(self.value)
+        return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+    @property
+    def is_quoted_number(self) -> bool:
+        """Whether it would be a number without its quotes."""
+        return isinstance(self.value, str) and isinstance(resolve(self.value), int | float)
+
+    def problem(self, path: str, message: str) -> Problem:
+        """Something that is wrong with the value."""
+        return Problem(self.place, path, message)
+
+    def key_problem(self, path: str, message: str) -> Problem:
+        """Something that is wrong with its being there."""
+        return Problem(self.anchor, path, message)
+
+    def problem_at(self, path: str, message: str) -> Problem:
+        """Something that is wrong with what stands below it at a dotted path, or should stand there."""
+        return Problem(self.asked(path), path, message)
 
 
 def read(path: Path, problems: list[Problem]) -> Node:
@@ -216,24 +188,26 @@ def read(path: Path, problems: list[Problem]) -> Node:
     Raises:
         RecipeError: the file cannot be read, or is not one YAML mapping within the limits.
     """
-    whole = Place(path)
+
+    def refusal(message: str) -> RecipeError:
+        return RecipeError([Problem(Place(path), "", message)])
+
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise refusal(f"is larger than {MAX_BYTES:,} bytes")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         message = "is a folder, not a file" if path.is_dir() else f"cannot be read: {error.strerror or error}"
-        raise RecipeError([Problem(whole, "", message)]) from None
-    if len(data) > MAX_BYTES:
-        raise RecipeError([Problem(whole, "", f"is larger than {MAX_BYTES:,} bytes")])
-    try:
-        text = data.decode("utf-8-sig")
+        raise refusal(message) from None
     except UnicodeDecodeError as error:
-        raise RecipeError([Problem(whole, "", f"is not UTF-8 text (byte {error.start})")]) from None
+        raise refusal(f"is not UTF-8 text (byte {error.start})") from None
     node = parse(text, path, problems)
     if node.value is None:
-        raise RecipeError([Problem(whole, "", "is empty")])
+        raise refusal("is empty")
     if not isinstance(node.value, dict):
-        raise RecipeError([Problem(node.place, "", "a recipe is a mapping of keys to values")])
+        raise RecipeError([node.problem("", "a recipe is a mapping of keys to values")])
     return node
 
 
@@ -249,18 +223,31 @@ def parse(text: str, source: Path | str, problems: list[Problem], shown: str | N
     Raises:
         RecipeError: not YAML, not plain values, or beyond a limit.
     """
-    return _Reader(text, source, problems, shown or text).document()
+    try:
+        reader = _Reader(text, source, problems, shown or text)
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position].split("\n")
+        place = Place(source, len(before), len(before[-1]) + 1)
+        message = f"invalid YAML: character U+{error.character:04X} is not allowed"
+        raise RecipeError([*problems, Problem(place, "", message)]) from None
+    try:
+        root = reader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        message = f"invalid YAML: {error.problem or error.context}"
+        if error.problem and error.context and error.context_mark:
+            message += f" ({error.context} that starts on line {error.context_mark.line + 1})"
+        reader.fail(error.problem_mark or error.context_mark, message)
+    return Node(None, Place(source)) if root is None else reader.node(root, None, ())
 
 
-class _LimitError(yaml.MarkedYAMLError):
-    """A document that is YAML, but more than a recipe needs."""
-
-
-class _Composer(yaml.SafeLoader):
+class _Reader(yaml.SafeLoader):
     """PyYAML's parser without its idea of types, that stops as soon as a document is too deep or too long."""
 
-    depth = 0
-    count = 0
+    def __init__(self, text: str, source: Path | str, problems: list[Problem], shown: str) -> None:
+        self.source, self.problems, self.text, self.lines = source, problems, text, shown.splitlines()
+        self.depth = self.composed = self.count = self.characters = 0
+        self.open: set[int] = set()
+        super().__init__(text)
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         """The non-specific tags of YAML: ``?`` for what is left to resolve, ``!`` for quoted text."""
@@ -268,83 +255,55 @@ class _Composer(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
-        self.count += 1
-        if self.depth > MAX_DEPTH + 1 or self.count > MAX_NODES:  # the document itself is no level
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise _LimitError(problem=_TOO_LONG if self.count > MAX_NODES else _TOO_DEEP, problem_mark=mark)
+        self.composed += 1
+        if self.depth > MAX_DEPTH + 1 or self.composed > MAX_NODES:  # the document itself is no level
+            self._refuse_size(self.peek_event().start_mark, self.composed > MAX_NODES)  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
-
-class _Reader:
-    """Turns one document into nodes."""
-
-    def __init__(self, text: str, source: Path | str, problems: list[Problem], shown: str) -> None:
-        self.text = text
-        self.lines = shown.splitlines()
-        self.source = source
-        self.problems = problems
-        self.count = 0
-        self.characters = 0
-        self.open: set[int] = set()
-
-    def document(self) -> Node:
-        try:
-            composer = _Composer(self.text)
-            root = composer.get_single_node()
-        except yaml.MarkedYAMLError as error:
-            self._fail(self._place(error.problem_mark or error.context_mark), _explain(error))
-        except yaml.reader.ReaderError as error:
-            before = self.text[: error.position].split("\n")
-            place = Place(self.source, len(before), len(before[-1]) + 1)
-            self._fail(place, f"invalid YAML: character U+{error.character:04X} is not allowed")
-        return Node(None, Place(self.source)) if root is None else self._node(root, None, ())
-
-    def _node(self, node: yaml.Node, key: Place | None, path: tuple[str, ...]) -> Node:
-        place = self._place(node.start_mark)
+    def node(self, node: Any, key: Place | None, path: tuple[str, ...]) -> Node:
+        """What PyYAML has composed, with aliases expanded."""
+        mark = node.start_mark
+        is_scalar = isinstance(node, yaml.ScalarNode)
         self.count += 1
-        self.characters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
-        if self.count > MAX_NODES or self.characters > MAX_BYTES:
-            self._fail(place, _TOO_LONG)
-        if len(path) > MAX_DEPTH:
-            self._fail(place, _TOO_DEEP)
+        self.characters += len(node.value) if is_scalar else 0
+        too_long = self.count > MAX_NODES or self.characters > MAX_BYTES
+        if too_long or len(path) > MAX_DEPTH:
+            self._refuse_size(mark, too_long)
         if id(node) in self.open:
-            self._fail(place, "an alias that contains itself")
+            self.fail(mark, "an alias that contains itself")
         if node.tag not in ("?", "!"):
-            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self._fail(place, f"tag '{tag}' is not allowed: a recipe holds plain values only")
-        if isinstance(node, yaml.ScalarNode):
-            spelled = _ANCHOR.sub("", self.text[node.start_mark.index : node.end_mark.index].rstrip(_BLANK))
-            return Node(self._scalar(node, place), place, key, spelled=spelled)
+            self.fail(mark, f"tag '{node.tag.replace(_TAG, '!!')}' is not allowed: a recipe holds plain values only")
+        if is_scalar:
+            if any("\ud800" <= character <= "\udfff" for character in node.value):
+                self.fail(mark, "half of a surrogate pair is not a character")
+            spelled = self.text[mark.index : node.end_mark.index].rstrip(" \t\r\n\x85\u2028\u2029")
+            value = resolve(node.value) if node.tag == "?" else str(node.value)
+            return Node(value, self._place(mark), key, spelled=re.sub(r"^&\S+\s+", "", spelled))
         self.open.add(id(node))
-        value = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
+        children: list[Node] | dict[str, Node]
+        if isinstance(node, yaml.MappingNode):
+            children = self._mapping(node, path)
+        else:
+            children = [self.node(item, None, (*path, str(index))) for index, item in enumerate(node.value)]
         self.open.discard(id(node))
-        return Node(value, place, key)
-
-    def _scalar(self, node: yaml.ScalarNode, place: Place) -> Scalar:
-        if not node.value.isascii() and any("\ud800" <= character <= "\udfff" for character in node.value):
-            self._fail(place, "half of a surrogate pair is not a character")
-        return resolve(node.value) if node.tag == "?" else str(node.value)
-
-    def _sequence(self, node: Any, path: tuple[str, ...]) -> list[Node]:
-        return [self._node(item, None, (*path, str(index))) for index, item in enumerate(node.value)]
+        return Node(children, self._place(mark), key)
 
     def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Node]:
         value: dict[str, Node] = {}
         for key_node, value_node in node.value:
-            place = self._place(key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode):
-                self._fail(place, "a key must be a word")
-            self._node(key_node, None, path)
-            key = key_node.value
+                self.fail(key_node.start_mark, "a key must be a word")
+            self.node(key_node, None, path)  # it counts, too
+            key, place = key_node.value, self._place(key_node.start_mark)
+            child = self.node(value_node, place, (*path, key))
             dotted = ".".join((*path, key))
-            child = self._node(value_node, place, (*path, key))
             if key == "<<" and key_node.tag == "?":
                 self.problems.append(Problem(place, dotted, "merge keys are not part of YAML 1.2 - use 'extends'"))
             elif key in value:
-                first = value[key].anchor
-                self.problems.append(Problem(place, dotted, f"duplicate key - the first is on line {first.line}"))
+                first = value[key].anchor.line
+                self.problems.append(Problem(place, dotted, f"duplicate key - the first is on line {first}"))
             else:
                 value[key] = child
         return value
@@ -353,14 +312,61 @@ class _Reader:
         text = self.lines[mark.line] if mark.line < len(self.lines) else ""
         return Place(self.source, mark.line + 1, mark.column + 1, text)
 
-    def _fail(self, place: Place, message: str) -> NoReturn:
-        raise RecipeError([*self.problems, Problem(place, "", message)])
+    def _refuse_size(self, mark: Any, too_long: bool) -> NoReturn:
+        length = f"has more than {MAX_NODES:,} keys and values, or {MAX_BYTES:,} characters, aliases expanded"
+        self.fail(mark, length if too_long else f"is nested deeper than {MAX_DEPTH} levels")
+
+    def fail(self, mark: Any, message: str) -> NoReturn:
+        """Gives the document up."""
+        raise RecipeError([*self.problems, Problem(self._place(mark), "", message)]) from None
 
 
-def _explain(error: yaml.MarkedYAMLError) -> str:
-    if isinstance(error, _LimitError):
-        return str(error.problem)
-    message = f"invalid YAML: {error.problem or error.context}"
-    if error.problem and error.context and error.context_mark:
-        message += f" ({error.context} that starts on line {error.context_mark.line + 1})"
-    return message
+def resolve(text: str) -> Scalar:
+    """The value of an unquoted scalar by the core schema of YAML 1.2.
+
+    ``1e-3`` is a number and ``on``, ``off``, ``yes``, ``no`` are text. Beyond the schema, digits may be grouped by
+    underscores (``60_000``). A number too large for a float is text.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > _LONGEST_NUMBER:
+        return text
+    if _DECIMAL.fullmatch(text):
+        return int(text)
+    if _OCTAL_OR_HEXADECIMAL.fullmatch(text):
+        return int(text, base=0)
+    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what ``resolve`` would not read back as text, and nothing else."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        if kind is yaml.ScalarNode and implicit[0]:
+            found = resolve(value)
+            return _TAG + ("null" if found is None else type(found).__name__)
+        return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+
+    def represent_str(self, data: str) -> Any:
+        # Line breaks beyond ASCII survive in double quotes only, and these two words mean something to YAML.
+        special = data in ("<<", "=") or any(character in data for character in "\x85\u2028\u2029")
+        return self.represent_scalar(f"{_TAG}str", data, style='"' if special else None)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def dump(values: Any) -> str:
+    """Plain values as a YAML document that reads back as the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+
+
+def dump_inline(value: Any) -> str:
+    """A plain value as YAML on one line."""
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from runner.recipe.document import Node, Place, Problem, RecipeError
-from runner.recipe.fill import display, fill
+from runner.recipe.fill import fill
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -28,8 +28,7 @@ def fill_experiment(model: type[Model], kind: str, what: str, root: Node, proble
     """
     given = root.get("kind")
     if given is not None and given.value != kind:
-        message = f"{display(given.value)} is nothing that can be {what}: should be '{kind}'"
-        raise RecipeError([Problem(given.place, "kind", message)])
+        raise RecipeError([given.problem("kind", f"{given.shown} is nothing that can be {what}: should be '{kind}'")])
     filled = fill(model, root, "", problems)
     if filled is None or problems:
         raise RecipeError(problems)
@@ -40,19 +39,6 @@ def beside(path: Path, reference: str) -> str | Path:
     """A recipe as an experiment's file names it: seen from the file's folder, or else the name of one that ships."""
     found = path.parent / reference
     return found if found.is_file() else reference
-
-
-def at(root: Node, *keys: str) -> Node | None:
-    """The value below a path of keys; None if there is none."""
-    node: Node | None = root
-    for key in keys:
-        node = node.get(key) if node is not None else None
-    return node
-
-
-def items(node: Node | None) -> list[Node]:
-    """The items of a list; none if it is not there."""
-    return node.value if node is not None and isinstance(node.value, list) else []
 
 
 def moved(problem: Problem, written: Sequence[Node], recipe: Node) -> Problem:

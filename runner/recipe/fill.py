@@ -1,26 +1,35 @@
-"""Fills a pydantic model from nodes, and says what is wrong at the place where it was written."""
+"""Fills settings from nodes, and says what is wrong at the place where it was written."""
+
+from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
-from pydantic_core import ErrorDetails
 
-from runner.plugin.config import Config
 from runner.plugin.files import Anchor, anchored
-from runner.plugin.stage import StageConfig
-from runner.recipe.catalog import Catalog, Section
-from runner.recipe.constraints import Draft
-from runner.recipe.document import Node, Place, Problem, resolve
+from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.system.errors import RunnerError
 from runner.system.names import nearest, suggestion
-from runner.system.secrets import redact, register
+from runner.system.secrets import register
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from runner.plugin.stage import StageConfig
+    from runner.recipe.catalog import Catalog, Section
+    from runner.recipe.document import Node, Problem
+    from runner.recipe.recipe import Recipe
 
 Model = TypeVar("Model", bound=BaseModel)
 
+SCHEDULES = {model.model_fields["kind"].default: model for model in get_args(get_args(LrSchedulerConfig)[0])}
+"""By kind."""
+_SWITCH: dict[Any, bool] = {"on": True, True: True, "off": False, False: False}
 _WORDING = (
     ("Input should be", "should be"),
     ("String should", "should"),
@@ -34,13 +43,12 @@ _WORDING = (
     ("an object", "a mapping"),
 )
 """What pydantic says about JSON, in the words of YAML."""
-_LONGEST_VALUE = 60
 
 
 def fill(
     model: type[Model], node: Node, path: str, problems: list[Problem], others: Iterable[str] = ()
 ) -> Model | None:
-    """Validates a mapping strictly.
+    """Validates a mapping strictly; its paths are made absolute, each from the file that it is written in.
 
     Args:
         model: what the mapping should be.
@@ -53,8 +61,13 @@ def fill(
         The filled model, or None if anything is wrong.
     """
     for leaf in secret_nodes(model, node):  # before a message can quote it, whether or not it is valid
-        register(str(leaf.value))
-        register(leaf.spelled.strip("\"'"))
+        register(str(leaf.value), leaf.spelled.strip("\"'"))
+    for name, field in model.model_fields.items():
+        anchor = next((each for each in field.metadata if isinstance(each, Anchor)), None)
+        child = node.get(name)
+        if anchor is not None and child is not None and isinstance(child.value, str):
+            absolute = replace(child, value=anchored(child.value, child.place.source, anchor))
+            node = replace(node, value={**_mapping(node), name: absolute})
     while True:
         try:
             # In JSON a list may fill a tuple, and nothing else is coerced.
@@ -67,6 +80,118 @@ def fill(
             problems += [_problem(found, model, node, path, others) for found in errors]
             return None
         node = _without(node, leftovers)
+
+
+def plugin_section(root: Node, section: Section, catalog: Catalog, problems: list[Problem]) -> Any:
+    """The settings of a section with a ``kind``.
+
+    Returns:
+        An instance of the kind's face, or None if anything is wrong with it.
+    """
+    node, known = root.get(section), catalog.kinds(section)
+    if node is not None and not isinstance(node.value, dict):
+        problems.append(node.problem(section, f"should be a mapping with a kind, got {node.shown}"))
+        return None
+    kind = root.get(section, "kind")
+    if node is None or kind is None:
+        problems.append((node or root).key_problem(f"{section}.kind", f"is missing: one of {', '.join(known)}"))
+        return None
+    settings = replace(node, value={key: child for key, child in _mapping(node).items() if key != "kind"})
+    if kind.value in known:
+        try:
+            face = catalog.get(section, str(kind.value))
+        except RunnerError as error:
+            problems.append(kind.problem(section, str(error)))
+            return None
+        return fill(face, settings, section, problems)
+    hint = suggestion(str(kind.value), known)
+    problems.append(kind.problem(f"{section}.kind", f"unknown kind {kind.shown}{hint}"))
+    _fill_as_if(nearest(str(kind.value), known), settings, section, catalog, problems)
+    return None
+
+
+def _fill_as_if(meant: str | None, settings: Node, section: Section, catalog: Catalog, problems: list[Problem]) -> None:
+    """Says what else is wrong with the settings of an unknown kind.
+
+    They are judged by the kind that was probably meant; or else, as far as the keys are the same, by the one that has
+    most keys in common.
+    """
+    written = _mapping(settings)
+    faces = [face_of(catalog, section, kind) for kind in ([meant] if meant else catalog.kinds(section))]
+    fields = {face: face.model_fields.keys() for face in faces if face}  # what cannot be imported is no concern here
+    face = max(fields, key=lambda face: len(written.keys() & fields[face]), default=None)
+    if face is not None and meant is None:
+        settings = replace(settings, value={key: written[key] for key in written if key in fields[face]})
+    if face is not None and settings.value:
+        fill(face, settings, section, problems)
+
+
+def face_of(catalog: Catalog, section: Section, kind: str) -> Any:
+    """The face of a kind; None if it cannot be imported."""
+    with suppress(RunnerError):
+        return catalog.get(section, kind)
+    return None
+
+
+def stages(root: Node, catalog: Catalog, problems: list[Problem]) -> tuple[dict[str, StageConfig], dict[str, bool]]:
+    """The stages that a recipe names.
+
+    Returns:
+        Those that are on and whose settings are valid, in the order in which they attach; and all, valid or not, with
+        whether they are on.
+    """
+    found: dict[str, StageConfig] = {}
+    switched: dict[str, bool] = {}
+    section, known = root.get("optimization"), catalog.kinds("optimization")
+    if section is not None and not isinstance(section.value, dict):
+        problems.append(section.problem("optimization", f"should be a mapping of stages, got {section.shown}"))
+        return found, switched
+    for kind, node in _mapping(section).items():
+        path = f"optimization.{kind}"
+        is_switch = isinstance(node.value, bool | str) and node.value in _SWITCH
+        if kind not in known:
+            problems.append(node.key_problem(path, f"unknown stage{suggestion(kind, known)}"))
+        elif not is_switch and not _mapping(node):
+            given = "an empty mapping" if node.value == {} else node.shown
+            problems.append(node.problem(path, f"should be on, off or its settings, got {given}"))
+        else:
+            switched[kind] = _SWITCH[node.value] if is_switch else True
+        if not switched.get(kind):
+            continue
+        try:
+            face = catalog.get("optimization", kind)
+        except RunnerError as error:
+            problems.append(node.key_problem(path, str(error)))
+            continue
+        stage = fill(face, replace(node, value={}) if is_switch else node, path, problems)
+        if stage is not None:
+            found[kind] = stage
+    return dict(sorted(found.items(), key=lambda item: (item[1].phase, item[0]))), switched
+
+
+def lr_scheduler(root: Node, problems: list[Problem]) -> Any:
+    """How learning rates move; constant if the recipe does not say."""
+    node, kind = root.get("lr_scheduler"), root.get("lr_scheduler", "kind")
+    if node is None:
+        return ConstantConfig()
+    if kind is None:
+        one_of = ", ".join(SCHEDULES)
+        problems.append(node.key_problem("lr_scheduler", f"should be a mapping with a kind: one of {one_of}"))
+    elif kind.value not in SCHEDULES:
+        hint = suggestion(str(kind.value), SCHEDULES)
+        problems.append(kind.problem("lr_scheduler.kind", f"unknown kind {kind.shown}{hint}"))
+    else:
+        return fill(SCHEDULES[str(kind.value)], node, "lr_scheduler", problems)
+    return None
+
+
+def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
+    """The scalars in a document that are written where a recipe's plugins declare secrets."""
+    switches = document.get("optimization") or document
+    sections = [(recipe.model, document.get("model")), (recipe.data, document.get("data"))]
+    for config, node in sections + [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]:
+        if node is not None:
+            yield from secret_nodes(type(config), node)
 
 
 def secret_nodes(declared: Any, node: Node) -> Iterator[Node]:
@@ -82,7 +207,7 @@ def secret_nodes(declared: Any, node: Node) -> Iterator[Node]:
             if child is not None:
                 yield from secret_nodes(field.annotation, child)
         return
-    parts = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    parts = [*_mapping(node).values(), *node.items()]
     if declared in (SecretStr, SecretBytes):
         if node.spelled:
             yield node
@@ -93,41 +218,30 @@ def secret_nodes(declared: Any, node: Node) -> Iterator[Node]:
             yield from secret_nodes(inner, part)
 
 
-def display(value: Any) -> str:
-    """A value as it would be written in a recipe, short enough for a message."""
-    if isinstance(value, dict | list):
-        return "a mapping" if isinstance(value, dict) else "a list"
-    text = f"'{redact(value)}'" if isinstance(value, str) else "nothing" if value is None else json.dumps(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+def _mapping(node: Node | None) -> dict[str, Node]:
+    return node.value if node is not None and isinstance(node.value, dict) else {}
 
 
 def _problem(error: ErrorDetails, model: type[BaseModel], node: Node, path: str, others: Iterable[str]) -> Problem:
     parts, found, missing = _walk(node, error["loc"])
-    keys = [path] if path else []
-    dotted = ".".join(keys + parts)
+    dotted = ".".join([path, *parts] if path else parts)
     kind = error["type"]
-    context = error.get("ctx", {})
     if kind == "extra_forbidden":
         known = {name for each in _models_at(model, error["loc"][:-1]) for name in each.model_fields}
         siblings = known.union(others) if len(parts) == 1 else known
-        return Problem(found.anchor, dotted, f"unknown key{suggestion(parts[-1], siblings)}")
+        return found.key_problem(dotted, f"unknown key{suggestion(parts[-1], siblings)}")
+    if kind == "missing" and isinstance(missing, int):
+        return found.problem(dotted, f"needs at least {missing + 1} items")
     if kind == "missing" and missing is not None:
-        if isinstance(missing, int):
-            return Problem(found.place, dotted, f"needs at least {missing + 1} items")
-        return Problem(found.anchor, ".".join(filter(None, (dotted, missing))), "is missing")
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return _tag_problem(context, found, dotted)
-    return Problem(found.place, dotted, _message(error, found))
-
-
-def _tag_problem(context: dict[str, Any], found: Node, dotted: str) -> Problem:
-    discriminator = context["discriminator"].strip("'")
-    dotted = f"{dotted}.{discriminator}"
+        return found.key_problem(f"{dotted}.{missing}" if dotted else str(missing), "is missing")
+    if kind not in ("union_tag_invalid", "union_tag_not_found"):
+        return found.problem(dotted, _message(error, found))
+    discriminator = error["ctx"]["discriminator"].strip("'")
     tag = found.get(discriminator)
     if tag is None:
-        return Problem(found.anchor, dotted, "is missing: it says which settings follow")
-    hint = suggestion(str(tag.value), _quoted(context["expected_tags"]))
-    return Problem(tag.place, dotted, f"unknown {discriminator} {display(tag.value)}{hint}")
+        return found.key_problem(f"{dotted}.{discriminator}", "is missing: it says which settings follow")
+    hint = suggestion(str(tag.value), _quoted(error["ctx"]["expected_tags"]))
+    return tag.problem(f"{dotted}.{discriminator}", f"unknown {discriminator} {tag.shown}{hint}")
 
 
 def _message(error: ErrorDetails, found: Node) -> str:
@@ -138,15 +252,12 @@ def _message(error: ErrorDetails, found: Node) -> str:
         message = message.replace(theirs, ours)
     if not message.startswith("should"):
         return message[0].lower() + message[1:]
-    message += f", got {display(found.value)}"
-    if not isinstance(found.value, str):
-        return message
-    if error["type"] == "literal_error":
-        near = nearest(found.value, _quoted(error["ctx"]["expected"]))
-        return f"{message} - did you mean '{near}'?" if near else message
-    # Text that reads as a number must have been quoted.
-    is_number = error["type"] in ("int_type", "float_type") and isinstance(resolve(found.value), int | float)
-    return f"{message} - remove the quotes" if is_number else message
+    message += f", got {found.shown}"
+    if error["type"] in ("int_type", "float_type") and found.is_quoted_number:
+        return f"{message} - remove the quotes"
+    is_choice = error["type"] == "literal_error" and isinstance(found.value, str)
+    near = nearest(str(found.value), _quoted(error["ctx"]["expected"])) if is_choice else None
+    return f"{message} - did you mean '{near}'?" if near else message
 
 
 def _quoted(text: str) -> list[str]:
@@ -163,18 +274,12 @@ def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int 
     parts: list[str] = []
     missing: int | str | None = None
     for part in loc:
-        child = _child(node, part)
+        child = node.get(part) if isinstance(part, str) else dict(enumerate(node.items())).get(part)
         missing = part if child is None else None
         if child is not None:
             node = child
             parts.append(str(part))
     return parts, node, missing
-
-
-def _child(node: Node, part: int | str) -> Node | None:
-    if isinstance(part, str):
-        return node.get(part)
-    return node.value[part] if isinstance(node.value, list) and part < len(node.value) else None
 
 
 def _without(node: Node, dropped: set[int]) -> Node:
@@ -205,116 +310,3 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 def _tags(model: type[BaseModel]) -> set[Any]:
     return {model.__name__, *(tag for field in model.model_fields.values() for tag in get_args(field.annotation))}
-
-
-_SWITCH: dict[Any, bool] = {"on": True, True: True, "off": False, False: False}
-
-
-def plugin_section(root: Node, section: Section, catalog: Catalog, problems: list[Problem]) -> Any:
-    """The settings of a section with a ``kind``.
-
-    Returns:
-        An instance of the kind's face, or None if anything is wrong with it.
-    """
-    node = root.get(section)
-    known = catalog.kinds(section)
-    one_of = f"is missing: one of {', '.join(known)}"
-    if node is None:
-        problems.append(Problem(root.place, f"{section}.kind", one_of))
-        return None
-    if not isinstance(node.value, dict):
-        problems.append(Problem(node.place, section, f"should be a mapping with a kind, got {display(node.value)}"))
-        return None
-    kind = node.value.get("kind")
-    settings = replace(node, value={key: child for key, child in node.value.items() if key != "kind"})
-    if kind is None:
-        problems.append(Problem(node.anchor, f"{section}.kind", one_of))
-    elif kind.value in known:
-        face = _face(catalog, section, str(kind.value), kind.place, problems)
-        return face and fill(face, _anchored(face, settings), section, problems)
-    else:
-        hint = suggestion(str(kind.value), known)
-        problems.append(Problem(kind.place, f"{section}.kind", f"unknown kind {display(kind.value)}{hint}"))
-        _check_as_if(nearest(str(kind.value), known), settings, section, catalog, problems)
-    return None
-
-
-def _anchored(face: type[Config], settings: Node) -> Node:
-    """Makes paths absolute, each from the file that it is written in."""
-    assert isinstance(settings.value, dict)
-    paths: dict[str, Node] = {}
-    for name, field in face.model_fields.items():
-        anchor = next((each for each in field.metadata if isinstance(each, Anchor)), None)
-        node = settings.get(name)
-        if anchor is not None and node is not None and isinstance(node.value, str):
-            paths[name] = replace(node, value=anchored(node.value, node.place.source, anchor))
-    return replace(settings, value={**settings.value, **paths})
-
-
-def stages(draft: Draft, catalog: Catalog, problems: list[Problem]) -> None:
-    """Fills in the stages that the recipe names, in the order in which they attach."""
-    section = draft.root.get("optimization")
-    if section is None:
-        return
-    if not isinstance(section.value, dict):
-        message = f"should be a mapping of stages, got {display(section.value)}"
-        problems.append(Problem(section.place, "optimization", message))
-        return
-    known = catalog.kinds("optimization")
-    for kind, node in section.value.items():
-        if kind not in known:
-            message = f"unknown stage{suggestion(kind, known)}"
-            problems.append(Problem(node.anchor, f"optimization.{kind}", message))
-            continue
-        stage = _stage(kind, node, draft, catalog, problems)
-        if stage is not None:
-            draft.stages[kind] = stage
-    draft.stages = dict(sorted(draft.stages.items(), key=lambda item: (item[1].phase, item[0])))
-
-
-def _stage(kind: str, node: Node, draft: Draft, catalog: Catalog, problems: list[Problem]) -> StageConfig | None:
-    path = f"optimization.{kind}"
-    settings = node
-    if isinstance(node.value, bool | str) and node.value in _SWITCH:
-        draft.switched[kind] = _SWITCH[node.value]
-        settings = replace(node, value={})
-    elif isinstance(node.value, dict) and node.value:
-        draft.switched[kind] = True
-    else:
-        given = display(node.value) if node.value != {} else "an empty mapping"
-        problems.append(Problem(node.place, path, f"should be on, off or its settings, got {given}"))
-        return None
-    if not draft.switched[kind]:
-        return None
-    face = _face(catalog, "optimization", kind, node.anchor, problems)
-    return face and fill(face, settings, path, problems)
-
-
-def _face(catalog: Catalog, section: Section, kind: str, place: Place, problems: list[Problem]) -> Any:
-    try:
-        return catalog.get(section, kind)
-    except RunnerError as error:
-        problems.append(Problem(place, f"{section}.{kind}" if section == "optimization" else section, str(error)))
-        return None
-
-
-def _check_as_if(
-    meant: str | None, settings: Node, section: Section, catalog: Catalog, problems: list[Problem]
-) -> None:
-    """Says what else is wrong with the settings of an unknown kind.
-
-    They are judged by the kind that was probably meant; or else, as far as the keys are the same, by the one that has
-    most keys in common.
-    """
-    assert isinstance(settings.value, dict)
-    written = settings.value
-    unimportable: list[Problem] = []  # not asked for, so no concern of this recipe
-    kinds = [meant] if meant is not None else catalog.kinds(section)
-    faces = [face for kind in kinds if (face := _face(catalog, section, kind, settings.place, unimportable))]
-    face = max(faces, key=lambda face: len(written.keys() & face.model_fields.keys()), default=None)
-    if face is None:
-        return
-    if meant is None:
-        settings = replace(settings, value={key: written[key] for key in written if key in face.model_fields})
-    if settings.value:
-        fill(face, settings, section, problems)

@@ -1,4 +1,4 @@
-"""From a file to a validated recipe, with everything that is wrong said at once."""
+"""From a file to a validated recipe: over what it extends, under the command line, all that is wrong said at once."""
 
 import json
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.recipe.catalog import Catalog
-from runner.recipe.constraints import Draft, conflicts
-from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, parse, read
-from runner.recipe.fill import fill, plugin_section, stages
-from runner.recipe.optimizers import lr_scheduler, optimizers
+from runner.recipe.constraints import conflicts
+from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, dump_inline, parse, read
+from runner.recipe.fill import fill, lr_scheduler, plugin_section, secrets_of, stages
+from runner.recipe.optimizers import optimizers
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
 from runner.system.names import nearest, shown_path, suggestion
@@ -21,6 +21,7 @@ from runner.system.secrets import MASK, register
 
 SECTIONS = ("extends", "model", "data", "optimizer", "lr_scheduler", "train", "optimization", "tracking")
 """The keys of a recipe beside those of ``Head``."""
+SUFFIX = ".yaml"
 
 
 def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe:
@@ -38,7 +39,7 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
     problems: list[Problem] = []
     found = layers(path, sets, problems)
     recipe = _validated(path, compose(found), catalog, problems)
-    for leaf in (leaf for layer in found for leaf in recipe.secret_nodes(layer)):
+    for leaf in (leaf for layer in found for leaf in secrets_of(recipe, layer)):
         register(str(leaf.value))  # also what another layer has replaced: a patch, or a study's file, may quote it
     return recipe
 
@@ -62,61 +63,43 @@ def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Sequ
     return replace(recipe, origins={name: DEFAULT if each == DEFAULT else each for name, each in places.items()})
 
 
+def secret_assignments(recipe: Recipe) -> list[str]:
+    """What ``--set`` has to say for a lock of this recipe to be whole again; for this process alone."""
+    pairs = zip(flatten(recipe.values(masked=False)), flatten(recipe.values()), strict=True)
+    return [f"{path}={dump_inline(clear)}" for (path, clear), (_, masked) in pairs if clear != masked]
+
+
 def _validated(path: Path, composed: Node, catalog: Catalog, problems: list[Problem]) -> Recipe:
     root = replace(composed, place=Place(path))
     problems += _lost(root)
-    head = _head(root, problems)
-    draft = Draft(
-        root=root,
-        model=plugin_section(root, "model", catalog, problems),
-        data=plugin_section(root, "data", catalog, problems),
-        train=fill(TrainConfig, _section(root, "train"), "train", problems),
-        tracking=fill(TrackingConfig, _section(root, "tracking"), "tracking", problems),
-    )
-    draft.optimizer = optimizers(root, draft.model, problems)
-    draft.lr_scheduler = lr_scheduler(root, problems)
-    stages(draft, catalog, problems)
-    problems += conflicts(draft)
+    assert isinstance(root.value, dict)
+    rest = replace(root, value={key: node for key, node in root.value.items() if key not in SECTIONS})
+    left_out = replace(root, value={})
+    head = fill(Head, rest, "", problems, others=SECTIONS)
+    model = plugin_section(root, "model", catalog, problems)
+    data = plugin_section(root, "data", catalog, problems)
+    train = fill(TrainConfig, root.get("train") or left_out, "train", problems)
+    tracking = fill(TrackingConfig, root.get("tracking") or left_out, "tracking", problems)
+    optimizer = optimizers(root, model, problems)
+    schedule = lr_scheduler(root, problems)
+    on, switched = stages(root, catalog, problems)
+    problems += conflicts(root, model, data, train, on, switched)
     if problems:
         raise RecipeError(problems)
-    return _recipe(path, draft, head)
-
-
-def _head(root: Node, problems: list[Problem]) -> Head | None:
-    assert isinstance(root.value, dict)
-    rest = {key: node for key, node in root.value.items() if key not in SECTIONS}
-    return fill(Head, replace(root, value=rest), "", problems, others=SECTIONS)
-
-
-def _section(root: Node, name: str) -> Node:
-    """A section that every recipe has; left out, it is made of defaults."""
-    return root.get(name) or Node({}, root.place)
-
-
-def _recipe(path: Path, draft: Draft, head: Head | None) -> Recipe:
-    assert head is not None  # or there would be a problem, as for the others
-    assert draft.model is not None
-    assert draft.data is not None
-    assert draft.train is not None
-    assert draft.tracking is not None
+    assert head is not None  # or there would be a problem
+    assert train is not None
+    assert tracking is not None
+    off = tuple(kind for kind, is_on in switched.items() if not is_on)
     recipe = Recipe(
-        path=path,
-        **head.model_dump(),
-        model=draft.model,
-        data=draft.data,
-        optimizer=draft.optimizer,
-        lr_scheduler=draft.lr_scheduler,
-        train=draft.train,
-        tracking=draft.tracking,
-        stages=draft.stages,
-        off=tuple(kind for kind, on in draft.switched.items() if not on),
-        origins={},
-    )
+        path, **head.model_dump(), model=model, data=data, optimizer=optimizer, lr_scheduler=schedule, train=train,
+        tracking=tracking, stages=on, off=off, origins={},
+    )  # fmt: skip
     recipe.values(masked=False)  # makes known what no file holds: a plugin's default may come from the environment
-    origins = {f"optimization.{kind}": draft.origin(f"optimization.{kind}") for kind in draft.switched}
-    for written, value in flatten(recipe.values()):
-        place = draft.origin(written)  # the text of an assignment holds its value
-        origins[written] = replace(place, text="") if MASK in str(value) else place
+    origins = {}
+    for written, value in (*((f"optimization.{kind}", None) for kind in switched), *flatten(recipe.values())):
+        node = root.get(*written.split("."))
+        place = DEFAULT if node is None else node.place
+        origins[written] = replace(place, text="") if MASK in str(value) else place  # a text would hold the value
     return replace(recipe, origins=origins)
 
 
@@ -125,15 +108,10 @@ def _lost(node: Node, path: str = "") -> Iterator[Problem]:
     if isinstance(node.value, dict):
         for key, child in node.value.items():
             yield from _lost(child, f"{path}.{key}" if path else key)
-    elif isinstance(node.value, list):
-        for child in node.value:
-            yield from _lost(child, path)
-    elif isinstance(node.value, str) and MASK in node.value:
-        yield Problem(node.place, path, f"a secret is not kept in a run's files; give it again: --set {path}=VALUE")
-
-
-SUFFIX = ".yaml"
-LOCK_SUFFIX = ".lock.yaml"
+    for child in node.items():
+        yield from _lost(child, path)
+    if isinstance(node.value, str) and MASK in node.value:
+        yield node.problem(path, f"a secret is not kept in a run's files; give it again: --set {path}=VALUE")
 
 
 def shipped() -> dict[str, Path]:
@@ -151,24 +129,28 @@ def find(reference: str | Path) -> Path:
     path = Path(reference)
     if os.path.isfile(path):  # unlike Path.is_file, it takes a name that is too long for one that is not there
         return path
-    bare = _bare_name(reference)
+    bare = _bare_name(str(reference))
     if bare in shipped():
         return shipped()[bare]
     if os.path.exists(path):
         return path  # a folder or a pipe: reading it tells
+    if bare is not None:
+        hint = suggestion(bare, shipped())
+        raise RecipeError([Problem(Place(str(reference)), "", f"no such file, and no recipe of that name ships{hint}")])
     folder = path.absolute().parent
     known = [shown_path(sibling) for sibling in folder.glob(f"*{SUFFIX}")] if os.path.isdir(folder) else []
-    if bare is None:
-        near = nearest(shown_path(path), known)
-        hint = f" - did you mean '{near}'?" if near else ""
-        raise RecipeError([Problem(Place(path), "", f"no such file{hint}")])
-    hint = suggestion(bare, shipped())
-    raise RecipeError([Problem(Place(str(reference)), "", f"no such file, and no recipe of that name ships{hint}")])
+    near = nearest(shown_path(path), known)
+    raise RecipeError([Problem(Place(path), "", "no such file" + (f" - did you mean '{near}'?" if near else ""))])
+
+
+def _bare_name(reference: str) -> str | None:
+    """``marl_phase2`` for itself and for ``marl_phase2.yaml``; None for anything with a folder."""
+    return reference.removesuffix(SUFFIX) if reference == Path(reference).name else None
 
 
 def is_lock(path: Path) -> bool:
     """Whether a file is the lock of a run, told by its name: the recipe stands in it under ``recipe``."""
-    return path.name.endswith(LOCK_SUFFIX)
+    return path.name.endswith(f".lock{SUFFIX}")
 
 
 def layers(path: Path, sets: Sequence[str], problems: list[Problem]) -> list[Node]:
@@ -225,16 +207,29 @@ def _documents(path: Path, problems: list[Problem]) -> Iterator[Node]:
         path = _parent(extends, path, problems)
         if path.resolve() in chain:
             circle = " -> ".join(link.name for link in (*chain, path))
-            raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
+            raise RecipeError([*problems, extends.problem("extends", f"runs in a circle: {circle}")])
+
+
+def _parent(extends: Node, path: Path, problems: list[Problem]) -> Path:
+    name = extends.value
+    if not isinstance(name, str) or not name:
+        message = "should be the path of a recipe, or the name of one that ships"
+        raise RecipeError([*problems, extends.problem("extends", message)])
+    if os.path.isfile(path.parent / name):
+        return path.parent / name
+    bare = _bare_name(name)
+    if bare in shipped():
+        return shipped()[bare]
+    known = {sibling.name for sibling in path.parent.glob(f"*{SUFFIX}")} - {path.name} | set(shipped())
+    raise RecipeError([*problems, extends.problem("extends", f"no such recipe: '{name}'{suggestion(name, known)}")])
 
 
 def _locked(root: Node) -> Node:
-    recipe = root.get("recipe")
+    recipe, places = root.get("recipe"), root.plain().get("origins")
     if recipe is None or not isinstance(recipe.value, dict):
         raise RecipeError([Problem(Place(root.place.source), "recipe", "is missing: this is not a lock file")])
-    origins = root.get("origins")
-    places = origins.value if origins is not None and isinstance(origins.value, dict) else {}
-    return _without_masks(recipe, {path for path, place in places.items() if place.value == DEFAULT.source}, "")
+    places = places if isinstance(places, dict) else {}
+    return _without_masks(recipe, {path for path, place in places.items() if place == DEFAULT.source}, "")
 
 
 def _without_masks(node: Node, defaults: Set[str], path: str) -> Node:
@@ -246,35 +241,14 @@ def _without_masks(node: Node, defaults: Set[str], path: str) -> Node:
     return replace(node, value=kept)
 
 
-def _parent(extends: Node, path: Path, problems: list[Problem]) -> Path:
-    if not isinstance(extends.value, str) or not extends.value:
-        message = "should be the path of a recipe, or the name of one that ships"
-        raise RecipeError([*problems, Problem(extends.place, "extends", message)])
-    beside = path.parent / extends.value
-    if os.path.isfile(beside):
-        return beside
-    bare = _bare_name(extends.value)
-    if bare in shipped():
-        return shipped()[bare]
-    known = {sibling.name for sibling in path.parent.glob(f"*{SUFFIX}")} - {path.name} | set(shipped())
-    message = f"no such recipe: '{extends.value}'{suggestion(extends.value, known)}"
-    raise RecipeError([*problems, Problem(extends.place, "extends", message)])
-
-
-def _bare_name(reference: str | Path) -> str | None:
-    """``marl_phase2`` for itself and for ``marl_phase2.yaml``; None for anything with a folder."""
-    name = str(reference)
-    return name.removesuffix(SUFFIX) if name == Path(name).name else None
-
-
 def _assignment(number: int, text: str, problems: list[Problem]) -> Node:
     source = f"--set #{number}"
     dotted, equals, value = text.partition("=")
     keys = dotted.split(".")
-    if not equals or not all(keys) or dotted != "".join(dotted.split()):
-        raise RecipeError([*problems, Problem(Place(source, 1, 1, text), "", "should be a.b.c=VALUE")])
-    if keys[0] == "extends":
-        raise RecipeError([*problems, Problem(Place(source, 1, 1, text), "", "extends can only stand in a file")])
+    is_path = bool(equals) and all(keys) and dotted == "".join(dotted.split())
+    if not is_path or keys[0] == "extends":
+        message = "extends can only stand in a file" if is_path else "should be a.b.c=VALUE"
+        raise RecipeError([*problems, Problem(Place(source, 1, 1, text), "", message)])
     # Blanks in place of the path keep the columns of the value.
     node = parse(" " * (len(dotted) + 1) + value, source, problems, shown=text)
     column = len(dotted) + 1

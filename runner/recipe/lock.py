@@ -13,6 +13,7 @@ from runner import __version__
 from runner.recipe.catalog import Catalog, Provider, Section
 from runner.recipe.code import code_digests
 from runner.recipe.document import Node, Place, Problem, RecipeError, dump, parse, read
+from runner.recipe.fill import secrets_of
 from runner.recipe.git import Checkout, source
 from runner.recipe.packages import versions
 from runner.recipe.recipe import Recipe, flatten
@@ -95,7 +96,7 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
     """
     text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
     with suppress(RecipeError):  # it was changed after it was loaded
-        text = _masked(text, recipe.secret_nodes(parse(text, recipe.path, [])))
+        text = _masked(text, secrets_of(recipe, parse(text, recipe.path, [])))
     write_durably(target, redact(text))
 
 

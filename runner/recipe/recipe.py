@@ -1,26 +1,29 @@
 """A validated recipe."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
-from runner.plugin.config import Config
-from runner.plugin.contract import Objective
-from runner.plugin.learner import LearnerConfig
-from runner.plugin.lr_scheduler import LrSchedulerConfig
-from runner.plugin.optimizer import OptimizerSettings
-from runner.plugin.progress import Unit
-from runner.plugin.source import SourceConfig
-from runner.plugin.stage import StageConfig
-from runner.recipe.document import Node, Place, dump_inline
-from runner.recipe.fill import secret_nodes
-from runner.recipe.sections import TrackingConfig, TrainConfig
 from runner.system.secrets import redact_values, register
+
+if TYPE_CHECKING:
+    from runner.plugin.config import Config
+    from runner.plugin.contract import Objective
+    from runner.plugin.learner import LearnerConfig
+    from runner.plugin.lr_scheduler import LrSchedulerConfig
+    from runner.plugin.optimizer import OptimizerSettings
+    from runner.plugin.progress import Unit
+    from runner.plugin.source import SourceConfig
+    from runner.plugin.stage import StageConfig
+    from runner.recipe.document import Place
+    from runner.recipe.sections import TrackingConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,11 @@ class Recipe:
         Args:
             masked: secrets are masked; without, the values may go to a child process and nowhere else.
         """
-        dumped = _masked if masked else _clear
+
+        def dumped(config: Config) -> dict[str, Any]:
+            plain = config.model_dump(mode="json")
+            return plain if masked else dict(_revealed(config, plain))
+
         by_role = {role: optimizer.values() for role, optimizer in self.optimizer.items()}
         stages = {kind: dumped(stage) or "on" for kind, stage in self.stages.items()}
         values = {
@@ -71,19 +78,6 @@ class Recipe:
             "tracking": self.tracking.model_dump(mode="json"),
         }
         return dict(redact_values(values)) if masked else values
-
-    def secret_nodes(self, document: Node) -> Iterator[Node]:
-        """The scalars in a document that are written where the recipe's plugins declare secrets."""
-        switches = document.get("optimization") or document
-        sections = [(self.model, document.get("model")), (self.data, document.get("data"))]
-        for config, node in sections + [(stage, switches.get(kind)) for kind, stage in self.stages.items()]:
-            if node is not None:
-                yield from secret_nodes(type(config), node)
-
-    def secret_assignments(self) -> list[str]:
-        """What ``--set`` has to say for a lock of this recipe to be whole again; for this process alone."""
-        pairs = zip(flatten(self.values(masked=False)), flatten(self.values()), strict=True)
-        return [f"{path}={dump_inline(clear)}" for (path, clear), (_, masked) in pairs if clear != masked]
 
     @property
     def length(self) -> tuple[Unit, int]:
@@ -109,25 +103,6 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings with their dotted paths; a list or an empty mapping is a leaf."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _masked(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="json")
-
-
-def _clear(config: Config) -> dict[str, Any]:
-    """A config as plain values, without pydantic's masks."""
-    revealed: dict[str, Any] = _revealed(config, _masked(config))
-    return revealed
-
-
 def _revealed(value: Any, dumped: Any) -> Any:
     """What was dumped of a value, with the secrets in it, which are known as such from now on."""
     if isinstance(value, SecretStr | SecretBytes):
@@ -135,10 +110,19 @@ def _revealed(value: Any, dumped: Any) -> Any:
         text = secret if isinstance(secret, str) else secret.decode(errors="replace")
         register(text)
         return text
-    fields = value.__dict__ if isinstance(value, BaseModel) else value
+    fields = value.__dict__ if isinstance(value, BaseModel) else value  # so read, they do not count as read
     if isinstance(fields, Mapping) and isinstance(dumped, dict):
         named = {str(name): each for name, each in fields.items()}
         return {name: _revealed(named.get(name), each) for name, each in dumped.items()}
     if isinstance(fields, list | tuple) and isinstance(dumped, list):
         return [_revealed(*pair) for pair in zip(fields, dumped, strict=True)]
     return dumped
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings with their dotted paths; a list or an empty mapping is a leaf."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -5,9 +5,8 @@ from typing import Any
 from runner.plugin.config import Config
 from runner.plugin.optimizer import SPARED, kinds, signature
 from runner.recipe.catalog import Catalog, Section
-from runner.recipe.optimizers import SCHEDULES
+from runner.recipe.fill import SCHEDULES, face_of
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
-from runner.system.errors import RunnerError
 
 Json = dict[str, Any]
 
@@ -60,7 +59,7 @@ def schema(catalog: Catalog) -> Json:
 def _section(section: Section, description: str, catalog: Catalog, definitions: Json) -> Json:
     forms = []
     for kind in catalog.kinds(section):
-        face = _face(section, kind, catalog)
+        face = face_of(catalog, section, kind)
         form: Json = _model(face, f"{section}.{kind}", definitions) if face else {"type": "object"}
         forms.append({**form, "properties": {"kind": {"const": kind}, **form.get("properties", {})}})
     return {"description": description, "anyOf": forms}
@@ -87,7 +86,7 @@ def _optimizer(catalog: Catalog, definitions: Json) -> Json:
         forms.append({"type": "object", "properties": properties, "additionalProperties": False})
     definitions["optimizer"] = {"anyOf": forms}
     one: Json = {"$ref": "#/$defs/optimizer"}
-    faces = (_face("model", kind, catalog) for kind in catalog.kinds("model"))
+    faces = (face_of(catalog, "model", kind) for kind in catalog.kinds("model"))
     roles = sorted({role for face in faces if face for role in face.roles})
     by_role: Json = {"type": "object", "properties": dict.fromkeys(roles, one), "additionalProperties": False}
     description = "One of torch.optim for all roles of the learner, or one for each; left out, the learner's own."
@@ -95,19 +94,12 @@ def _optimizer(catalog: Catalog, definitions: Json) -> Json:
 
 
 def _stage(kind: str, catalog: Catalog, definitions: Json) -> Json:
-    face = _face("optimization", kind, catalog)
+    face = face_of(catalog, "optimization", kind)
     settings = _model(face, f"optimization.{kind}", definitions) if face else {"type": "object"}
     if face and not settings["properties"]:
         return {"description": settings.get("description", ""), **_SWITCH}
     description = settings.pop("description", "")
     return {"description": description, "anyOf": [_SWITCH, {**settings, "minProperties": 1}]}
-
-
-def _face(section: Section, kind: str, catalog: Catalog) -> Any:
-    try:
-        return catalog.get(section, kind)
-    except RunnerError:
-        return None
 
 
 def _model(model: type[Config], name: str, definitions: Json) -> Json:

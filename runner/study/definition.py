@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from runner.recipe.catalog import Catalog
 from runner.recipe.document import Node, Place, Problem, RecipeError, dump_inline, read
-from runner.recipe.experiments import at, beside, fill_experiment, items, moved
-from runner.recipe.loader import find, load
+from runner.recipe.experiments import beside, fill_experiment, moved
+from runner.recipe.loader import find, load, secret_assignments
 from runner.recipe.recipe import Recipe
 from runner.study.config import KIND, VERIFY, StudyConfig
 from runner.study.space import OFF, STAGES, Parameter, Space, Value, assignments, is_on, label, ordered
@@ -120,13 +120,13 @@ def load_study(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> 
     try:
         recipe = load(_reference(path, config), (*config.set, *sets), catalog)
     except RecipeError as error:
-        written = items(root.get("set"))
+        written = root.items("set")
         raise RecipeError([moved(problem, written, root.get("recipe") or root) for problem in error.problems]) from None
     for name in (*config.objectives, *config.constraints):
         if name != VERIFY and not name.startswith(_LOGGED):
             section = "objectives" if name in config.objectives else "constraints"
             message = f"is no metric that a training logs: their names begin with {', '.join(_LOGGED)}"
-            problems.append(Problem((at(root, section, name) or root).anchor, f"{section}.{name}", message))
+            problems.append(Problem((root.get(section, name) or root).anchor, f"{section}.{name}", message))
     if problems:
         raise RecipeError(problems)
     check = _Check(root, config, (*config.set, *sets), recipe, catalog, path)
@@ -227,7 +227,7 @@ class _Check:
             company = [f"{path}: {dump_inline(value)}" for path, value in wanted.items() if path != shown.path]
             beside_it = f", with {' and '.join(company)}" if company else ""
             return [f"{_said(problem, shown)}{beside_it}" for problem in error.problems]
-        secret = {each.partition("=")[0] for each in recipe.secret_assignments()}
+        secret = {each.partition("=")[0] for each in secret_assignments(recipe)}
         if any(each == shown.path or each.startswith(f"{shown.path}.") for each in secret):
             return ["cannot be searched: it is a secret, and what is tried is kept"]
         return []
@@ -269,13 +269,13 @@ class _Check:
             raise RecipeError([Problem(self._anchor(f"{STAGES}.{kind}"), STAGES, str(error))]) from None
 
     def _anchor(self, path: str) -> Place:
-        node = at(self.root, "space", path)
+        node = self.root.get("space", path)
         return (node or self.root).anchor
 
     def _value(self, path: str, number: int) -> Place:
         """Where the value of that number stands."""
         for name in ("choice", "float", "int"):
-            values = items(at(self.root, "space", path, name))
+            values = self.root.items("space", path, name)
             if number < len(values):
                 return values[number].place
         return self._anchor(path)

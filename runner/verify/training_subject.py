@@ -14,7 +14,7 @@ from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
 from runner.plugin.stage import StageConfig
-from runner.recipe.constraints import Draft, conflicts
+from runner.recipe.constraints import conflicts
 from runner.recipe.document import Node, Place, RecipeError
 from runner.recipe.recipe import Recipe
 from runner.system import generators
@@ -55,11 +55,9 @@ def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
     made = [_stage(recipe, registry, kind) for kind in kinds]
     on = {stage.kind: stage for stage in sorted(made, key=lambda stage: (stage.phase, stage.kind))}
     off = tuple(kind for kind in (*recipe.stages, *recipe.off) if kind not in on)
-    draft = Draft(
-        root=Node({}, Place(recipe.path)), model=recipe.model, data=recipe.data, train=recipe.train,
-        tracking=recipe.tracking, stages=on, switched=dict.fromkeys(on, True) | dict.fromkeys(off, False),
-    )  # fmt: skip
-    problems = list(conflicts(draft))
+    switched = dict.fromkeys(on, True) | dict.fromkeys(off, False)
+    root = Node({}, Place(recipe.path))
+    problems = list(conflicts(root, recipe.model, recipe.data, recipe.train, on, switched))
     if problems:
         raise RecipeError(problems)
     return replace(recipe, stages=on, off=off)

@@ -13,8 +13,8 @@ from torch import nn
 from runner.api import Context, GradientLearner, Slots, UsageError
 from runner.plugin.optimizer import HOW_TO_COMPUTE, SPARED, kinds, signature
 from runner.recipe.document import RecipeError, dump_inline
+from runner.recipe.fill import SCHEDULES
 from runner.recipe.loader import load
-from runner.recipe.optimizers import SCHEDULES
 
 PAIR = RECIPE.replace("kind: net", "kind: pair")
 

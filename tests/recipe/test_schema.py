@@ -2,7 +2,7 @@ from faces import FakeCatalog
 
 from runner.plugin.optimizer import kinds, signature
 from runner.plugin.progress import UNITS
-from runner.recipe.optimizers import SCHEDULES
+from runner.recipe.fill import SCHEDULES
 from runner.recipe.schema import DIALECT, schema
 
 SCHEMA = schema(FakeCatalog())

@@ -10,7 +10,7 @@ from pydantic import Field, SecretBytes, SecretStr
 
 from runner.api import Config
 from runner.recipe.document import RecipeError, dump, parse, read
-from runner.recipe.loader import load
+from runner.recipe.loader import load, secret_assignments
 from runner.recipe.lock import copy_recipe, write_lock
 from runner.recipe.recipe import flatten
 from runner.recipe.render import render
@@ -92,7 +92,7 @@ def test_what_is_not_declared_secret_is_an_ordinary_setting_whatever_its_name(tm
     recipe = loaded(tmp_path, ", token_count: 7, api_token: ordinary-text")
     assert recipe.values()["model"]["token_count"] == 7
     assert recipe.values()["model"]["api_token"] == "ordinary-text"
-    assert recipe.secret_assignments() == []
+    assert secret_assignments(recipe) == []
     assert "got 'ordinary-text'" in failure(tmp_path, ", token_count: ordinary-text")
 
 
@@ -139,9 +139,9 @@ def test_a_lock_wants_its_secrets_again(tmp_path, monkeypatch):
 def test_a_recipe_completes_its_own_lock(tmp_path):
     recipe = loaded(tmp_path, SETTINGS, "model.servers=[{host: a, key: 'b: [c'}]", "model.pin='\U0001f511: #\\'")
     (tmp_path / "run").mkdir()
-    again = load(write_lock(recipe, tmp_path / "run", Guardians()), recipe.secret_assignments(), Guardians())
+    again = load(write_lock(recipe, tmp_path / "run", Guardians()), secret_assignments(recipe), Guardians())
     assert again.values(masked=False) == recipe.values(masked=False)
-    assert loaded(tmp_path).secret_assignments() == []
+    assert secret_assignments(loaded(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
