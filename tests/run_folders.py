@@ -4,9 +4,9 @@ import time
 
 from runner.system.liveness import Owner
 from runner.tracking import RunFolder, workspace
-from runner.tracking.connection import shown
-from runner.tracking.folder import Record
 from runner.tracking.spool import Spool
+from runner.tracking.store import shown
+from runner.tracking.workspace import Record
 
 
 def run_folder(name="marl", **changes):

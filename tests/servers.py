@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
 
-from runner.tracking.connection import quiet_environment
+from runner.tracking.store import QUIET
 
 
 class Server:
@@ -31,7 +31,7 @@ class Server:
 
     def start(self):
         """Starts it and waits until it answers."""
-        environment = {**os.environ, **quiet_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        environment = {**os.environ, **QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         self._process = subprocess.Popen(
             self._command,
             env=environment,

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from runner.recipe.document import RecipeError, dump
 from runner.recipe.loader import find, layers, load
 from runner.recipe.lock import copy_recipe
-from runner.tracking import Tracker, workspace
-from runner.tracking.folder import RunFolder
+from runner.tracking import workspace
 from runner.tracking.store import Store
-from runner.tracking.values import folder_name, key
+from runner.tracking.tracker import Tracker
+from runner.tracking.values import key
+from runner.tracking.workspace import RunFolder, folder_name
 
 HOSTILE = [
     "../../x", "..", ".", "/etc/x", "~/x", "a/../../x", "a\\..\\x", "a\0b", "x\ny", " ", "-rf", "$(touch x)",

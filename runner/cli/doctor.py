@@ -21,11 +21,10 @@ from rich.text import Text
 
 from runner.system.errors import StorageError
 from runner.system.hardware import cpu_flags, cpu_model, usable_cores
-from runner.tracking.connection import is_http, on_network_disk, shown
-from runner.tracking.folder import RECORD, folders
 from runner.tracking.recovery import reap
-from runner.tracking.store import Store
-from runner.tracking.workspace import VARIABLE, Workspace
+from runner.tracking.spool import unsent
+from runner.tracking.store import Store, is_http, on_network_disk, shown
+from runner.tracking.workspace import RECORD, VARIABLE, Workspace, folders
 
 _DISTRIBUTION = "proven-runner"
 _GIB = 2**30
@@ -207,7 +206,7 @@ def _runs(workspace: Workspace) -> Iterator[Check]:
     counted = f"{len(found)} in {workspace.runs}" if found else "none yet"
     ended = f"; {len(reaped)} had died without a word: {_names(reaped)}" if reaped else ""
     yield Check("runs", "ok", counted + ended)
-    waiting = [folder.name for folder in known if folder.unsent and not folder.alive()]
+    waiting = [folder.name for folder in known if unsent(folder.spool) and not folder.alive()]
     if waiting:
         yield Check("unsent", "warn", f"MLflow lacks a part of {len(waiting)} runs: {_names(waiting)}", "runner sync")
     damaged = [folder.name for folder in found if folder not in known]

@@ -103,8 +103,8 @@ def resume(
     [bold]runner resume marl_phase2-3f2a91c0[/]
     """
     from runner.tracking import workspace
-    from runner.tracking.folder import find
     from runner.tracking.recovery import reap
+    from runner.tracking.workspace import find
 
     here = workspace()
     reap(here)
@@ -180,8 +180,8 @@ def _finish(result: "RunResult", recipe: "Recipe", as_json: bool) -> None:
 def _unfinished(digest: str) -> "RunFolder | None":
     """The newest run of a recipe that can be resumed."""
     from runner.tracking import workspace
-    from runner.tracking.folder import folders
     from runner.tracking.recovery import reap
+    from runner.tracking.workspace import folders
 
     here = workspace()
     reap(here)
@@ -193,7 +193,7 @@ def _unfinished(digest: str) -> "RunFolder | None":
 
 
 def _newest_resumable(workspace: "Workspace") -> "RunFolder":
-    from runner.tracking.folder import folders
+    from runner.tracking.workspace import folders
 
     found = folders(workspace.runs)
     fitting = next((folder for folder in found if not folder.resumable), None)

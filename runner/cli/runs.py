@@ -50,13 +50,14 @@ def sync(runs: RunsArgument = None, as_json: JsonOption = False) -> None:
     import dataclasses
 
     from runner.tracking import workspace
-    from runner.tracking.folder import find, folders
     from runner.tracking.recovery import deliver, reap
+    from runner.tracking.spool import unsent
+    from runner.tracking.workspace import find, folders
 
     here = workspace()
     reap(here)
-    chosen = [find(here.runs, name) for name in runs] if runs else [each for each in folders(here.runs) if each.unsent]
-    deliveries = deliver(here, chosen)
+    chosen = [find(here.runs, name) for name in runs or ()]
+    deliveries = deliver(here, chosen or [each for each in folders(here.runs) if unsent(each.spool)])
     if as_json:
         print_json({"runs": [dataclasses.asdict(delivery) for delivery in deliveries]})
     else:

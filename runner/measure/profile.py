@@ -24,7 +24,7 @@ from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import StorageError, UsageError
 from runner.tracking import Workspace
-from runner.tracking.values import folder_name
+from runner.tracking.workspace import folder_name
 from runner.train.assemble import Assembly, assemble
 
 STEP = "step"

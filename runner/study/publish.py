@@ -19,7 +19,7 @@ from runner.system.errors import StorageError
 from runner.system.files import write_durably
 from runner.system.secrets import redact_values
 from runner.tracking.periodic import Periodic
-from runner.tracking.shipper import Shipper
+from runner.tracking.spool import Shipper
 from runner.tracking.store import Store
 from runner.tracking.values import key, params_of, text
 

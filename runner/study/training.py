@@ -15,8 +15,7 @@ from runner.recipe.lock import LOCK_NAME, drift, write_lock
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import CheckpointError
-from runner.tracking.history import History
-from runner.tracking.recorder import Recorder
+from runner.tracking.tracker import Recorder
 from runner.train.assemble import assemble
 from runner.train.checkpoint import reader as checkpoint
 from runner.train.loop import CHECKPOINTS, Loop
@@ -29,8 +28,8 @@ SIGN_SECONDS = 0.5
 class ReportingRecorder(Recorder):
     """Logs to a spool, which the parent carries to MLflow, and tells the parent how far the training is."""
 
-    def __init__(self, spool: Path, history: History, step: int, parent: Parent, stop: Stop) -> None:
-        super().__init__(spool, history, step, parent.options["prefix"])
+    def __init__(self, spool: Path, cursor: int | None, step: int, parent: Parent, stop: Stop) -> None:
+        super().__init__(spool, cursor, step, parent.options["prefix"])
         self._metric, self._parent, self._stop = parent.options["metric"], parent, stop
         self._told = 0.0
         self.pruned = False
@@ -62,8 +61,8 @@ def main(parent: Parent) -> None:
     pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
     write_lock(recipe, folder, registry)
     with stop_on_signals() as stop:
-        history = History.read(folder / SPOOL, state["cursor"], state["step"]) if state else History()
-        log = ReportingRecorder(folder / SPOOL, history, state["step"] if state else 0, parent, stop)
+        cursor, step = (state["cursor"], state["step"]) if state else (None, 0)
+        log = ReportingRecorder(folder / SPOOL, cursor, step, parent, stop)
         parent.tell(step=log.step)
         loop = Loop(pipeline, folder, log, log, stop)
         if state:

@@ -43,7 +43,7 @@ from runner.study.values import bounds, logged_by, objectives
 from runner.system.errors import RunnerError, UsageError
 from runner.system.faults import reach
 from runner.system.secrets import redact, redact_values
-from runner.tracking.values import folder_name
+from runner.tracking.workspace import folder_name
 from runner.train.loop import CHECKPOINTS
 
 FEASIBLE = "trained"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from runner.study.config import BoundConfig, ObjectiveConfig, StudyConfig
 from runner.system.errors import UsageError
 from runner.system.names import suggestion
-from runner.tracking.lines import lines
+from runner.tracking.spool import lines
 
 Interval = tuple[float, float]
 """Begin and end in seconds since 1970."""

@@ -1,7 +1,5 @@
 """Tracking: metrics, params, tags and artifacts go to a file first and from there to MLflow."""
 
-from runner.tracking.folder import RunFolder, Status
-from runner.tracking.tracker import Target, Tracker
-from runner.tracking.workspace import Workspace, workspace
+from runner.tracking.workspace import RunFolder, Status, Workspace, workspace
 
-__all__ = ["RunFolder", "Status", "Target", "Tracker", "Workspace", "workspace"]
+__all__ = ["RunFolder", "Status", "Workspace", "workspace"]

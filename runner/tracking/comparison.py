@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,20 +19,19 @@ from runner.recipe.lock import LOCK_NAME
 from runner.recipe.recipe import flatten
 from runner.system.errors import UsageError
 from runner.system.secrets import redact_values
-from runner.tracking.connection import is_http, shown
-from runner.tracking.links import compare_page
-from runner.tracking.store import Store
-from runner.tracking.ui import HOST, PORT
-from runner.tracking.workspace import Workspace
+from runner.tracking.links import HOST, PORT, compare_page
+from runner.tracking.store import Store, is_http, shown
+from runner.tracking.workspace import Workspace, pick
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-_SHOWN_CANDIDATES = 8
 _NAME_WIDTH = 28
 _RUN_WIDTH = 17
 _MISSING = "-"
+_OWN_TAGS = ("mlflow.", "recipe.", "run_dir")
+"""Beginnings of tags that name a run or repeat its settings."""
 _LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
 """Sections of a lock beside the recipe itself."""
 
@@ -52,15 +51,11 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with a ``schema_version``; numbers that are not finite are strings."""
-        metrics = {name: [_plain(value) for value in values] for name, values in self.metrics.items()}
-        return {
-            "schema_version": 1,
-            "runs": self.runs,
-            "settings": self.settings,
-            "environment": self.environment,
-            "metrics": metrics,
-            "link": self.link,
+        metrics = {
+            name: [value if value is None or isfinite(value) else str(value) for value in values]
+            for name, values in self.metrics.items()
         }
+        return {"schema_version": 1, **asdict(self), "metrics": metrics}
 
 
 def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
@@ -77,44 +72,23 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
     if len(names) < 2:
         raise UsageError("compare needs at least two runs, for example: runner compare marl_phase1 latest")
     store = Store.open(workspace)
-    runs = [find_run(store.client, name) for name in names]
-    experiments = [run.info.experiment_id for run in runs]
+    found = _all_runs(store.client)
+    known = [(run.info.run_name, run.info.run_id) for run in found]
+    runs = [found[pick(name, known, "the workspace")] for name in names]
     run_ids = [run.info.run_id for run in runs]
     if len(set(run_ids)) < len(run_ids):
         raise UsageError(f"{', '.join(names)}: the same run is named twice")
     server = shown(store.uri) if is_http(store.uri) else f"http://{HOST}:{PORT}"
     return Comparison(
-        runs=[_about(run) for run in runs],
+        runs=[
+            {"run_id": info.run_id, "name": info.run_name, "status": info.status, "experiment_id": info.experiment_id}
+            for info in (run.info for run in runs)
+        ],
         settings=redact_values(_differing([run.data.params for run in runs])),
         environment=redact_values(_differing([_environment(store.client, run) for run in runs])),
         metrics=_differing([run.data.metrics for run in runs]),
-        link=compare_page(server, experiments, run_ids),
+        link=compare_page(server, [run.info.experiment_id for run in runs], run_ids),
     )
-
-
-def find_run(client: MlflowClient, name: str) -> Run:
-    """The run with that id or name, or the only one whose id, name or digits start so; ``latest`` is the newest.
-
-    Raises:
-        UsageError: no run fits, or several do.
-    """
-    runs = _all_runs(client)
-    fitting = runs[:1] if name == "latest" else [run for run in runs if name in (run.info.run_id, run.info.run_name)]
-    if not fitting:
-        fitting = [run for run in runs if any(each.startswith(name) for each in _names(run))]
-    if len(fitting) == 1:
-        return fitting[0]
-    candidates = fitting or runs
-    listed = ", ".join(run.info.run_name for run in candidates[:_SHOWN_CANDIDATES])
-    more = ", ..." if len(candidates) > _SHOWN_CANDIDATES else ""
-    if fitting:
-        raise UsageError(f"'{name}' fits {len(fitting)} runs: {listed}{more}")
-    raise UsageError(f"no run '{name}'; the workspace has: {listed}{more}" if runs else "the workspace has no runs yet")
-
-
-def _names(run: Run) -> tuple[str, ...]:
-    name = str(run.info.run_name)
-    return run.info.run_id, name, name.rpartition("-")[2]
 
 
 def _all_runs(client: MlflowClient) -> list[Run]:
@@ -130,46 +104,26 @@ def _all_runs(client: MlflowClient) -> list[Run]:
             return runs
 
 
-def _about(run: Run) -> dict[str, str]:
-    info = run.info
-    return {
-        "run_id": info.run_id,
-        "name": info.run_name,
-        "status": info.status,
-        "experiment_id": info.experiment_id,
-    }
-
-
 def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
-    """Where and from what the run was made: its tags and lock, without what names it or repeats its settings."""
-    own = ("mlflow.", "recipe.", "run_dir")
-    tags = {name: value for name, value in run.data.tags.items() if not name.startswith(own)}
-    return {"status": run.info.status, **tags, **_locked(client, run.info.run_id)}
-
-
-def _locked(client: MlflowClient, run_id: str) -> dict[str, str]:
-    """Source, packages, plugins, hardware and threads from the run's lock, if it has one."""
+    """Where and from what the run was made: its tags, and its lock if it has one."""
     from mlflow.exceptions import MlflowException
 
+    tags = {name: value for name, value in run.data.tags.items() if not name.startswith(_OWN_TAGS)}
+    locked = {}
     with TemporaryDirectory() as folder:
         try:
-            lock = client.download_artifacts(run_id, LOCK_NAME, folder)
+            values = read(Path(client.download_artifacts(run.info.run_id, LOCK_NAME, folder)), []).plain()
         except (MlflowException, OSError):
-            return {}
-        values = read(Path(lock), []).plain()
-    return {
-        name: str(value) for section in _LOCKED for name, value in flatten(values.get(section) or {}, f"{section}.")
-    }
+            values = {}
+    for section in _LOCKED:
+        locked |= {name: str(value) for name, value in flatten(values.get(section) or {}, f"{section}.")}
+    return {"status": run.info.status, **tags, **locked}
 
 
 def _differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = sorted({name for side in sides for name in side})
     rows = {name: [side.get(name) for side in sides] for name in names}
     return {name: row for name, row in rows.items() if len({repr(value) for value in row}) > 1}
-
-
-def _plain(value: float | None) -> float | str | None:
-    return value if value is None or isfinite(value) else str(value)
 
 
 def show(comparison: Comparison, console: Console) -> None:

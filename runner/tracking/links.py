@@ -4,17 +4,14 @@ import json
 from collections.abc import Sequence
 from urllib.parse import urlencode
 
+HOST = "127.0.0.1"
+PORT = 5000
 _TRAINING = {"workflowType": "machine_learning"}  # MLflow's page for training rather than for language models
 
 
 def experiments_page(server: str) -> str:
     """The list of experiments."""
     return f"{server.rstrip('/')}/#/experiments?{urlencode(_TRAINING)}"
-
-
-def run_page(server: str, experiment_id: str, run_id: str) -> str:
-    """The page of one run."""
-    return f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}?{urlencode(_TRAINING)}"
 
 
 def compare_page(server: str, experiment_ids: Sequence[str], run_ids: Sequence[str]) -> str:

@@ -8,8 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from runner.tracking.folder import Record, RunFolder, folders
-from runner.tracking.workspace import Workspace
+from runner.tracking.spool import unsent
+from runner.tracking.workspace import Record, Workspace, folders
 
 _COLOURS = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -29,7 +29,17 @@ def listing(workspace: Workspace) -> list[dict[str, Any]]:
         ``unsent_bytes``. Of a run whose ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file is
         None.
     """
-    return [_entry(folder) for folder in folders(workspace.runs)]
+    runs = []
+    for folder in folders(workspace.runs):
+        record, last, reason = folder.record(), folder.last_checkpoint, folder.resumable
+        known: dict[str, Any] = dict.fromkeys(Record.model_fields) | {"status": "UNKNOWN"}
+        if record is not None:
+            known = record.model_dump() | {"step": max(record.step, last or 0)}
+        runs.append(
+            {**known, "name": folder.name, "run_dir": str(folder.path), "last_checkpoint": last,
+             "resumable": not reason, "not_resumable": reason, "unsent_bytes": unsent(folder.spool)}
+        )  # fmt: skip
+    return runs
 
 
 def show(runs: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -37,78 +47,45 @@ def show(runs: Sequence[Mapping[str, Any]], console: Console) -> None:
     if not runs:
         console.print("no runs yet; start one: runner run marl_phase2", markup=False, highlight=False)
         return
-    rows = [{title: title for title in _cells(runs[0])}, *map(_cells, runs)]
+    rows = [_cells(run) for run in runs]
+    rows.insert(0, {title: title for title in rows[0]})
     widths = {title: max(cell_len(row[title]) for row in rows) for title in rows[0]}
-    columns = _fitting(widths, console.width)
+    columns = list(widths)
+    for title in (*_DISPENSABLE, "run"):  # a run whose name does not fit has a line of its own for that
+        if sum(widths[each] for each in columns) + len(_GAP) * (len(columns) - 1) <= console.width:
+            break
+        columns.remove(title)
     for run, row in zip([None, *runs], rows, strict=True):
-        _print_line(row, widths, columns, run, console)
-        if run is not None and (remark := _remark(run)):
-            for line in Text(remark, style="dim").wrap(console, max(20, console.width - len(2 * _GAP))):
-                line.rstrip()
-                console.print(Text(2 * _GAP) + line, soft_wrap=True)
-
-
-def _entry(folder: RunFolder) -> dict[str, Any]:
-    record = folder.record()
-    last, reason = folder.last_checkpoint, folder.resumable
-    known: dict[str, Any] = dict.fromkeys(Record.model_fields) | {"status": "UNKNOWN"}
-    if record is not None:
-        known = record.model_dump() | {"step": max(record.step, last or 0)}
-    return {
-        **known,
-        "name": folder.name,
-        "run_dir": str(folder.path),
-        "last_checkpoint": last,
-        "resumable": not reason,
-        "not_resumable": reason,
-        "unsent_bytes": folder.unsent,
-    }
+        line = Text("" if "run" in columns else f"{row['run']}\n{_GAP}", style="" if run else "bold")
+        for title in columns:
+            style = _COLOURS.get(row[title], "") if title == "status" else ""
+            line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+        remark = Text(_remark(run) if run else "", style="dim")
+        for line in remark.wrap(console, max(20, console.width - len(2 * _GAP))) if remark else ():
+            line.rstrip()
+            console.print(Text(2 * _GAP) + line, soft_wrap=True)
 
 
 def _cells(run: Mapping[str, Any]) -> dict[str, str]:
     """What each column says about a run."""
+    progress = started = _MISSING
+    if run["goal"] is not None:
+        share = min(run["step"] / run["goal"], 1.0) if run["goal"] else 0.0
+        progress = f"{run['step']:,}/{run['goal']:,} {run['unit']} ({share:.0%})"
+    if run["started"] is not None:
+        seconds = max(0.0, time.time() - run["started"])
+        length, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
+        started = f"{seconds / length:.0f} {unit} ago"
     return {
         "run": run["name"],
         "status": run["status"],
-        "progress": _progress(run),
+        "progress": progress,
         "checkpoint": _MISSING if run["last_checkpoint"] is None else f"{run['last_checkpoint']:,}",
-        "started": _MISSING if run["started"] is None else f"{_age(run['started'])} ago",
+        "started": started,
         "resume": "yes" if run["resumable"] else "no",
     }
-
-
-def _fitting(widths: Mapping[str, int], width: int) -> list[str]:
-    """The columns that fit beside each other; without ``run``, if that needs a line of its own."""
-    columns = list(widths)
-    for title in (*_DISPENSABLE, "run"):
-        if sum(widths[each] for each in columns) + len(_GAP) * (len(columns) - 1) <= width:
-            break
-        columns.remove(title)
-    return columns
-
-
-def _print_line(
-    row: Mapping[str, str],
-    widths: Mapping[str, int],
-    columns: Sequence[str],
-    run: Mapping[str, Any] | None,
-    console: Console,
-) -> None:
-    line = Text(style="bold" if run is None else "")
-    if "run" not in columns:
-        line.append(f"{row['run']}\n{_GAP}")
-    for title in columns:
-        style = _COLOURS.get(row[title], "") if title == "status" else ""
-        line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
-    line.rstrip()
-    console.print(line, soft_wrap=True)
-
-
-def _progress(run: Mapping[str, Any]) -> str:
-    if run["goal"] is None:
-        return _MISSING
-    share = run["step"] / run["goal"] if run["goal"] else 0.0
-    return f"{run['step']:,}/{run['goal']:,} {run['unit']} ({min(share, 1.0):.0%})"
 
 
 def _remark(run: Mapping[str, Any]) -> str:
@@ -116,14 +93,8 @@ def _remark(run: Mapping[str, Any]) -> str:
     parts = []
     if run["status"] == "FAILED":
         parts.append(run["reason"].partition("\n")[0])
-    if run["not_resumable"] and run["status"] != "FINISHED":
+    if run["status"] != "FINISHED":
         parts.append(run["not_resumable"])
     if run["unsent_bytes"] and run["status"] in ("FINISHED", "FAILED", "KILLED"):
         parts.append("MLflow lacks a part: runner sync")
     return "; ".join(filter(None, parts))
-
-
-def _age(since: float) -> str:
-    seconds = max(0.0, time.time() - since)
-    length, unit = next(((length, unit) for length, unit in _UNITS if seconds >= length), (1, "s"))
-    return f"{seconds / length:.0f} {unit}"

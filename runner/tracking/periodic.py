@@ -15,25 +15,22 @@ class Periodic(threading.Thread):
 
     def __init__(self, name: str, seconds: float, action: Callable[[], object]) -> None:
         super().__init__(name=f"runner-{name}", daemon=True)
-        self._seconds = seconds
-        self._action = action
+        self._seconds, self._action = seconds, action
         self._stopping = threading.Event()
-        self._failed = False
         self.start()
 
     def run(self) -> None:
         """Runs in the thread."""
-        self._attempt()
-        while not self._stopping.wait(self._seconds):
-            self._attempt()
-
-    def _attempt(self) -> None:
-        try:
-            self._action()
-        except Exception as error:  # whatever a driver raises
-            if not self._failed:
-                _log.warning("%s failed and is tried again: %s: %s", self.name, type(error).__name__, error)
-            self._failed = True
+        failed = False
+        while True:
+            try:
+                self._action()
+            except Exception as error:  # whatever a driver raises
+                if not failed:
+                    _log.warning("%s failed and is tried again: %s: %s", self.name, type(error).__name__, error)
+                failed = True
+            if self._stopping.wait(self._seconds):
+                return
 
     def stop(self) -> None:
         """Waits for an action that is under way and calls no other."""

@@ -6,18 +6,12 @@ import errno
 import logging
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
-from runner.tracking.connection import shown
-from runner.tracking.folder import GLANCE_SECONDS, Record, RunFolder, Status, folders
-from runner.tracking.lines import lines
-from runner.tracking.shipper import Shipper
-from runner.tracking.spool import Spool, place_of
-from runner.tracking.store import Store
-from runner.tracking.workspace import Workspace
+from runner.tracking.spool import Shipper, Spool, lines, place_of
+from runner.tracking.store import Store, shown
+from runner.tracking.workspace import GLANCE_SECONDS, Record, RunFolder, Workspace, folders
 
 _log = logging.getLogger(__name__)
 
@@ -37,14 +31,13 @@ class Delivery:
 def reap(workspace: Workspace) -> list[str]:
     """Gives runs whose process died their end, here and in MLflow: KILLED unless it could still say another.
 
-    Runs that are alive are left alone.
-
-    MLflow learns of it now if it answers, else with the next ``sync``.
+    Runs that are alive are left alone. MLflow learns of it now if it answers, else with the next ``sync``.
 
     Returns:
         Their names.
     """
-    dead = [folder for folder in folders(workspace.runs) if _died(folder) and _set_end(folder)]
+    running = [folder for folder in folders(workspace.runs) if _is_running(folder.record())]
+    dead = [folder for folder in running if not folder.alive() and _set_end(folder)]
     if dead:
         try:
             deliver(workspace, dead)
@@ -76,9 +69,8 @@ def deliver(workspace: Workspace, runs: list[RunFolder]) -> list[Delivery]:
     return deliveries
 
 
-def _died(folder: RunFolder) -> bool:
-    record = folder.record()
-    return record is not None and record.status == "RUNNING" and not folder.alive()
+def _is_running(record: Record | None) -> bool:
+    return record is not None and record.status == "RUNNING"
 
 
 def _set_end(folder: RunFolder) -> bool:
@@ -89,10 +81,18 @@ def _set_end(folder: RunFolder) -> bool:
         if record is None or record.status != "RUNNING":
             return False
         folder.use_reserve()
-        status, reason = _last_words(folder.spool)
-        if status is None:
+        status, error = None, ""
+        for line, _ in lines(folder.spool):  # what its process could still say
+            status, error = line.status or status, line.tags.get("error", error)
+        reason = error if status == "FAILED" else ""
+        if status is None or status == "RUNNING":
             status, reason = "KILLED", "its process died"
-            _append(folder.spool, {"t": int(record.heartbeat * 1e3), "status": status})
+            spool = Spool(folder.spool)
+            spool.append({"t": int(record.heartbeat * 1e3), "status": status})
+            durable = spool.sync()
+            spool.close()
+            if not durable:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         folder.write(record.model_copy(update={"status": status, "reason": reason}))
     except UsageError:
         return False
@@ -102,30 +102,6 @@ def _set_end(folder: RunFolder) -> bool:
     finally:
         folder.release()
     return True
-
-
-def _last_words(spool: Path) -> tuple[Status | None, str]:
-    """How a run ended, and why it failed, if its process could still say so."""
-    status, reason = None, ""
-    for line, _ in lines(spool):
-        status, reason = line.status or status, line.tags.get("error", reason)
-    if status is None or status == "RUNNING":
-        return None, ""
-    return status, reason if status == "FAILED" else ""
-
-
-def _append(spool: Path, record: dict[str, Any]) -> None:
-    """Adds a record to the spool of a dead process.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
-    file = Spool(spool)
-    file.append(record)
-    durable = file.sync()
-    file.close()
-    if not durable:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _deliver(store: Store, folder: RunFolder, record: Record) -> Delivery:

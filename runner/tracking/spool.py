@@ -1,26 +1,37 @@
-"""An append-only file that every record reaches before MLflow does.
+"""A run's spool, which everything that is logged reaches before MLflow does, and what carries it there.
 
 One JSON object a line. A record that ``append`` has taken survives the death of the process at once and, after the
 next ``sync``, that of the machine. Reading stops before a line that is not whole yet.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import logging
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
 
 from runner.system.faults import reach
+from runner.system.files import write_durably
 from runner.system.secrets import redact_values
 
-Record = Mapping[str, Any]
+if TYPE_CHECKING:
+    from runner.tracking.store import Store
 
 _HELD_LINES = 10_000
+_BATCH_LINES = 500
 _log = logging.getLogger(__name__)
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Spool:
@@ -28,6 +39,9 @@ class Spool:
 
     Lines that the disk refuses are held in memory (the latest 10,000) and written when it takes them again, so that a
     full disk does not stop a training.
+
+    Attributes:
+        size: bytes in the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,61 +56,32 @@ class Spool:
         self._warned = False
         self._synced = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._size = whole_size(path)
-        os.ftruncate(self._file, self._size)
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file."""
-        return self._size
+        self.size = _whole_size(path)
+        os.ftruncate(self._file, self.size)
 
     @property
     def held(self) -> int:
         """Number of lines that are in memory only, because the disk refuses them."""
         return len(self._held)
 
-    def append(self, record: Record, *, urgent: bool = False) -> None:
+    def append(self, record: Mapping[str, Any], *, urgent: bool = False) -> None:
         """Writes one record to the operating system, its secrets masked.
 
         Costs some microseconds and never raises for a full disk.
 
         Args:
-            record: plain data.
+            record: what a ``Line`` has, as plain data.
             urgent: whether it goes before what the disk has refused so far, and is durable at once.
         """
-        line = _line(redact_values(record))
+        line = json.dumps(redact_values(record), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             if urgent:
-                self._held.appendleft(line.encode())
+                self._held.appendleft(line)
             else:
-                self._held.append(line.encode())
+                self._held.append(line)
             self._write_held(1 if urgent else len(self._held))
         if urgent:
-            self._keep(self._size)
-
-    def _write_held(self, lines: int) -> None:
-        try:
-            for _ in range(lines):
-                self._write(self._held[0])
-                self._held.popleft()
-        except OSError as error:
-            self._warn(error, f"the latest {_HELD_LINES} lines are held in memory until it can be written")
-
-    def _warn(self, error: OSError, consequence: str) -> None:
-        if not self._warned:
-            _log.warning("%s: %s; %s", self.path, error.strerror, consequence)
-        self._warned = True
-
-    def _write(self, line: bytes) -> None:
-        written = os.write(self._file, line)
-        try:
-            if written < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            reach("spool.append", self.path, written)
-        except OSError:
-            os.ftruncate(self._file, self._size)  # leave no half line in the middle of the file
-            raise
-        self._size += written
+            self._keep(self.size)
 
     def sync(self) -> bool:
         """Asks the disk to keep what has been appended so far, and offers it again what it has refused.
@@ -106,8 +91,27 @@ class Spool:
         """
         with self._lock:
             self._write_held(len(self._held))
-            size = self._size
+            size = self.size
         return self._keep(size) and not self._held
+
+    def close(self) -> None:
+        """Syncs and closes the file."""
+        self.sync()
+        os.close(self._file)
+
+    def _write_held(self, count: int) -> None:
+        try:
+            for _ in range(count):
+                written = os.write(self._file, self._held[0])
+                if written < len(self._held[0]):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                reach("spool.append", self.path, written)
+                self.size += written
+                self._held.popleft()
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, self.size)  # leave no half line in the middle of the file
+            self._warn(error, f"the latest {_HELD_LINES} lines are held in memory until it can be written")
 
     def _keep(self, size: int) -> bool:
         if size > self._synced:
@@ -120,31 +124,49 @@ class Spool:
             self._synced = size
         return True
 
-    def close(self) -> None:
-        """Syncs and closes the file."""
-        self.sync()
-        os.close(self._file)
+    def _warn(self, error: OSError, consequence: str) -> None:
+        if not self._warned:
+            _log.warning("%s: %s; %s", self.path, error.strerror, consequence)
+        self._warned = True
 
 
-def read(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields every whole record from a byte offset on, each with the offset after it.
+class Line(BaseModel, frozen=True):
+    """What a line of a spool may say, which somebody may have changed, or a failing disk."""
 
-    A damaged line (a machine that lost power can leave one) is an empty record, with a warning.
+    t: _Count
+    """When it was logged, in milliseconds since 1970."""
+    step: _Count = 0
+    metrics: dict[str, float] = {}
+    params: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    artifact: str | None = None
+    """A path inside the run's folder."""
+    folder: str = ""
+    """Where to put it among the run's artifacts."""
+    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"] | None = None
+
+
+def lines(spool: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
+    """Yields every whole line from a byte offset on, each with the offset after it; none if there is no file.
+
+    One that is damaged (a machine that lost power can leave such) says nothing, with a warning, so that it does not
+    hold up what follows it.
     """
-    with path.open("rb") as file:
+    if not spool.exists():
+        return
+    with spool.open("rb") as file:
         file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
+        for text in file:
+            if not text.endswith(b"\n"):
                 return
-            offset += len(line)
+            offset += len(text)
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if not isinstance(record, dict):
-                _log.warning("%s: skipped a damaged line that ends at byte %d", path, offset)
-                record = {}
-            yield record, offset
+                line = Line.model_validate(json.loads(text))
+            except (ValueError, RecursionError) as error:
+                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+                _log.warning("%s: skipped the damaged line that ends at byte %d: %s", spool, offset, reason)
+                line = Line(t=0)
+            yield line, offset
 
 
 def place_of(spool: Path) -> Path:
@@ -166,12 +188,12 @@ def reached(spool: Path) -> int:
 def unsent(spool: Path) -> int:
     """Bytes in whole lines of a spool that MLflow does not have."""
     try:
-        return max(0, whole_size(spool) - reached(spool))
+        return max(0, _whole_size(spool) - reached(spool))
     except OSError:
         return 0
 
 
-def whole_size(path: Path) -> int:
+def _whole_size(path: Path) -> int:
     """Bytes of a file up to and with its last line break."""
     position = path.stat().st_size
     with path.open("rb") as file:
@@ -185,5 +207,87 @@ def whole_size(path: Path) -> int:
     return 0
 
 
-def _line(record: Record) -> str:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+class Shipper:
+    """Reads a spool and writes it to an MLflow run, in batches and from where it last stopped.
+
+    The place reached moves on after MLflow has taken a batch. A process that dies in between sends that batch again,
+    which changes nothing: MLflow keeps one row for equal key, value, time and step.
+    """
+
+    def __init__(self, store: Store, run_id: str, spool: Path) -> None:
+        self._store, self._run_id, self._spool = store, run_id, spool
+        self._offset = reached(spool)
+        self._failing = False
+        self._abandoned = threading.Event()
+
+    @property
+    def pending(self) -> int:
+        """Bytes of the spool that MLflow does not have yet."""
+        return max(0, _whole_size(self._spool) - self._offset)
+
+    def ship(self) -> None:
+        """Sends everything that is in the spool now.
+
+        Raises:
+            MlflowException: the store cannot be reached.
+            OSError: an artifact cannot be copied.
+        """
+        rest = lines(self._spool, self._offset)
+        while not self._abandoned.is_set() and (batch := list(islice(rest, _BATCH_LINES))):
+            self._deliver([line for line, _ in batch], batch[-1][1])
+
+    def try_to_ship(self) -> bool:
+        """Ships; says once when MLflow stops answering and once when it answers again."""
+        try:
+            self.ship()
+        except Exception as error:  # MLflow raises whatever its database and network drivers raise
+            if not self._failing:
+                reason = str(error).partition("\n")[0]
+                _log.warning("MLflow does not take metrics; they wait in %s (%s)", self._spool, reason)
+            self._failing = True
+            return False
+        if self._failing:
+            _log.warning("MLflow takes metrics again; nothing was lost")
+        self._failing = False
+        return True
+
+    def abandon(self) -> None:
+        """Makes a ``ship`` that is under way in another thread end after its batch."""
+        self._abandoned.set()
+
+    def _deliver(self, batch: list[Line], offset: int) -> None:
+        points = [(line, key, value) for line in batch for key, value in line.metrics.items()]
+        # Infinities become NaN: MLflow would store the largest float, flattening the curve it belongs to.
+        metrics = [(key, math.nan if math.isinf(x) else x, line.t, line.step) for line, key, x in points]
+        params = {key: value for line in batch for key, value in line.params.items()}
+        tags = {key: value for line in batch for key, value in line.tags.items()}
+        self._store.send(self._run_id, metrics, params, tags)
+        ends = [(line.status, line.t) for line in batch if line.status]
+        if ends:
+            self._store.set_status(self._run_id, *ends[-1])
+        for line in batch:  # artifacts last, because they may have a disk of their own, with its own troubles
+            if line.artifact is not None:
+                self._copy(self._spool.parent / line.artifact, line.folder)
+        self._offset = offset
+        with suppress(OSError):  # a full disk: then the next process sends again what MLflow has
+            reach("ship.sent")
+            write_durably(place_of(self._spool), str(offset))
+            reach("ship.placed")
+
+    def _copy(self, path: Path, folder: str) -> None:
+        if not _stays_inside(self._spool.parent, path, folder):
+            _log.warning("artifact %s leads out of the run's folder and was not logged", path)
+        elif not path.exists():
+            _log.warning("artifact %s no longer exists and could not be logged", path)
+        elif path.is_dir():
+            self._store.client.log_artifacts(self._run_id, str(path), folder or None)
+        else:
+            self._store.client.log_artifact(self._run_id, str(path), folder or None)
+
+
+def _stays_inside(run_dir: Path, path: Path, folder: str) -> bool:
+    """Whether a spool, which somebody may have changed, names files of this run only, and no link to others."""
+    if "\0" in f"{path}{folder}" or Path(folder).is_absolute() or ".." in Path(folder).parts:
+        return False
+    inside = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return path.resolve().is_relative_to(run_dir.resolve()) and not any(each.is_symlink() for each in inside)

@@ -1,29 +1,118 @@
-"""MLflow as the runner uses it: explicit run ids, batches that it accepts, nothing cut in silence."""
+"""MLflow as the runner uses it: quick to fail, quiet, safe when several come first, and nothing cut in silence."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import socket
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+from filelock import FileLock
 
 from runner.system.errors import StorageError
-from runner.tracking.connection import connect, is_http, shown
-from runner.tracking.values import folder_name
+from runner.system.secrets import redact
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
 
     from runner.tracking.workspace import Workspace
 
 Metric = tuple[str, float, int, int]
 """Key, value, timestamp in milliseconds, step."""
+QUIET = {
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+"""Variables that silence MLflow's talk, its calls home and its waits of minutes."""
 
 _BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 """What MLflow takes in one call."""
+_NETWORK_DISKS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "9p", "afs"})
 _log = logging.getLogger(__name__)
+
+
+def is_http(uri: str) -> bool:
+    """Whether the store is a server that is spoken to over HTTP."""
+    return urlsplit(uri).scheme in {"http", "https"}
+
+
+def shown(uri: str) -> str:
+    """The URI without user name and password."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # a host that is none
+        return redact(uri)
+    return redact(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri)
+
+
+def on_network_disk(path: Path) -> bool:
+    """Whether the file system is shared between machines, where SQLite's write-ahead log must not be used."""
+    import psutil
+
+    disks = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
+    nearest = next((str(folder) for folder in [path, *path.parents] if str(folder) in disks), "")
+    return disks.get(nearest, "") in _NETWORK_DISKS
+
+
+def connect(uri: str) -> MlflowClient:
+    """A client whose store has answered.
+
+    Processes that open a fresh SQLite database together wait for the first of them, because MLflow's migrations
+    break the file when two run at once.
+
+    Raises:
+        StorageError: the store cannot be reached or written; said within seconds.
+    """
+    database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+    try:
+        if database:
+            database.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{database}.lock", timeout=120) if database else nullcontext():
+            _probe(uri, database)
+            for name, value in QUIET.items():
+                os.environ.setdefault(name, value)  # what the user has set stays as it is
+            logging.getLogger("alembic").setLevel(logging.ERROR)
+            from mlflow import MlflowClient
+
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
+    except Exception as error:  # drivers and MLflow raise whatever they like
+        reason = redact(str(error).replace(uri, shown(uri))).partition("\n")[0]
+        remedy = "name a writable folder in RUNNER_WORKSPACE"
+        if "MLFLOW_TRACKING_URI" in os.environ:
+            remedy = "start it, or unset MLFLOW_TRACKING_URI to use the local workspace"
+        raise StorageError(f"tracking store {shown(uri)} cannot be used: {reason}; {remedy}") from error
+    return client
+
+
+def _probe(uri: str, database: Path | None) -> None:
+    """Raises at once where MLflow would try again for minutes."""
+    if database is not None:
+        with closing(sqlite3.connect(database, timeout=20)) as connection:
+            if not on_network_disk(database):
+                connection.execute("PRAGMA journal_mode=WAL")  # readers and the writer no longer wait for each other
+            connection.execute("BEGIN IMMEDIATE")  # fails if the file cannot be written
+            connection.rollback()
+    elif is_http(uri):
+        parts = urlsplit(uri)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        socket.create_connection((parts.hostname or "", port), timeout=5).close()
+    elif uri.partition("+")[0].partition(":")[0] in {"postgresql", "mysql", "mssql"}:
+        from sqlalchemy import create_engine
+
+        engine = create_engine(uri)
+        engine.connect().close()
+        engine.dispose()
 
 
 @dataclass(frozen=True)
@@ -32,8 +121,8 @@ class Store:
 
     client: MlflowClient
     uri: str
-    artifacts: Path | None
-    """Where new experiments keep their artifacts; None where a server decides."""
+    workspace: Workspace
+    """Which keeps the artifacts, unless a server does."""
 
     @classmethod
     def open(cls, workspace: Workspace) -> Store:
@@ -43,7 +132,7 @@ class Store:
             StorageError: the store cannot be reached or written.
         """
         uri = workspace.tracking_uri
-        return cls(connect(uri), uri, None if is_http(uri) else workspace.artifacts)
+        return cls(connect(uri), uri, workspace)
 
     def experiment(self, name: str) -> str:
         """The id of the experiment of that name, which is created if need be.
@@ -53,10 +142,18 @@ class Store:
         """
         from mlflow.exceptions import MlflowException
 
-        try:
-            found = self.client.get_experiment_by_name(name) or self._create(name)
-        except MlflowException as error:
-            raise StorageError(f"cannot create experiment '{name}' in {shown(self.uri)}: {error}") from error
+        location = None if is_http(self.uri) else self.workspace.artifacts_of(name).as_uri()
+        # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
+        tags = {"mlflow.experimentKind": "custom_model_development"}
+        with self._telling(f"create experiment '{name}'"):
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                try:
+                    found = self.client.get_experiment(self.client.create_experiment(name, location, tags))
+                except MlflowException:
+                    found = self.client.get_experiment_by_name(name)  # created by another runner
+                    if found is None:
+                        raise
         if found.lifecycle_stage != "active":
             raise StorageError(
                 f"experiment '{name}' is deleted in {shown(self.uri)}; choose another tracking.experiment, or restore "
@@ -64,37 +161,14 @@ class Store:
             )
         return str(found.experiment_id)
 
-    def _create(self, name: str) -> Experiment:
-        from mlflow.exceptions import MlflowException
-
-        location = (self.artifacts / folder_name(name)).as_uri() if self.artifacts else None
-        # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
-        tags = {"mlflow.experimentKind": "custom_model_development"}
-        try:
-            return self.client.get_experiment(self.client.create_experiment(name, location, tags))
-        except MlflowException:
-            created_by_another_runner = self.client.get_experiment_by_name(name)
-            if created_by_another_runner is None:
-                raise
-            return created_by_another_runner
-
     def create_run(self, experiment_id: str, name: str, started: int | None = None) -> str:
-        """Starts a run of that name and returns its id.
-
-        Args:
-            experiment_id: the experiment that it belongs to.
-            name: of the run.
-            started: when it began, in milliseconds; now, unless given.
+        """Starts a run of that name, at a time in milliseconds or now, and returns its id.
 
         Raises:
             StorageError: the store cannot be written.
         """
-        from mlflow.exceptions import MlflowException
-
-        try:
+        with self._telling("start a run"):
             return str(self.client.create_run(experiment_id, start_time=started, run_name=name).info.run_id)
-        except MlflowException as error:
-            raise StorageError(f"cannot start a run in {shown(self.uri)}: {error}") from error
 
     def run_named(self, experiment_id: str, name: str) -> str | None:
         """The id of the run of that name; None if there is none.
@@ -102,12 +176,8 @@ class Store:
         Raises:
             StorageError: the store cannot be reached.
         """
-        from mlflow.exceptions import MlflowException
-
-        try:
+        with self._telling("look for a run"):
             found = self.client.search_runs([experiment_id], f"attributes.run_name = '{name}'", max_results=1)
-        except MlflowException as error:
-            raise StorageError(f"cannot look for a run in {shown(self.uri)}: {error}") from error
         return str(found[0].info.run_id) if found else None
 
     def set_status(self, run_id: str, status: str, time_ms: int) -> None:
@@ -136,9 +206,8 @@ class Store:
         self._send(run_id, "metrics", [Metric(*metric) for metric in metrics])
 
     def _send(self, run_id: str, kind: str, items: list[Any]) -> None:
-        size = _BATCH[kind]
-        for start in range(0, len(items), size):
-            batch = items[start : start + size]
+        for start in range(0, len(items), _BATCH[kind]):
+            batch = items[start : start + _BATCH[kind]]
             if self._refused(run_id, kind, batch):  # find the ones that are
                 for item in batch:
                     if reason := self._refused(run_id, kind, [item]):
@@ -154,3 +223,13 @@ class Store:
                 raise
             return str(error)
         return ""
+
+    @contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        """Says what could not be done where MLflow refuses."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            raise StorageError(f"cannot {what} in {shown(self.uri)}: {error}") from error

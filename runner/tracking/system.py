@@ -1,7 +1,5 @@
 """What the machine does while a run trains: processor, memory, disk and, where there is one, NVIDIA GPUs."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,16 @@ class SystemMonitor:
         """``disk`` is a path on the disk whose free space is of interest."""
         self._disk = str(disk)
         self._process = psutil.Process()
-        self._nvml, self._gpus = _open_gpus()
+        self._nvml: Any = None
+        self._gpus: list[Any] = []
         self._used_before = False
+        with suppress(ImportError):
+            import pynvml
+
+            with suppress(pynvml.NVMLError):  # the driver is missing
+                pynvml.nvmlInit()
+                self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+            self._nvml = pynvml
 
     def sample(self) -> dict[str, float]:
         """Metrics by name; the units are in the names.
@@ -25,9 +31,8 @@ class SystemMonitor:
         The processor's load is the mean since the last sample, so the first one has none. A process that keeps two
         cores busy has 200 percent.
         """
-        memory = psutil.virtual_memory()
         metrics = {
-            "system/memory_percent": memory.percent,
+            "system/memory_percent": psutil.virtual_memory().percent,
             "system/process_memory_mib": self._process.memory_info().rss / 2**20,
             "system/disk_free_gib": psutil.disk_usage(self._disk).free / 2**30,
         }
@@ -40,16 +45,3 @@ class SystemMonitor:
                 metrics[f"system/gpu_{index}_memory_mib"] = self._nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20
                 metrics[f"system/gpu_{index}_percent"] = float(self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
         return metrics
-
-
-def _open_gpus() -> tuple[Any, list[Any]]:
-    """NVML and its device handles; none where its binding or the driver is missing."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except ImportError:
-        return None, []
-    except pynvml.NVMLError:
-        return None, []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import logging
+import math
 import shutil
 import sys
 import threading
@@ -11,49 +13,128 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import psutil
 
 from runner.system.errors import StorageError
 from runner.system.faults import reach
 from runner.system.liveness import Owner
-from runner.tracking.connection import shown
-from runner.tracking.folder import Record, RunFolder, Status
-from runner.tracking.history import History
 from runner.tracking.periodic import Periodic
-from runner.tracking.recorder import Recorder
-from runner.tracking.shipper import Shipper
-from runner.tracking.store import Store
+from runner.tracking.spool import Shipper, Spool, lines
+from runner.tracking.store import Store, shown
 from runner.tracking.system import SystemMonitor
 from runner.tracking.values import key, params_of, text
-from runner.tracking.workspace import Workspace
+from runner.tracking.workspace import Record, RunFolder, Status, Workspace
 
 SHIP_SECONDS = 5.0
 SYNC_SECONDS = 2.0
 SAMPLE_SECONDS = 10.0
 HEARTBEAT_SECONDS = 5.0
+_MEASURED = ("perf/", "system/")
+"""Metrics that are not the same when something is done twice."""
 _log = logging.getLogger(__name__)
 
 
-class Target(NamedTuple):
-    """What a run sets out to do."""
+class Recorder:
+    """Writes what a training logs to a spool, so that an MLflow that is away costs neither metrics nor time.
 
-    digest: str
-    """Of its recipe."""
-    goal: int
-    unit: str
-    """What ``goal`` counts: steps or updates."""
+    A metric that a dead process logged after the checkpoint that the training resumes from is not logged again: the
+    first value stays. Where the second differs, the run did not continue bit for bit, which is said once.
+
+    Attributes:
+        spool: the file.
+        step: the newest step of which something was logged.
+    """
+
+    def __init__(self, path: Path, cursor: int | None = None, step: int = 0, prefix: str = "") -> None:
+        """Opens the spool.
+
+        Args:
+            path: of the spool.
+            cursor: what ``mark`` said when the checkpoint was written; None if the training begins.
+            step: that of the checkpoint.
+            prefix: stands before the name of every metric.
+
+        Raises:
+            OSError: the file cannot be opened for writing.
+        """
+        self.spool = Spool(path)
+        self.step = step
+        self._cursor, self._prefix = cursor or 0, prefix
+        self._logged = {
+            (name, line.step): value
+            for line, _ in (lines(path, cursor) if cursor is not None else ())
+            if line.step >= step
+            for name, value in line.metrics.items()
+            if not name.startswith("system/")
+        }
+        self._warned_of_other_bits = False
+        self._not_finite: set[str] = set()
+
+    def append(self, *, urgent: bool = False, **record: Any) -> None:
+        """Writes one record with the time of this call; see ``Spool.append``."""
+        self.spool.append({"t": time.time_ns() // 1_000_000, **record}, urgent=urgent)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Logs metrics of one step, with the time of this call.
+
+        NaN and infinities are kept as they are in the spool and reach MLflow as NaN, which leaves a gap in the curve;
+        a tag ``not_finite.<metric>`` names the first of each metric.
+
+        Args:
+            metrics: numbers by name; ``/`` groups them into sections of MLflow's page.
+            step: how far the training is.
+        """
+        self.step = max(self.step, step)
+        values: dict[str, float | str] = {}
+        for given, number in metrics.items():
+            name, value = key(self._prefix + given), float(number)
+            if self._logged and self._has(name, step, value):
+                continue
+            if math.isfinite(value):
+                values[name] = value
+                continue
+            values[name] = str(value)
+            if name not in self._not_finite:
+                self._not_finite.add(name)
+                self.append(tags={key(f"not_finite.{name}"): f"{value} at step {step}"})
+        if values:
+            self.append(step=step, metrics=values)
+
+    def _has(self, name: str, step: int, value: float) -> bool:
+        """Whether the metric of that step has been logged; asked once for each."""
+        before = self._logged.pop((name, step), None)
+        if before is None:
+            return False
+        differs = not name.startswith(_MEASURED) and repr(before) != repr(value)
+        if differs and not self._warned_of_other_bits:
+            self._warned_of_other_bits = True
+            _log.warning(
+                "not resumed bit for bit: %s at step %d was %s and is now %s (a GPU, another machine or another number "
+                "of threads rounds differently)", name, step, before, value,
+            )  # fmt: skip
+        return True
+
+    def mark(self) -> int:
+        """The place in the spool from which a training that resumes here has to read."""
+        self._logged = {key: value for key, value in self._logged.items() if key[1] >= self.step}
+        return self._cursor if self._logged else self.spool.size
+
+    def sync(self) -> None:
+        """Makes durable what was logged so far.
+
+        Raises:
+            OSError: the disk refuses it.
+        """
+        if not self.spool.sync():
+            raise OSError(errno.ENOSPC, "the disk refuses the run's metrics")
 
 
-NO_TARGET = Target("", 0, "steps")
-
-
-class Tracker:
+class Tracker(Recorder):
     """Logs metrics and artifacts of one run; made by ``Tracker.open`` or ``Tracker.reopen``.
 
-    Only these two and ``close`` wait for MLflow. Whatever else is logged goes to the run's spool, so that an MLflow
-    server that dies costs neither metrics nor training time.
+    Only these two and ``close`` wait for MLflow.
 
     Attributes:
         run_id: MLflow's id.
@@ -63,30 +144,26 @@ class Tracker:
     """
 
     def __init__(
-        self, store: Store, folder: RunFolder, record: Record, run_id: str, history: History, step: int
+        self, store: Store, experiment_id: str, folder: RunFolder, record: Record, cursor: int | None, step: int
     ) -> None:
-        self.run_id = run_id
-        self.run_name = folder.name
-        self.tracking_uri = shown(store.uri)
-        self.run_dir = folder.path
-        self._folder = folder
-        self._record = record
-        self._recorder = Recorder(folder.spool, history, step)
-        self._spool = self._recorder.spool
-        self._shipper = Shipper(store, run_id, self._spool.path)
+        """Takes the MLflow run of the folder's name, which is made if no process has come to that yet."""
+        self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
+        found = record.run_id or store.run_named(experiment_id, folder.name)
+        self.run_id = found or store.create_run(experiment_id, folder.name)
+        reach("start.tracked")
+        if record.run_id is None:
+            record = record.model_copy(update={"run_id": self.run_id})
+            folder.write(record)
+        super().__init__(folder.spool, cursor, step)
+        self._store, self._folder, self._record = store, folder, record
+        self._shipper = Shipper(store, self.run_id, folder.spool)
         self._warned = False
 
     @classmethod
     def open(
-        cls,
-        workspace: Workspace,
-        experiment: str,
-        run_name: str,
-        params: Mapping[str, object],
-        tags: Mapping[str, str],
-        system_metrics: bool = True,
-        target: Target = NO_TARGET,
-    ) -> Tracker:
+        cls, workspace: Workspace, experiment: str, run_name: str, params: Mapping[str, object],
+        tags: Mapping[str, str], system_metrics: bool = True, *, digest: str = "", goal: int = 0, unit: str = "steps",
+    ) -> Tracker:  # fmt: skip
         """Starts an MLflow run, its folder and the threads beside the training.
 
         Args:
@@ -96,7 +173,9 @@ class Tracker:
             params: the resolved recipe, nested; logged flat under dotted names.
             tags: what describes the run beside its settings (source commit, stages, hardware).
             system_metrics: whether to sample processor, memory, disk and GPU.
-            target: what the run sets out to do.
+            digest: of the recipe.
+            goal: how far the training is to go.
+            unit: what ``goal`` counts: steps or updates.
 
         Raises:
             StorageError: MLflow's store or the workspace cannot be reached or written.
@@ -104,43 +183,32 @@ class Tracker:
         store = Store.open(workspace)
         experiment_id = store.experiment(experiment)
         folder = RunFolder.create(workspace.runs, run_name)
+        now = time.time()
+        record = Record(
+            name=folder.name, recipe=run_name, digest=digest, goal=goal, unit=unit, experiment=experiment,
+            tracking_uri=shown(store.uri), owner=Owner.this_process(), started=now, heartbeat=now,
+        )  # fmt: skip
         try:
-            now = time.time()
-            record = Record(
-                name=folder.name, recipe=run_name, **target._asdict(), experiment=experiment,
-                tracking_uri=shown(store.uri), owner=Owner.this_process(), started=now, heartbeat=now,
-            )  # fmt: skip
             folder.write(record)
             folder.reserve()
             reach("start.folder")
-            tracker = cls._with_run(store, experiment_id, folder, record, History(), record.step)
-            tracker._recorder.append(
-                run_id=tracker.run_id, experiment_id=experiment_id, tracking_uri=tracker.tracking_uri
-            )
-            tracker._recorder.append(params=params_of(params))
+            tracker = cls(store, experiment_id, folder, record, None, 0)
         except (StorageError, OSError) as error:
             _withdraw(store, experiment_id, folder)
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"{folder.path}: {error.strerror}; name another disk in RUNNER_WORKSPACE") from error
-        tracker._start(_origin(), tags, system_metrics)
+        # MLflow's ids stand there for people who read the spool.
+        tracker.append(run_id=tracker.run_id, experiment_id=experiment_id, tracking_uri=tracker.tracking_uri)
+        tracker._start(params, tags, system_metrics)
         return tracker
 
     @classmethod
     def reopen(
-        cls,
-        workspace: Workspace,
-        folder: RunFolder,
-        cursor: int,
-        step: int,
-        params: Mapping[str, object],
-        tags: Mapping[str, str],
-        system_metrics: bool = True,
-    ) -> Tracker:
+        cls, workspace: Workspace, folder: RunFolder, cursor: int, step: int, params: Mapping[str, object],
+        tags: Mapping[str, str], system_metrics: bool = True,
+    ) -> Tracker:  # fmt: skip
         """Goes on with a run whose process is dead.
-
-        Metrics that the dead process logged after the checkpoint are not logged again when the training comes past
-        them; they are compared.
 
         Args:
             workspace: as for ``open``.
@@ -162,70 +230,47 @@ class Tracker:
                 f"run {folder.name} is kept in {record.tracking_uri}, not in {shown(store.uri)}; "
                 "name its store in MLFLOW_TRACKING_URI"
             )
-        alive = record.model_copy(
-            update={"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": ""}
-        )
+        alive = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": ""}
         try:
-            folder.write(alive)
+            folder.write(record.model_copy(update=alive))
             folder.reserve()
             experiment_id = store.experiment(record.experiment)
-            history = History.read(folder.spool, cursor, step)
-            tracker = cls._with_run(store, experiment_id, folder, alive, history, step)
-            tracker._recorder.append(status="RUNNING")
-            if not cursor:
-                tracker._recorder.append(params=params_of(params))
+            tracker = cls(store, experiment_id, folder, record.model_copy(update=alive), cursor, step)
         except OSError as error:
             with suppress(OSError):
                 folder.write(record)
             raise StorageError(f"{folder.path}: {error.strerror}; free some space there") from error
-        tracker._start({} if cursor else _origin(), tags, system_metrics)
+        tracker.append(status="RUNNING")
+        tracker._start(params, tags, system_metrics, anew=not cursor)
         return tracker
 
-    @classmethod
-    def _with_run(
-        cls, store: Store, experiment_id: str, folder: RunFolder, record: Record, history: History, step: int
-    ) -> Tracker:
-        """With the MLflow run of that name, which is made if the process died before it could be."""
-        run_id = record.run_id or store.run_named(experiment_id, folder.name)
-        if run_id is None:
-            run_id = store.create_run(experiment_id, folder.name)
-        reach("start.tracked")
-        if record.run_id is None:
-            record = record.model_copy(update={"run_id": run_id})
-            folder.write(record)
-        return cls(store, folder, record, run_id, history, step)
-
-    def _start(self, origin: Mapping[str, str], tags: Mapping[str, str], system_metrics: bool) -> None:
+    def _start(
+        self, params: Mapping[str, object], tags: Mapping[str, str], system_metrics: bool, anew: bool = True
+    ) -> None:
+        """Logs what describes the run and starts the threads."""
+        if anew:
+            self.append(params=params_of(params))
+            try:
+                user = getpass.getuser()
+            except (KeyError, OSError):  # a container whose user has no name
+                user = str(psutil.Process().uids().real)
+            # From these, MLflow's page fills its columns User and Source.
+            page = {"mlflow.user": user, "mlflow.source.type": "LOCAL", "mlflow.source.name": Path(sys.argv[0]).name}
+            tags = {**page, **tags}
         owner = {f"process.{name}": str(value) for name, value in self._record.owner}
-        tags = {**origin, **owner, "run_dir": str(self.run_dir), **tags}
-        self._recorder.append(tags={key(name): text(value) for name, value in tags.items()})
+        tags = {**owner, "run_dir": str(self.run_dir), **tags}
+        self.append(tags={key(name): text(value) for name, value in tags.items()})
         self._monitor = SystemMonitor(self.run_dir) if system_metrics else None
         self._threads = [
-            Periodic("sync", SYNC_SECONDS, self._spool.sync),
-            Periodic("heartbeat", HEARTBEAT_SECONDS, self._beat),
+            Periodic("sync", SYNC_SECONDS, self.spool.sync),
+            Periodic("heartbeat", HEARTBEAT_SECONDS, self._write_record),
             Periodic("system", SAMPLE_SECONDS, self._sample),
             Periodic("mlflow", SHIP_SECONDS, self._shipper.try_to_ship),
         ]
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs metrics of one step, with the time of this call; see ``Recorder.log``."""
-        self._recorder.log(metrics, step)
-
-    def mark(self) -> int:
-        """The place in the spool from which a run that resumes here has to read; for ``reopen``."""
-        return self._recorder.mark()
-
-    def sync(self) -> None:
-        """Makes durable what was logged so far.
-
-        Raises:
-            OSError: the disk refuses it.
-        """
-        self._recorder.sync()
-
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, replacing an earlier value."""
-        self._recorder.append(tags={key(name): text(value)})
+        self.append(tags={key(name): text(value)})
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Logs a file or a folder, which is copied later: it must stay as it is while the run lasts.
@@ -237,7 +282,7 @@ class Tracker:
         Raises:
             ValueError: it lies elsewhere.
         """
-        self._recorder.append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
+        self.append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
 
     def close(self, status: Status, reason: str = "", patience: float = 30.0) -> bool:
         """Sends what is left, then sets the run's final status and gives its folder up.
@@ -257,21 +302,29 @@ class Tracker:
         heartbeat.stop()
         self._folder.use_reserve()
         tags = {"tags": {"error": text(reason)}} if reason else {}
-        self._recorder.append(urgent=True, status=status, **tags)
+        self.append(urgent=True, status=status, **tags)
         self._write_record(status=status, reason=reason)
-        self._spool.sync()
+        self.spool.sync()
         delivered = self._deliver(mlflow, patience)
-        self._spool.close()
+        self.spool.close()
         self._folder.release()
-        if self._spool.held:
-            _log.warning("%d lines could not be written to %s and are lost", self._spool.held, self._spool.path)
-        return delivered and not self._spool.held
+        if self.spool.held:
+            _log.warning("%d lines could not be written to %s and are lost", self.spool.held, self.spool.path)
+        return delivered and not self.spool.held
 
     def _deliver(self, mlflow: Periodic, patience: float) -> bool:
         """In a thread of its own, because a store that is slow or hangs lets nobody interrupt it."""
-        thread = threading.Thread(
-            target=self._ship_until, args=(mlflow, time.monotonic() + patience), name="runner-end", daemon=True
-        )
+        deadline = time.monotonic() + patience
+
+        def ship() -> None:
+            mlflow.stop()
+            while not self._shipper.try_to_ship() and time.monotonic() < deadline:
+                time.sleep(1.0)
+            if self.spool.held:  # the status is among what the disk refuses
+                with suppress(Exception):  # whatever MLflow's drivers raise
+                    self._store.set_status(self.run_id, self._record.status, int(self._record.heartbeat * 1e3))
+
+        thread = threading.Thread(target=ship, name="runner-end", daemon=True)
         thread.start()
         thread.join(patience)
         delivered = not thread.is_alive() and not self._shipper.pending
@@ -279,23 +332,12 @@ class Tracker:
             self._shipper.abandon()
             _log.warning(
                 "MLflow lacks the last %d bytes of %s; send them later: runner sync %s",
-                self._shipper.pending, self._spool.path, self.run_name,
+                self._shipper.pending, self.spool.path, self.run_name,
             )  # fmt: skip
         return delivered
 
-    def _ship_until(self, mlflow: Periodic, deadline: float) -> None:
-        mlflow.stop()
-        while not self._shipper.try_to_ship() and time.monotonic() < deadline:
-            time.sleep(1.0)
-        if self._spool.held:  # the status is among what the disk refuses
-            with suppress(Exception):  # whatever MLflow's drivers raise
-                self._shipper.set_status(self._record.status, int(self._record.heartbeat * 1e3))
-
-    def _beat(self) -> None:
-        self._write_record()
-
     def _write_record(self, **changes: object) -> None:
-        changed = {"heartbeat": time.time(), "step": self._recorder.step, **changes}
+        changed = {"heartbeat": time.time(), "step": self.step, **changes}
         self._record = self._record.model_copy(update=changed)
         try:
             self._folder.write(self._record)
@@ -306,7 +348,7 @@ class Tracker:
 
     def _sample(self) -> None:
         if self._monitor is not None:
-            self.log(self._monitor.sample(), self._recorder.step)
+            self.log(self._monitor.sample(), self.step)
 
 
 def _withdraw(store: Store, experiment_id: str, folder: RunFolder) -> None:
@@ -317,12 +359,3 @@ def _withdraw(store: Store, experiment_id: str, folder: RunFolder) -> None:
             store.set_status(run_id, "FAILED", int(time.time() * 1e3))
     shutil.rmtree(folder.path, ignore_errors=True)
     folder.release()
-
-
-def _origin() -> dict[str, str]:
-    """The tags from which MLflow's page fills its columns User and Source."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = str(psutil.Process().uids().real)
-    return {"mlflow.user": user, "mlflow.source.type": "LOCAL", "mlflow.source.name": Path(sys.argv[0]).name}

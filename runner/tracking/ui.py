@@ -10,17 +10,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.python import PYTHON, safe_environment
-from runner.tracking.connection import connect, is_http, quiet_environment, shown
-from runner.tracking.links import experiments_page
+from runner.tracking.links import HOST, PORT, experiments_page
+from runner.tracking.store import QUIET, connect, is_http, shown
 from runner.tracking.workspace import Workspace
 
-HOST = "127.0.0.1"
-PORT = 5000
 _START_SECONDS = 60.0
 
 
@@ -48,7 +46,11 @@ def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], obje
     address = f"http://{HOST}:{_free_port(port)}"
     log = workspace.root / "ui.log"
     with _running_server(workspace, address, log) as server:
-        _wait_until_ready(server, address, log)
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(address):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RunnerError(f"MLflow's server did not answer on {address}; see {log}")
+            time.sleep(0.2)
         announce(experiments_page(address))
         raise RunnerError(f"MLflow's server ended by itself with exit code {server.wait()}; see {log}")
 
@@ -66,9 +68,23 @@ def _free_port(port: int) -> int:
 @contextmanager
 def _running_server(workspace: Workspace, address: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the server and stops it however this process is asked to end."""
+    import mlflow
+
+    command = [*PYTHON, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--default-artifact-root", workspace.artifacts.as_uri(), "--no-serve-artifacts"]
+    # Where its application lies; told nothing, uvicorn imports from the current directory.
+    command += ["--uvicorn-opts", shlex.join(["--app-dir", str(Path(mlflow.__file__).parents[1])])]
+    command += ["--host", HOST, "--port", address.rpartition(":")[2]]
+    variables = {**QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **safe_environment()}
+    variables["MLFLOW_BACKEND_STORE_URI"] = workspace.tracking_uri  # may hold a password, which a command line shows
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     try:
-        server = _start(workspace, address, log)
+        # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server with its children.
+        with log.open("wb") as output:
+            server = subprocess.Popen(
+                command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
         try:
             yield server
         finally:
@@ -77,46 +93,19 @@ def _running_server(workspace: Workspace, address: str, log: Path) -> Iterator[s
         signal.signal(signal.SIGTERM, previous)
 
 
-def _start(workspace: Workspace, address: str, log: Path) -> subprocess.Popen[bytes]:
-    import mlflow
-
-    command = [*PYTHON, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1"]
-    command += ["--default-artifact-root", workspace.artifacts.as_uri(), "--no-serve-artifacts"]
-    # Where its application lies; told nothing, uvicorn imports from the current directory.
-    command += ["--uvicorn-opts", shlex.join(["--app-dir", str(Path(mlflow.__file__).parents[1])])]
-    command += ["--host", HOST, "--port", address.rpartition(":")[2]]
-    variables = {**quiet_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **safe_environment()}
-    variables["MLFLOW_BACKEND_STORE_URI"] = workspace.tracking_uri  # may hold a password, which a command line shows
-    # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server and its children together.
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=5).close()  # noqa: S310 (our own server)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.2)
-        else:
-            return
-    raise RunnerError(f"MLflow's server did not answer on {address}; see {log}")
+def _answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{address}/health", timeout=5).close()  # noqa: S310 (our own server)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+    return True
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=10)
-    except ProcessLookupError:
-        pass
-    except subprocess.TimeoutExpired:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        try:
+            server.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()

@@ -4,13 +4,13 @@ import json
 import posixpath
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from runner.recipe.recipe import flatten
 from runner.system.secrets import redact
 
 _TEXT_LENGTH = 6000
 _KEY_LENGTH = 250
-_FOLDER_LENGTH = 100
 
 
 def params_of(settings: Mapping[str, object]) -> dict[str, str]:
@@ -30,12 +30,8 @@ def text(value: object) -> str:
     return spelled[: _TEXT_LENGTH - len(mark)] + mark
 
 
+@lru_cache(1024)
 def key(name: str) -> str:
     """The name with every character that MLflow refuses in a key replaced by ``_``."""
     path = posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))
     return path.lstrip("./")[:_KEY_LENGTH] or "_"
-
-
-def folder_name(name: str) -> str:
-    """The name as a folder can have it on every system."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:_FOLDER_LENGTH].rstrip("._") or "unnamed"

@@ -15,7 +15,7 @@ from runner.recipe.loader import load
 from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import CheckpointError
 from runner.tracking import RunFolder, workspace
-from runner.tracking.folder import find
+from runner.tracking.workspace import find
 from runner.train.assemble import assemble
 from runner.train.checkpoint import reader
 from runner.train.run import RunResult, run

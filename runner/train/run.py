@@ -18,7 +18,8 @@ from runner.system.errors import ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.secrets import redact
-from runner.tracking import RunFolder, Status, Target, Tracker, Workspace
+from runner.tracking import RunFolder, Status, Workspace
+from runner.tracking.tracker import Tracker
 from runner.train.assemble import Assembly, StageReport, assemble
 from runner.train.checkpoint import reader as checkpoint
 from runner.train.loop import Display, Loop
@@ -79,7 +80,7 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
     with stop_on_signals() as stop:
         tracker = Tracker.open(
             workspace, recipe.tracking.experiment, recipe.name, recipe.values(), tags(recipe, pipeline),
-            recipe.tracking.system_metrics, Target(recipe.digest, goal, unit),
+            recipe.tracking.system_metrics, digest=recipe.digest, goal=goal, unit=unit,
         )  # fmt: skip
         again = registry.command(f"runner resume {tracker.run_name}")
         with _concluded(tracker, stop, again) as progress:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from runner.system.errors import UsageError
 from runner.system.secrets import MASK
-from runner.tracking.comparison import Comparison, compare, find_run, show
+from runner.tracking.comparison import Comparison, compare, show
 from runner.tracking.store import Store
 from runner.tracking.workspace import workspace
 
@@ -80,11 +80,10 @@ def test_equal_numbers_that_are_no_numbers_do_not_differ(record):
     assert compare(workspace(), names).metrics == {}
 
 
-def test_a_run_is_found_by_id_name_start_or_as_the_latest(store, record):
+def test_a_run_is_found_by_id_name_start_or_as_the_latest(record):
     first, second = record("alpha"), record("beta")
-    for name in [first, first[:10], f"alpha-{first[:8]}", "alpha", "al"]:
-        assert find_run(store.client, name).info.run_id == first
-    assert find_run(store.client, "latest").info.run_id == second
+    for name in [first, first[:10], f"alpha-{first[:8]}", first[:8], "alpha", "al"]:
+        assert [run["run_id"] for run in compare(workspace(), [name, "latest"]).runs] == [first, second]
 
 
 def test_a_name_that_fits_several_runs_lists_them(record):
@@ -98,13 +97,14 @@ def test_a_name_that_fits_several_runs_lists_them(record):
 def test_a_name_that_fits_none_lists_what_there_is(record):
     for _ in range(10):
         record("alpha")
-    with pytest.raises(UsageError, match=r"no run 'gamma'; the workspace has: (alpha-\w+, ){8}\.\.\.$"):
+    with pytest.raises(UsageError, match=r"no run 'gamma' in the workspace; there are: (alpha-\w+, ){8}\.\.\.$"):
         compare(workspace(), ["gamma", "latest"])
 
 
-def test_an_empty_workspace_says_so(store):
+@pytest.mark.usefixtures("migrated_workspace")
+def test_an_empty_workspace_says_so():
     with pytest.raises(UsageError, match="no runs yet"):
-        find_run(store.client, "latest")
+        compare(workspace(), ["latest", "alpha"])
 
 
 def test_one_run_or_the_same_twice_cannot_be_compared(record):

@@ -1,7 +1,7 @@
 import json
 from urllib.parse import parse_qs
 
-from runner.tracking.links import compare_page, experiments_page, run_page
+from runner.tracking.links import compare_page, experiments_page
 
 
 def test_the_compare_page_names_runs_and_experiments():
@@ -16,4 +16,3 @@ def test_the_compare_page_names_runs_and_experiments():
 
 def test_pages_open_in_the_view_for_training():
     assert experiments_page("http://h").startswith("http://h/#/experiments?workflowType=machine_learning")
-    assert run_page("http://h", "1", "abc").startswith("http://h/#/experiments/1/runs/abc?workflowType=")

@@ -7,8 +7,8 @@ from rich.console import Console
 from run_folders import run_folder
 
 from runner.tracking import workspace
-from runner.tracking.folder import Record
 from runner.tracking.listing import listing, show
+from runner.tracking.workspace import Record
 from runner.train.checkpoint.reader import manifest_text
 
 REASON = "the checkpoint at step 400 could not be written: it needs 0.2 MiB and the disk has 0.0 MiB free"

@@ -10,10 +10,10 @@ from run_folders import run_folder
 from runner.system.hardware import boot_id, host_name
 from runner.system.liveness import Owner
 from runner.tracking import RunFolder, recovery, workspace
-from runner.tracking.folder import STALE_SECONDS
 from runner.tracking.recovery import Delivery, deliver, reap
-from runner.tracking.spool import Spool
+from runner.tracking.spool import Spool, unsent
 from runner.tracking.store import Store
+from runner.tracking.workspace import STALE_SECONDS
 
 ELSEWHERE = Owner(pid=1, host="elsewhere", boot_id="another")
 REBOOTED = Owner(pid=1, host=host_name(), boot_id="another")
@@ -52,7 +52,7 @@ def test_a_dead_run_ends_with_its_last_heartbeat(store, known_run):
     info = store.client.get_run(run_id).info
     assert (info.status, info.end_time) == ("KILLED", 1_700_000_000_250)
     assert store.client.get_run(run_id).data.metrics == {"loss": 1.0}
-    assert folder.unsent == 0
+    assert unsent(folder.spool) == 0
     assert reap(workspace()) == []
 
 
@@ -119,7 +119,7 @@ def test_mlflow_learns_later_if_it_is_away(known_run, monkeypatch, caplog, store
         away.setattr(Store, "open", refuse)
         assert reap(workspace()) == [folder.name]
     assert "MLflow has not been told yet that 1 runs are dead: away" in caplog.text
-    assert folder.unsent
+    assert unsent(folder.spool)
     (delivery,) = deliver(workspace(), [folder])
     assert delivery == Delivery(folder.name, sent_bytes=folder.spool.stat().st_size)
     assert store.client.get_run(run_id).info.status == "KILLED"
@@ -128,7 +128,7 @@ def test_mlflow_learns_later_if_it_is_away(known_run, monkeypatch, caplog, store
 def test_mlflow_lacks_nothing_of_a_run_that_it_never_knew(store):
     folder = run_folder()
     assert reap(workspace()) == [folder.name]
-    assert folder.unsent == 0
+    assert unsent(folder.spool) == 0
 
 
 def test_any_number_of_processes_may_look_whether_a_run_is_alive(known_run):

@@ -7,8 +7,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from runner.system import faults
-from runner.tracking.shipper import Shipper
-from runner.tracking.spool import Spool, reached
+from runner.tracking.spool import Shipper, Spool, reached
 from runner.tracking.store import Store
 from runner.tracking.workspace import workspace
 

@@ -1,8 +1,118 @@
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
-from runner.system.errors import StorageError
-from runner.tracking.store import Store
+from runner.system.errors import ExitCode, StorageError
+from runner.tracking.store import QUIET, Store, connect, is_http, on_network_disk, shown
 from runner.tracking.workspace import workspace
+
+
+def test_runners_that_open_a_fresh_workspace_together_all_succeed(tmp_path):
+    code = """
+import sys
+from runner.tracking.tracker import Tracker
+from runner.tracking import workspace
+tracker = Tracker.open(workspace(), "together", sys.argv[1], {"seed": 1}, {}, system_metrics=False)
+tracker.log({"train/loss": 1.0}, step=1)
+assert tracker.close("FINISHED")
+"""
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, f"run{n}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for n in range(4)
+    ]
+    for child in children:
+        assert child.communicate() == (b"", b"")  # MLflow says nothing either
+        assert child.returncode == 0
+    client = Store.open(workspace()).client
+    found = client.search_runs([client.get_experiment_by_name("together").experiment_id])
+    assert sorted(run.info.run_name[:4] for run in found) == ["run0", "run1", "run2", "run3"]
+    assert {run.info.status for run in found} == {"FINISHED"}
+    assert len(list(workspace().runs.iterdir())) == 4
+
+
+def test_the_database_keeps_a_write_ahead_log(migrated_workspace):
+    Store.open(workspace())
+    with closing(sqlite3.connect(workspace().database)) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_workspace_that_cannot_be_made_is_a_storage_error(tmp_path):
+    blocker = tmp_path / "file"
+    blocker.touch()
+    with pytest.raises(StorageError, match=r"file.*RUNNER_WORKSPACE") as caught:
+        Store.open(workspace(blocker / "workspace"))
+    assert caught.value.exit_code == ExitCode.STORAGE_UNAVAILABLE
+
+
+def test_a_database_that_is_none_is_a_storage_error(isolated_workspace):
+    isolated_workspace.mkdir()
+    (isolated_workspace / "mlflow.db").write_text("this is no database, " * 100)
+    with pytest.raises(StorageError, match="not a database"):
+        Store.open(workspace())
+
+
+def test_a_dead_server_is_a_storage_error_that_hides_the_password(monkeypatch):
+    uri = "http://someone:hunter2@127.0.0.1:1"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(StorageError, match=r"refused.*unset MLFLOW_TRACKING_URI") as caught:
+        Store.open(workspace())
+    assert "hunter2" not in str(caught.value)
+    assert "http://127.0.0.1:1" in str(caught.value)
+    assert not workspace().root.exists()
+
+
+def test_a_file_store_is_refused_as_mlflow_refuses_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
+    with pytest.raises(StorageError, match="sqlite"):
+        Store.open(workspace())
+
+
+def test_mlflow_tracking_uri_is_honoured(monkeypatch, tmp_path, migrated_database):
+    database = tmp_path / "mine.db"
+    database.write_bytes(migrated_database.read_bytes())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+    store = Store.open(workspace())
+    store.experiment("mine")
+    assert not workspace().database.exists()
+    assert store.client.get_experiment_by_name("mine").artifact_location == (workspace().artifacts / "mine").as_uri()
+
+
+def test_settings_of_the_user_are_kept(monkeypatch, migrated_workspace):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    connect(workspace().tracking_uri)
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_passwords_are_not_shown():
+    assert shown("postgresql://me:secret@db:5432/x") == "postgresql://db:5432/x"
+    assert shown("sqlite:////tmp/a.db") == "sqlite:////tmp/a.db"
+
+
+def test_servers_are_told_from_databases():
+    assert is_http("https://host/path")
+    assert not is_http("sqlite:///x.db")
+
+
+@pytest.mark.parametrize(("path", "network"), [("/mnt/share/.runner/mlflow.db", True), ("/home/me/mlflow.db", False)])
+def test_network_disks_are_recognised(monkeypatch, path, network):
+    import psutil
+
+    class Disk:
+        def __init__(self, mountpoint, fstype):
+            self.mountpoint, self.fstype = mountpoint, fstype
+
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: [Disk("/", "ext4"), Disk("/mnt/share", "nfs4")])
+    assert on_network_disk(Path(path)) is network
+
+
+def test_what_silences_mlflow_covers_telemetry():
+    assert QUIET["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
 @pytest.fixture

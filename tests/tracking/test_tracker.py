@@ -3,12 +3,13 @@ import threading
 
 import pytest
 from mlflow.exceptions import MlflowException
+from outages import records
 
 from runner.system import faults
 from runner.system.errors import StorageError
-from runner.tracking import Tracker, workspace
-from runner.tracking.spool import read
+from runner.tracking import workspace
 from runner.tracking.store import Store
+from runner.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 
@@ -20,10 +21,6 @@ def opened(**changes):
 
 def run_of(tracker):
     return Store.open(workspace()).client.get_run(tracker.run_id)
-
-
-def records(tracker):
-    return [record for record, _ in read(tracker.run_dir / "spool.jsonl")]
 
 
 def test_a_run_is_recorded_whole():
@@ -61,7 +58,7 @@ def test_the_status_is_the_one_that_is_true(status):
 def test_what_is_logged_is_in_the_spool_at_once_with_its_time():
     tracker = opened()
     tracker.log({"loss": 0.5}, 7)
-    last = records(tracker)[-1]
+    last = records(tracker.run_dir)[-1]
     assert (last["step"], last["metrics"]) == (7, {"loss": 0.5})
     tracker.close("FINISHED")
     (point,) = Store.open(workspace()).client.get_metric_history(tracker.run_id, "loss")
@@ -73,7 +70,7 @@ def test_numbers_that_are_not_finite_are_kept_and_named():
     tracker.log({"loss": math.nan, "error": math.inf}, 3)
     tracker.log({"loss": math.nan, "error": 1.0}, 4)
     tracker.close("FAILED")
-    assert {"loss": "nan", "error": "inf"} in [record.get("metrics") for record in records(tracker)]
+    assert {"loss": "nan", "error": "inf"} in [record.get("metrics") for record in records(tracker.run_dir)]
     data = run_of(tracker).data
     assert data.tags["not_finite.loss"] == "nan at step 3"
     assert data.tags["not_finite.error"] == "inf at step 3"
@@ -92,7 +89,9 @@ def test_the_machine_is_sampled_at_the_start_and_at_the_end():
     tracker = opened(system_metrics=True)
     tracker.log({"loss": 1.0}, 100)
     tracker.close("FINISHED")
-    samples = [record["step"] for record in records(tracker) if "system/memory_percent" in record.get("metrics", {})]
+    samples = [
+        record["step"] for record in records(tracker.run_dir) if "system/memory_percent" in record.get("metrics", {})
+    ]
     assert samples[0] in (0, 100)
     assert samples[-1] == 100
     assert run_of(tracker).data.metrics["system/process_memory_mib"] > 1
@@ -104,7 +103,7 @@ def test_training_does_not_wait_for_a_store_that_hangs(monkeypatch):
     tracker = opened()
     for step in range(100):
         tracker.log({"loss": 1.0}, step)
-    assert len(records(tracker)) >= 100
+    assert len(records(tracker.run_dir)) >= 100
     released.set()
     assert tracker.close("FINISHED")
 
@@ -117,7 +116,7 @@ def test_what_cannot_be_delivered_stays_in_the_spool_and_is_reported(monkeypatch
     tracker = opened()
     tracker.log({"loss": 1.0}, 1)
     assert not tracker.close("FINISHED", patience=0)
-    assert records(tracker)[-1]["status"] == "FINISHED"
+    assert records(tracker.run_dir)[-1]["status"] == "FINISHED"
     assert "spool.jsonl" in caplog.text
     assert run_of(tracker).info.status == "RUNNING"
 
@@ -163,6 +162,6 @@ def test_mlflow_learns_the_status_that_the_disk_refuses(monkeypatch, caplog):
     tracker = opened()
     monkeypatch.setattr(faults, "_armed", faults.parse("spool.append=enospc@1+"))
     assert not tracker.close("FAILED", "the disk is full")
-    assert records(tracker)[-1].get("status") is None
+    assert records(tracker.run_dir)[-1].get("status") is None
     assert run_of(tracker).info.status == "FAILED"
     assert "1 lines could not be written" in caplog.text

@@ -4,16 +4,17 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outages import records
 
 from runner.system import secrets
 from runner.system.errors import StorageError
 from runner.system.secrets import MASK, redact_values, register
-from runner.tracking.connection import connect, shown
-from runner.tracking.spool import Spool, read
+from runner.tracking.spool import Spool
+from runner.tracking.store import connect, shown
 
 SECRETS = ["hunter2-plain", 'hunter2"quoted\\', "hunter2-é-\U0001f511", "hunter2\ttab'"]
 texts = st.lists(st.one_of(st.sampled_from(SECRETS), st.text(max_size=6)), max_size=4).map("".join)
-records = st.dictionaries(
+written_records = st.dictionaries(
     st.sampled_from(["params", "tags", "status", "artifact"]),
     st.one_of(texts, st.dictionaries(st.sampled_from(["a.api_token", "n_tokens", "x"]), texts, max_size=3)),
 )
@@ -25,7 +26,7 @@ def nothing_registered(monkeypatch):
     monkeypatch.setattr(secrets, "_pattern", None)
 
 
-@given(st.lists(records, max_size=4))
+@given(st.lists(written_records, max_size=4))
 def test_the_spool_holds_no_secret_and_every_record(tmp_path_factory, written):
     for secret in SECRETS:
         register(secret)
@@ -33,7 +34,7 @@ def test_the_spool_holds_no_secret_and_every_record(tmp_path_factory, written):
     for record in written:
         spool.append(record)
     spool.close()
-    assert [record for record, _ in read(spool.path)] == [redact_values(record) for record in written]
+    assert records(spool.path.parent) == [redact_values(record) for record in written]
     data = spool.path.read_bytes()
     for secret in SECRETS:
         assert json.dumps(secret)[1:-1].encode() not in data
@@ -47,7 +48,7 @@ def test_metrics_reach_the_spool_as_they_are(tmp_path):
     spool = Spool(tmp_path / "spool.jsonl")
     spool.append(record)
     spool.close()
-    assert [each for each, _ in read(spool.path)] == [record]
+    assert records(tmp_path) == [record]
 
 
 @pytest.mark.parametrize("password", ["hunter2", "hunter2/é@x", "hunter2'\"&%"])

@@ -9,7 +9,8 @@ import urllib.request
 import pytest
 
 from runner.system.errors import StorageError
-from runner.tracking import Tracker, workspace
+from runner.tracking import workspace
+from runner.tracking.tracker import Tracker
 from runner.tracking.ui import serve
 
 SERVE = """

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param
 
-from runner.tracking.values import folder_name, key, params_of, text
+from runner.tracking.values import key, params_of, text
+from runner.tracking.workspace import folder_name
 
 
 def test_settings_become_dotted_params_spelled_as_json():
