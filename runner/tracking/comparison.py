@@ -109,7 +109,7 @@ def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
     from mlflow.exceptions import MlflowException
 
     tags = {name: value for name, value in run.data.tags.items() if not name.startswith(_OWN_TAGS)}
-    locked = {}
+    locked: dict[str, str] = {}
     with TemporaryDirectory() as folder:
         try:
             values = read(Path(client.download_artifacts(run.info.run_id, LOCK_NAME, folder)), []).plain()
