@@ -1,13 +1,18 @@
 """Where the time of a training goes."""
 
-import time
-from collections.abc import Callable, Iterator
+from __future__ import annotations
+
+from collections import defaultdict
 from contextlib import contextmanager
-from typing import Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runner.plugin.context import Slots
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from runner.plugin.context import Slots
 
 
 class Activities:
@@ -15,50 +20,46 @@ class Activities:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.started = self.last = time.perf_counter()
-        self.seconds: dict[str, float] = {}
+        self.started = self.last = perf_counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.inner = 0.0
         """Seconds of all slots that are timed."""
-
-    def add(self, activity: str, seconds: float) -> None:
-        """Counts seconds towards an activity."""
-        self.seconds[activity] = self.seconds.get(activity, 0.0) + seconds
 
     @contextmanager
     def measure(self, activity: str) -> Iterator[None]:
         """Counts the time inside the ``with`` towards ``activity``."""
-        before = time.perf_counter()
+        before = perf_counter()
         yield
         self.wait()
-        self.add(activity, time.perf_counter() - before)
+        self.seconds[activity] += perf_counter() - before
 
     def time(self, slots: Slots, name: str) -> None:
         """Counts the time in a slot towards an activity of its name."""
 
         def wrapper(step: Callable[..., Any]) -> Callable[..., Any]:
             def timed(*args: Any, **kwargs: Any) -> Any:
-                before = time.perf_counter()
+                before = perf_counter()
                 output = step(*args, **kwargs)
-                seconds = time.perf_counter() - before
+                seconds = perf_counter() - before
                 self.inner += seconds
-                self.add(name, seconds)
+                self.seconds[name] += seconds
                 return output
 
             return timed
 
         slots.wrap(name, wrapper)
 
-    def read(self) -> tuple[float, dict[str, float]]:
-        """Wall-clock seconds and seconds by activity since the last reading; waits for a GPU."""
+    def read(self) -> tuple[float, Mapping[str, float]]:
+        """Wall-clock seconds and seconds by activity (0 for others) since the last reading; waits for a GPU."""
         self.wait()
-        now = time.perf_counter()
+        now = perf_counter()
         elapsed, self.last = now - self.last, now
-        seconds, self.seconds = self.seconds, {}
+        seconds, self.seconds = self.seconds, defaultdict(float)
         return elapsed, seconds
 
     def total(self) -> float:
         """Seconds since this was made."""
-        return time.perf_counter() - self.started
+        return perf_counter() - self.started
 
     def wait(self) -> None:
         """Lets a GPU finish what it was given."""

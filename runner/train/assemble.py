@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,16 +12,18 @@ from runner.child.outcome import Cause, ChildError
 from runner.child.spawn import Child
 from runner.plugin.context import Context, Slots
 from runner.plugin.progress import Progress
-from runner.plugin.source import Batch, State
 from runner.plugin.stage import Probe, Setting
-from runner.recipe.document import DEFAULT, Place, Problem, RecipeError
+from runner.recipe.document import DEFAULT, Problem, RecipeError
 from runner.system.errors import CheckpointError, UsageError
 from runner.system.tree import map_tensors
 from runner.train.watch import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
+
     from runner.plugin.learner import Learner
-    from runner.plugin.source import Source
+    from runner.plugin.source import Batch, Source, State
     from runner.plugin.stage import Stage, StageConfig
     from runner.recipe.recipe import Recipe
 
@@ -152,9 +152,8 @@ class Assembly:
         unread = [path for section, config in self._recorded.items() for path in config.unread(f"{section}.")]
         written = [path for path in unread if self.recipe.origins.get(path, DEFAULT) is not DEFAULT]
         if written:
-            raise RecipeError(
-                [_problem(self.recipe, path, "no plugin reads this value; remove it") for path in written]
-            )
+            said = "no plugin reads this value; remove it"
+            raise RecipeError([Problem(self.recipe.origins[path], path, said) for path in written])
 
     def state_dict(self) -> State:
         """Everything that training changes."""
@@ -181,19 +180,16 @@ class Assembly:
                 "where there is one"
             )
         try:
-            self._load(state)
+            self.learner.load_state_dict(state["learner"])
+            self.source.load_state_dict(state["source"])
+            self.progress.load_state_dict(state["progress"])
+            for kind, stage in self.stages.items():
+                stage.load_state_dict(state["stages"][kind])
+            for name, saved in state["generators"].items():
+                self.context.generator(name).set_state(saved.cpu())
+            self.batch_size = state["batch_size"]
         except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:  # torch's for shapes and names
             raise CheckpointError(f"the checkpoint does not fit this recipe: {error}") from error
-
-    def _load(self, state: State) -> None:
-        self.learner.load_state_dict(state["learner"])
-        self.source.load_state_dict(state["source"])
-        self.progress.load_state_dict(state["progress"])
-        for kind, stage in self.stages.items():
-            stage.load_state_dict(state["stages"][kind])
-        for name, saved in state["generators"].items():
-            self.context.generator(name).set_state(saved.cpu())
-        self.batch_size = state["batch_size"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -273,24 +269,15 @@ def _is_active(stage: StageConfig, setting: Setting, reports: dict[str, StageRep
         report.reason = stage.inactive(setting)
     except UsageError as error:
         path = f"optimization.{stage.kind}"
-        raise RecipeError([Problem(_asked_for(recipe, path), path, str(error))]) from None
+        # Of the places that have a say in the stage, the one that came last: --set, the file, what it extends.
+        places = [place for each, place in recipe.origins.items() if each == path or each.startswith(f"{path}.")]
+        written = [place for place in places if place is not DEFAULT]
+        place = max(
+            written, key=lambda each: (isinstance(each.source, str), each.source == recipe.path), default=DEFAULT
+        )
+        raise RecipeError([Problem(place, path, str(error))]) from None
     for other in stage.requires:
         if not reports[other].active:
             report.reason = f"it requires '{other}', which is inactive: {reports[other].reason}"
     report.active = report.reason is None
     return report.active
-
-
-def _asked_for(recipe: Recipe, section: str) -> Place:
-    """Where a section was asked for: of the places that have a say in it, the one that came last (--set, the file)."""
-    places = [recipe.origins[path] for path in recipe.origins if path == section or path.startswith(f"{section}.")]
-    written = [place for place in places if place is not DEFAULT]
-
-    def trust(place: Place) -> int:
-        return 2 if isinstance(place.source, str) else int(place.source == recipe.path)
-
-    return max(written, key=trust, default=DEFAULT)
-
-
-def _problem(recipe: Recipe, path: str, message: str) -> Problem:
-    return Problem(recipe.origins.get(path, DEFAULT), path, message)

@@ -1,118 +1,102 @@
 """What a training looked like when a number stopped being finite: for a person, and as JSON for a program."""
 
-import json
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from runner.plugin.learner import Learner
-from runner.plugin.source import Batch
-from runner.system.files import write_durably
+from runner.system.tree import leaves
 
-DIAGNOSIS_NAME = "diagnosis.json"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from runner.plugin.learner import Learner
+    from runner.plugin.progress import Progress
+    from runner.plugin.source import Batch
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The first tensor on the way through an update that holds a number that is not finite."""
 
-    kind: Literal["batch", "slot", "gradient", "parameter", "loss"]
+    kind: str
+    """Where it is: batch, slot, gradient, parameter or loss."""
     tensor: str | None
     """Its name; None for a loss that only an earlier update returned."""
     slot: str | None = None
     """Which slot returned it."""
 
     def __str__(self) -> str:
-        if self.kind == "batch":
-            return f"tensor '{self.tensor}' of the batch is not finite"
-        if self.kind == "gradient":
-            return f"the gradient of '{self.tensor}' is not finite"
-        if self.kind == "parameter":
-            return f"parameter '{self.tensor}' is not finite"
+        match self.kind:
+            case "batch":
+                return f"tensor '{self.tensor}' of the batch is not finite"
+            case "gradient":
+                return f"the gradient of '{self.tensor}' is not finite"
+            case "parameter":
+                return f"parameter '{self.tensor}' is not finite"
         if self.tensor is None:
             return "a loss was not finite in an earlier update, and nothing in the last one shows from where"
         return f"slot '{self.slot}' returned a tensor '{self.tensor}' that is not finite"
 
 
-def find(batch: Batch, outputs: Mapping[str, Any], learner: Learner) -> Finding | None:
+def find(batch: Batch, outputs: Mapping[str, Any], learner: Learner, losses: Mapping[str, Tensor]) -> Finding:
     """Looks where the first number that is not finite came from.
 
     Args:
         batch: what was learnt from.
         outputs: what the slots returned last, in the order in which they did.
         learner: whose gradients and parameters to look through.
-
-    Returns:
-        None if all of them are finite.
+        losses: scalars of the update, to blame where nothing before them is.
     """
-    for name, tensor in named_tensors(batch):
+    for finding, tensor in _in_order(batch, outputs, learner, losses):
         if is_broken(tensor):
-            return Finding("batch", name)
+            return finding
+    return Finding("loss", None, "update")
+
+
+def _in_order(
+    batch: Batch, outputs: Mapping[str, Any], learner: Learner, losses: Mapping[str, Tensor]
+) -> Iterator[tuple[Finding, Tensor]]:
+    yield from ((Finding("batch", name), tensor) for name, tensor in named_tensors(batch))
     for slot, output in outputs.items():
-        for name, tensor in named_tensors(output):
-            if is_broken(tensor):
-                return Finding("slot", name, slot)
+        yield from ((Finding("slot", name, slot), tensor) for name, tensor in named_tensors(output))
     for name, gradient in learner.gradients().items():
-        if gradient is not None and is_broken(gradient):
-            return Finding("gradient", name)
-    for name, parameter in learner.named_parameters():
-        if is_broken(parameter):
-            return Finding("parameter", name)
-    return None
+        if gradient is not None:
+            yield Finding("gradient", name), gradient
+    yield from ((Finding("parameter", name), parameter) for name, parameter in learner.named_parameters())
+    yield from ((Finding("loss", name, "update"), loss) for name, loss in losses.items())
 
 
 def diagnosis(
-    step: int,
-    update: int,
-    finding: Finding,
-    losses: Mapping[str, Tensor],
-    batch: Batch,
-    outputs: Mapping[str, Any],
+    progress: Progress, finding: Finding, losses: Mapping[str, Tensor], batch: Batch, outputs: Mapping[str, Any],
     learner: Learner,
-) -> dict[str, Any]:
-    """Everything worth knowing about an update that failed.
-
-    Args:
-        step: environment steps (of a simulator) or updates (of a dataset) so far.
-        update: updates so far.
-        finding: what was found first.
-        losses: the scalars of the update by name.
-        batch: what it learnt from.
-        outputs: what the slots returned last.
-        learner: after the update.
+) -> dict[str, Any]:  # fmt: skip
+    """Everything worth knowing about an update that failed; arguments as those of ``find``.
 
     Returns:
         Plain data that JSON can hold: numbers that are not finite are the strings NaN, Infinity and -Infinity.
     """
+    gradients = learner.gradients()
+    parameters = {}
+    for name, parameter in learner.named_parameters():
+        gradient = gradients.get(name)
+        described = {"gradient_norm": None} if gradient is None else _size("gradient", gradient)
+        parameters[name] = _size("parameter", parameter) | described
     return {
-        "step": step,
-        "update": update,
-        "found": asdict(finding) | {"message": str(finding)},
+        "step": progress.done,
+        "update": progress.updates,
+        "found": finding._asdict() | {"message": str(finding)},
         "losses": {name: _plain(loss.item()) for name, loss in losses.items()},
-        "batch": _described(batch),
-        "slots": {slot: _described(output) for slot, output in outputs.items()},
-        "parameters": _parameters(learner),
+        "batch": {name: statistics(tensor) for name, tensor in named_tensors(batch)},
+        "slots": {
+            slot: {name: statistics(tensor) for name, tensor in named_tensors(output)}
+            for slot, output in outputs.items()
+        },
+        "parameters": parameters,
     }
-
-
-def write_diagnosis(folder: Path, content: Mapping[str, Any]) -> Path:
-    """Writes ``diagnosis.json`` into a folder, which is made if need be.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path = folder / DIAGNOSIS_NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    return path
 
 
 def is_broken(tensor: Tensor) -> bool:
@@ -122,14 +106,9 @@ def is_broken(tensor: Tensor) -> bool:
 
 def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
     """The tensors that a slot returned, or that a batch holds, by name."""
-    if isinstance(output, Tensor):
-        return [("output", output)]
-    if hasattr(output, "_asdict"):
-        output = output._asdict()
-    elif isinstance(output, tuple):
-        output = {f"output {i}": tensor for i, tensor in enumerate(output)}
-    fields = output if isinstance(output, dict) else {}
-    return [(name, tensor) for name, tensor in fields.items() if isinstance(tensor, Tensor)]
+    prefix = "" if isinstance(output, Mapping) or hasattr(output, "_asdict") else "output "
+    named = ((f"{prefix}{path}".strip(), leaf) for path, leaf in leaves(output))
+    return [(name, leaf) for name, leaf in named if isinstance(leaf, Tensor)]
 
 
 def statistics(tensor: Tensor) -> dict[str, Any]:
@@ -149,22 +128,6 @@ def statistics(tensor: Tensor) -> dict[str, Any]:
     return described | {name: _plain(value.item()) for name, value in moments.items()}
 
 
-def _described(output: Any) -> dict[str, Any]:
-    return {name: statistics(tensor) for name, tensor in named_tensors(output)}
-
-
-def _parameters(learner: Learner) -> dict[str, dict[str, Any]]:
-    gradients = learner.gradients()
-    described = {}
-    for name, parameter in learner.named_parameters():
-        gradient = gradients.get(name)
-        described[name] = {
-            **_size("parameter", parameter),
-            **(_size("gradient", gradient) if gradient is not None else {"gradient_norm": None}),
-        }
-    return described
-
-
 def _size(what: str, tensor: Tensor) -> dict[str, Any]:
     """The Euclidean norm of the finite numbers, None if there are none, and how many are not."""
     values = _double(tensor)
@@ -180,8 +143,6 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _plain(number: float) -> float | str:
-    if math.isnan(number):
-        return "NaN"
-    if math.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
-    return number
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"

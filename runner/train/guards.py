@@ -1,20 +1,28 @@
 """Stops a training that has gone wrong, and says where."""
 
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
+import json
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from runner.plugin.context import Slots
-from runner.plugin.learner import Learner, Mean
-from runner.plugin.progress import Progress
-from runner.plugin.source import Batch, State
+from runner.plugin.learner import Mean
 from runner.system.errors import DivergedError, RunnerError
+from runner.system.files import write_durably
 from runner.system.names import shown_path
-from runner.train.diagnosis import Finding, diagnosis, find, is_broken, write_diagnosis
+from runner.train.diagnosis import diagnosis, find, is_broken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from runner.plugin.context import Slots
+    from runner.plugin.learner import Learner
+    from runner.plugin.progress import Progress
+    from runner.plugin.source import Batch, State
 
 FIRST_UPDATES = 20
 """By then, every trainable parameter that is stepped in each update must have received a gradient."""
@@ -35,8 +43,7 @@ class FiniteGuard:
             learner: whose story they tell.
             folder: the run's, for the diagnosis.
         """
-        self.learner = learner
-        self.folder = folder
+        self.learner, self.folder = learner, folder
         self.outputs: dict[str, Any] = {}
         for name in dict.fromkeys(learner.story):
             slots.wrap(name, partial(self._remembered, name))
@@ -55,28 +62,25 @@ class FiniteGuard:
         losses = {name: value.sum if isinstance(value, Mean) else value for name, value in output.items()}
         numbers = {name: torch.as_tensor(loss) for name, loss in losses.items() if isinstance(loss, float | Tensor)}
         scalars = {name: loss for name, loss in numbers.items() if loss.dim() == 0}
-        finding = find(batch, self.outputs, self.learner) or _lost(scalars)
-        step, update = progress.done, progress.updates
-        content = diagnosis(step, update, finding, scalars, batch, self.outputs, self.learner)
+        finding = find(batch, self.outputs, self.learner, scalars)
+        content = diagnosis(progress, finding, scalars, batch, self.outputs, self.learner)
+        path = self.folder / "diagnosis.json"
         try:
-            where = f"statistics are in {shown_path(write_diagnosis(self.folder, content))}"
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_durably(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+            where = f"statistics are in {shown_path(path)}"
         except OSError as error:
             where = f"no diagnosis could be written ({error})"
-        raise DivergedError(f"{progress.unit} {step}, update {update}: {finding}; the run was stopped; {where}")
+        raise DivergedError(
+            f"{progress.unit} {progress.done}, update {progress.updates}: {finding}; the run was stopped; {where}"
+        )
 
     def _remembered(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         def remembered(*args: Any, **kwargs: Any) -> Any:
-            output = step(*args, **kwargs)
-            self.outputs[name] = output
+            output = self.outputs[name] = step(*args, **kwargs)
             return output
 
         return remembered
-
-
-def _lost(scalars: Mapping[str, Tensor]) -> Finding:
-    """The scalar that is to blame when nothing before it is."""
-    name = next((name for name, scalar in scalars.items() if is_broken(scalar)), None)
-    return Finding("loss", name, "update")
 
 
 class GradientGuard:

@@ -1,21 +1,25 @@
 """The training loop: steps, reports, evaluations and checkpoints, counted in the recipe's unit."""
 
-import math
-import time
-from pathlib import Path
-from typing import Any, Protocol
+from __future__ import annotations
 
-from runner.plugin.source import State
+import math
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
 from runner.train.activities import Activities
-from runner.train.assemble import Assembly
 from runner.train.checkpoint.packing import pack
 from runner.train.checkpoint.writer import Writer
 from runner.train.guards import FiniteGuard, GradientGuard
 from runner.train.metrics import Means
-from runner.train.signals import Stop
 from runner.train.step import Step
+
+if TYPE_CHECKING:
+    from runner.plugin.source import State
+    from runner.train.assemble import Assembly
+    from runner.train.signals import Stop
 
 CHECKPOINTS = "checkpoints"
 COUNTERS = ("metrics", "complete", "best")
@@ -48,14 +52,9 @@ class Loop:
     """One training; ``step`` in what it logs is ``progress.done``, in the recipe's unit."""
 
     def __init__(
-        self,
-        pipeline: Assembly,
-        run_dir: Path,
-        journal: Journal,
-        display: Display,
-        stop: Stop,
+        self, pipeline: Assembly, run_dir: Path, journal: Journal, display: Display, stop: Stop,
         again: str = "runner resume",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Makes ready to train.
 
         Args:
@@ -70,10 +69,12 @@ class Loop:
         self.pipeline, self.journal, self.display, self.stop = pipeline, journal, display, stop
         self.again, self.progress = again, pipeline.progress
         self.writer = Writer(run_dir / CHECKPOINTS, journal.sync)
+        scale = self.progress.whole // self.progress.length
         every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
-        self.every = {name: count for name, count in every.items() if count}
+        self.every = {name: count * scale for name, count in every.items() if count}
+        """Intervals, counted as ``progress.position`` is."""
         self.next_due = 0
-        """Before that count, nothing is due."""
+        """Before that position, nothing is due."""
         self.metrics: dict[str, float] = {}
         self.means = Means(type(pipeline.learner).__name__, pipeline.device.type == "cpu")
         self.activities = Activities(pipeline.device)
@@ -101,25 +102,30 @@ class Loop:
             DivergedError: a number stopped being finite.
             RunnerError: a part of the model receives no gradient, or the last checkpoint could not be written.
         """
+        progress, step, activities = self.progress, self.step, self.activities
+        position, end = progress.position, progress.whole
         try:
-            if self.pipeline.prepared and not self.progress.position:
+            if self.pipeline.prepared and not position:
                 self.save()  # what was measured to choose it would come out differently another time
-            while not self.progress.over and not self.stop:
-                before, position = self.progress.done, self.progress.position
-                while self.progress.position == position:
-                    started, apart = time.perf_counter(), self.activities.inner
-                    output = self.step()
+            while position < end and self.stop.asked is None:
+                before = position
+                while position == before:  # a stretch of work, in the midst of which no training ends
+                    started, apart = perf_counter(), activities.inner
+                    output = step()
                     if output is not None:
-                        self.follow(output, time.perf_counter() - started - (self.activities.inner - apart))
-                self.act_on_schedule(before)
-            if not self.stop and not self.complete:
+                        self.follow(output, perf_counter() - started - (activities.inner - apart))
+                    position = progress.position
+                self.display.advance(progress.done, self.metrics)
+                if self.next_due <= position < end:  # the end does all three
+                    self.act_on_schedule(before, position)
+            if self.stop.asked is None and not self.complete:
                 self.conclude()
             self.save()
         finally:
             self.writer.wait()
         if self.writer.failure is not None:
             raise RunnerError(
-                f"the checkpoint at {self.progress.done} {self.progress.unit} could not be written: "
+                f"the checkpoint at {progress.done} {progress.unit} could not be written: "
                 f"{self.writer.failure.strerror}; the newest is {self.writer.newest() or 'none'}; free some space and "
                 f"continue with: {self.again}"
             )
@@ -138,7 +144,7 @@ class Loop:
             self.check()
         if not self.gradients.done:
             self.gradients.check(updates)
-        self.activities.add("update", seconds)
+        self.activities.seconds["update"] += seconds
         if updates == 1:
             self._publish({"perf/first_update_seconds": seconds})
         if not self.rehearsed:
@@ -175,16 +181,10 @@ class Loop:
             good = self.writer.newest() or "none"
             raise DivergedError(f"{error}; the last good checkpoint is {good}") from None
 
-    def act_on_schedule(self, before: int) -> None:
-        """Reports, evaluates and saves where the count has passed a multiple of their interval."""
-        done = self.progress.done
-        self.display.advance(done, self.metrics)
-        if self.progress.over:
-            return  # the end does all three
-        if done < self.next_due:
-            return
-        due = {name for name, every in self.every.items() if before // every != done // every}
-        self.next_due = min((done // every + 1) * every for every in self.every.values())
+    def act_on_schedule(self, before: int, now: int) -> None:
+        """Reports, evaluates and saves where the position has passed a multiple of their interval."""
+        due = {name for name, every in self.every.items() if before // every != now // every}
+        self.next_due = min((now // every + 1) * every for every in self.every.values())
         if "log" in due:
             self.report()
         if "evaluate" in due:
@@ -207,9 +207,9 @@ class Loop:
             shown = dict.fromkeys(("updates", "samples" if self.progress.unit == "epochs" else self.progress.unit))
             metrics |= {f"perf/{unit}_per_second": added[unit] / elapsed for unit in shown}
             if added["updates"]:
-                metrics["perf/update_ms"] = 1e3 * seconds.get("update", 0.0) / added["updates"]
+                metrics["perf/update_ms"] = 1e3 * seconds["update"] / added["updates"]
             activities = (*self.pipeline.source.activities, "update", "evaluate", "checkpoint")
-            metrics |= {f"perf/{name}_share": seconds.get(name, 0.0) / elapsed for name in activities}
+            metrics |= {f"perf/{name}_share": seconds[name] / elapsed for name in activities}
         self.timed_from = counts
         self._publish(metrics)
 
@@ -229,11 +229,11 @@ class Loop:
         ``perf/checkpoint_ms`` is the time that the training waits for it.
         """
         self.check()
-        started, position = time.perf_counter(), self.progress.position
+        started, position = perf_counter(), self.progress.position
         with self.activities.measure("checkpoint"):
             self.writer.save(position, self.state_dict(), self.score, self.progress.done)
         if self.saved != position:  # a signal may ask for another at the same place
-            self._publish({"perf/checkpoint_ms": 1e3 * (time.perf_counter() - started)})
+            self._publish({"perf/checkpoint_ms": 1e3 * (perf_counter() - started)})
         self.saved = position
 
     def state_dict(self) -> State:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
 from runner.plugin.learner import Mean
-from runner.plugin.source import State
 from runner.system.errors import RunnerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from runner.plugin.source import State
 
 RESERVED = frozenset({"updates"})
 """Names under ``train/`` that are the runner's own."""
@@ -43,20 +48,20 @@ class Means:
         """
         found = False
         for name, value in output.items():
-            if isinstance(value, torch.Tensor) and value.dim():
+            if isinstance(value, Tensor) and value.dim():
                 continue
-            total, count = self._sum_and_count(name, value)
+            total, count = value if isinstance(value, Mean) else (value, 1)
             found = True
+            if name not in self.sums:
+                self._begin(name, value, total, count)
             if self.on_host:
-                total, count = float(total), float(count)
-                self.finite = self.finite and math.isfinite(total)
-            elif isinstance(total, torch.Tensor):
-                total = total.detach().double()
-            if name in self.sums:
-                self.sums[name] += total
-                self.counts[name] += count
+                number = float(total)
+                self.finite = self.finite and math.isfinite(number)
+                self.sums[name] += number
+                self.counts[name] += float(count)
             else:
-                self._begin(name, total, count)
+                self.sums[name] += total.detach().double() if isinstance(total, Tensor) else total
+                self.counts[name] += count
         if not found:
             raise RunnerError(f"{self.who}.update returns no scalar: there is no loss to watch")
 
@@ -80,34 +85,23 @@ class Means:
     def load_state_dict(self, state: State, device: torch.device) -> None:
         """Restores what ``state_dict`` returned, where it is added up."""
         for name, mine in (("sums", self.sums), ("counts", self.counts)):
-            mine |= {
-                key: value.to(device) if isinstance(value, torch.Tensor) else value
-                for key, value in state[name].items()
-            }
+            for key, value in state[name].items():
+                mine[key] = value.to(device) if isinstance(value, Tensor) else value
 
-    def _sum_and_count(self, name: str, value: Any) -> tuple[Any, Any]:
-        if isinstance(value, Mean) and all(map(_is_number, value)):
-            return value
-        if isinstance(value, torch.Tensor) or type(value) is float:
-            return value, 1
-        raise RunnerError(
-            f"{self.who}.update returned '{name}' as {_described(value)}; it should be a tensor, a float, or "
-            "Mean(sum, count) of numbers or scalar tensors"
-        )
-
-    def _begin(self, name: str, total: Any, count: Any) -> None:
+    def _begin(self, name: str, value: Any, total: Any, count: Any) -> None:
+        """Begins to add up a name, of which only the first value is looked at closely."""
+        if isinstance(value, Mean):
+            right = all(each.dim() == 0 if isinstance(each, Tensor) else type(each) in (int, float) for each in value)
+        else:
+            right = isinstance(value, Tensor) or type(value) is float
+        if not right:
+            parts = f" of {type(total).__name__} and {type(count).__name__}" if isinstance(value, Mean) else ""
+            raise RunnerError(
+                f"{self.who}.update returned '{name}' as {type(value).__name__}{parts}; it should be a tensor, "
+                "a float, or Mean(sum, count) of numbers or scalar tensors"
+            )
         if name in RESERVED:
             raise RunnerError(
                 f"{self.who}.update returns a scalar '{name}', which is what the runner calls its own count"
             )
-        self.sums[name] = total.clone() if isinstance(total, torch.Tensor) else total
-        self.counts[name] = count.clone() if isinstance(count, torch.Tensor) else count
-
-
-def _is_number(value: Any) -> bool:
-    return value.dim() == 0 if isinstance(value, torch.Tensor) else type(value) in (int, float)
-
-
-def _described(value: Any) -> str:
-    parts = f" of {' and '.join(type(each).__name__ for each in value)}" if isinstance(value, Mean) else ""
-    return type(value).__name__ + parts
+        self.sums[name] = self.counts[name] = 0.0

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
-from runner.plugin.source import State
 from runner.recipe.loader import load
 from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import CheckpointError
@@ -19,6 +16,12 @@ from runner.tracking.workspace import find
 from runner.train.assemble import assemble
 from runner.train.checkpoint import reader
 from runner.train.run import RunResult, run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from runner.plugin.learner import Learner
+    from runner.plugin.source import State
 
 PathLike = str | Path
 
@@ -65,10 +68,12 @@ def load_model(
     Raises:
         RunnerError: there is no such run, or none of its checkpoints can be used.
     """
-    folder = _folder(run)
+    if isinstance(run, RunResult):
+        folder = RunFolder(Path(run.run_dir))
+    else:
+        folder = RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(workspace().runs, str(run))
     recipe = load(folder.path / LOCK_NAME, _assignments(set), Registry([Path(path) for path in plugins]))
-    pipeline = assemble(dataclasses.replace(recipe, stages={}))
-    learner = pipeline.learner
+    learner = assemble(dataclasses.replace(recipe, stages={})).learner
     learner.load_state_dict(_state(folder, checkpoint)["pipeline"]["learner"])
     for module in learner.modules().values():
         module.eval()
@@ -76,12 +81,6 @@ def load_model(
     evaluation.__enter__()
     vars(learner)["_evaluation"] = evaluation  # which ends, should nobody hold it
     return learner
-
-
-def _folder(run: PathLike | RunResult) -> RunFolder:
-    if isinstance(run, RunResult):
-        return RunFolder(Path(run.run_dir))
-    return RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(workspace().runs, str(run))
 
 
 def _state(folder: RunFolder, which: Literal["best", "last"]) -> State:

@@ -1,29 +1,34 @@
 """One training with one recipe, from assembly to the true final status."""
 
+from __future__ import annotations
+
 import dataclasses
 import errno
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.plugin.registry import Registry
-from runner.plugin.source import State
 from runner.recipe.git import source
 from runner.recipe.lock import LOCK_NAME, copy_recipe, write_lock
-from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.secrets import redact
-from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking.tracker import Tracker
-from runner.train.assemble import Assembly, StageReport, assemble
+from runner.train.assemble import StageReport, assemble
 from runner.train.checkpoint import reader as checkpoint
-from runner.train.loop import Display, Loop
+from runner.train.loop import Loop
 from runner.train.signals import Stop, stop_on_signals
+
+if TYPE_CHECKING:
+    from runner.plugin.registry import Registry
+    from runner.plugin.source import State
+    from runner.recipe.recipe import Recipe
+    from runner.tracking import RunFolder, Status, Workspace
+    from runner.train.assemble import Assembly
+    from runner.train.loop import Display
 
 PATIENCE_SECONDS = 30.0
 STOPPED_PATIENCE_SECONDS = 5.0
@@ -82,14 +87,13 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
             workspace, recipe.tracking.experiment, recipe.name, recipe.values(), tags(recipe, pipeline),
             recipe.tracking.system_metrics, digest=recipe.digest, goal=goal, unit=unit,
         )  # fmt: skip
-        again = registry.command(f"runner resume {tracker.run_name}")
-        with _concluded(tracker, stop, again) as progress:
+
+        def begin(_loop: Loop) -> None:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
             write_lock(recipe, tracker.run_dir, registry)
             reach("start.locked")
-            progress.loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
-            progress.loop.run()
-    return _result(tracker, progress, stop, started, None, again)
+
+        return _train(pipeline, registry, tracker, display, stop, begin, started)
 
 
 def resume(
@@ -118,21 +122,22 @@ def resume(
         step = state["step"] if state else 0
         generators.seed(recipe.seed)
         pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
+        said = "; ".join([f"at step {step}", *drift])
+        resumption = {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": said}
         with stop_on_signals() as stop:
             tracker = Tracker.reopen(
                 workspace, folder, state["cursor"] if state else 0, step, recipe.values(),
-                _resumption(step, drift) | ({} if state else tags(recipe, pipeline)), recipe.tracking.system_metrics,
+                resumption | ({} if state else tags(recipe, pipeline)), recipe.tracking.system_metrics,
             )  # fmt: skip
-            again = registry.command(f"runner resume {tracker.run_name}")
-            with _concluded(tracker, stop, again) as progress:
-                progress.loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
+
+            def begin(loop: Loop) -> None:
                 if state:
-                    progress.loop.load_state_dict(state)
+                    loop.load_state_dict(state)
                 reach("resume.loaded")
-                progress.loop.run()
+
+            return _train(pipeline, registry, tracker, display, stop, begin, started, resumed_at=step)
     finally:
         folder.release()
-    return _result(tracker, progress, stop, started, step, again)
 
 
 def tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
@@ -155,24 +160,23 @@ def _stage_tags(pipeline: Assembly) -> dict[str, str]:
     return {"stages": ",".join(active) or "none", **inactive}
 
 
-@dataclass
-class _Progress:
-    loop: Loop | None = None
+def _train(
+    pipeline: Assembly, registry: Registry, tracker: Tracker, display: Display, stop: Stop,
+    begin: Callable[[Loop], None], started: float, resumed_at: int | None = None,
+) -> RunResult:  # fmt: skip
+    """Trains; whatever happens, the run gets the status that is true."""
+    again = registry.command(f"runner resume {tracker.run_name}")
     status: Status = "FAILED"
-
-
-@contextmanager
-def _concluded(tracker: Tracker, stop: Stop, resume: str) -> Iterator[_Progress]:
-    """Whatever happens inside, the run gets the status that is true."""
-    progress, reason = _Progress(), ""
+    reason = ""
     try:
-        yield progress
-        assert progress.loop is not None
-        progress.status = "FINISHED" if progress.loop.complete else "KILLED"
-        for name, value in _stage_tags(progress.loop.pipeline).items():
+        loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
+        begin(loop)
+        loop.run()
+        status = "FINISHED" if loop.complete else "KILLED"
+        for name, value in _stage_tags(pipeline).items():
             tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
     except KeyboardInterrupt:
-        progress.status = "KILLED"
+        status = "KILLED"
         raise
     except SystemExit as error:
         reason = f"something in the training called sys.exit({error.code})"
@@ -180,38 +184,22 @@ def _concluded(tracker: Tracker, stop: Stop, resume: str) -> Iterator[_Progress]
     except BaseException as error:
         reason = redact(str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}")
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-            again = resume if (tracker.run_dir / LOCK_NAME).exists() else "start it anew"
-            raise RunnerError(f"{reason}; when the disk takes files again: {again}") from error
+            remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start it anew"
+            raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
         raise
     finally:
         for pattern in _ARTIFACTS:
             for path in sorted(tracker.run_dir.glob(pattern)):
                 tracker.artifact(path)
-        tracker.close(progress.status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
+        tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
 
-
-def _resumption(step: int, drift: list[str]) -> dict[str, str]:
-    at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return {f"resumed.{at}": f"at step {step}" + "".join(f"; {line}" for line in drift)}
-
-
-def _result(
-    tracker: Tracker, progress: _Progress, stop: Stop, started: float, resumed_at: int | None, again: str
-) -> RunResult:
-    loop = progress.loop
-    assert loop is not None
-    for kind, stage in loop.pipeline.stages.items():
-        loop.pipeline.reports[kind].notes += stage.closing_notes()
+    for kind, stage in pipeline.stages.items():
+        pipeline.reports[kind].notes += stage.closing_notes()
+    exit_code = ExitCode.DONE
+    if stop.asked is not None and not loop.complete:
+        exit_code = ExitCode.PREEMPTED if pipeline.recipe.train.preemptible else ExitCode(128 + int(stop.asked))
     return RunResult(
-        tracker.run_id, tracker.run_name, progress.status, tracker.tracking_uri, str(tracker.run_dir),
-        str(tracker.run_dir / LOCK_NAME), resumed_at, list(loop.pipeline.reports.values()), loop.metrics,
-        time.perf_counter() - started, again, _exit_code(loop, stop),
+        tracker.run_id, tracker.run_name, status, tracker.tracking_uri, str(tracker.run_dir),
+        str(tracker.run_dir / LOCK_NAME), resumed_at, list(pipeline.reports.values()), loop.metrics,
+        time.perf_counter() - started, again, exit_code,
     )  # fmt: skip
-
-
-def _exit_code(loop: Loop, stop: Stop) -> ExitCode:
-    if loop.complete or not stop:
-        return ExitCode.DONE
-    if loop.pipeline.recipe.train.preemptible:
-        return ExitCode.PREEMPTED
-    return ExitCode(128 + int(stop.asked or 0))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from runner.plugin.context import derived_seed
 from runner.plugin.lr_scheduler import ConstantConfig
-from runner.plugin.source import Batch
 from runner.system.errors import RunnerError
-from runner.train.assemble import Assembly
+
+if TYPE_CHECKING:
+    from runner.plugin.source import Batch
+    from runner.train.assemble import Assembly
 
 _MIX = 0x9E3779B97F4A7C15
 """The golden ratio in 64 bits: neighbouring updates get seeds that are far apart (Steele et al. 2014, SplitMix)."""
@@ -33,7 +35,8 @@ class Step:
         self.batch: Batch = None
         """What was learnt from last."""
         self._seed = derived_seed(pipeline.context.seed, "update")
-        self._generator = _global_generator(pipeline.device)
+        cuda = pipeline.device.type == "cuda"
+        self._generator = torch.cuda.default_generators[pipeline.device.index or 0] if cuda else torch.default_generator
         schedule = pipeline.recipe.lr_scheduler
         self._schedule = None if schedule == ConstantConfig() else schedule
         self.reset()
@@ -48,11 +51,7 @@ class Step:
         if drawn is None:
             return None
         self.seed(self.progress.updates)
-        if self.pipeline.watch is not None:
-            output = self.update(drawn)
-        else:  # the same, a frame less
-            self.set_rates()
-            output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+        output = self.update(drawn)
         self.source.feedback(drawn.batch, output)
         self.progress.updates += 1
         self.count(drawn.batch)
@@ -77,11 +76,22 @@ class Step:
         Raises:
             RunnerError: it returned no dictionary.
         """
-        self.set_rates()
+        if self._schedule is not None:
+            factor = self._schedule.factor(self.progress.fraction)
+            for group, lr in self._rates:
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(lr * factor)
+                else:
+                    group["lr"] = lr * factor
         if self.pipeline.watch is None:
-            return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
-        with self.pipeline.first_updates():
-            return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+            output = self.slots.update(drawn.batch, drawn.noise, self.progress)
+        else:
+            with self.pipeline.first_updates():
+                output = self.slots.update(drawn.batch, drawn.noise, self.progress)
+        if not isinstance(output, dict):
+            who = f"{type(self.learner).__name__}.update"
+            raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
+        return output
 
     def seed(self, update: int) -> None:
         """Seeds torch's global generator of the device for the update of that number.
@@ -90,12 +100,6 @@ class Step:
         """
         self._generator.manual_seed((self._seed + update * _MIX) % 2**63)
 
-    def _checked(self, output: Any) -> dict[str, Any]:
-        if isinstance(output, dict):
-            return output
-        who = f"{type(self.learner).__name__}.update"
-        raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
-
     def reset(self) -> None:
         """Looks for the learning rates anew, after another state was loaded."""
         self._rates = [
@@ -103,20 +107,3 @@ class Step:
             for role, optimizer in self.learner.optimizers()
             for group in optimizer.param_groups
         ]
-
-    def set_rates(self) -> None:
-        """Sets the learning rates that belong to the update that comes."""
-        if self._schedule is None:
-            return
-        factor = self._schedule.factor(self.progress.fraction)
-        for group, lr in self._rates:
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr * factor)
-            else:
-                group["lr"] = lr * factor
-
-
-def _global_generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator

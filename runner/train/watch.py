@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.plugin.context import Slots
-from runner.plugin.stage import StageConfig
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from runner.plugin.context import Slots
+    from runner.plugin.stage import StageConfig
 
 RUNNERS = frozenset({"draw", "transfer", "next_batch", "update"})
 """Slots that the training step calls itself."""
@@ -55,8 +57,12 @@ class Watch:
 
     def idle(self) -> dict[str, str]:
         """Stages of which no slot was called, with the reason."""
-        unused = {kind: sorted(held) for kind, held in self.held.items() if held and not held & self.called}
-        return {kind: f"the learner never calls {_named(held)}" for kind, held in unused.items()}
+        unused = {}
+        for kind, held in self.held.items():
+            if held and not held & self.called:
+                slots = f"any of its slots {', '.join(sorted(held))}" if len(held) > 1 else f"its slot '{min(held)}'"
+                unused[kind] = f"the learner never calls {slots}"
+        return unused
 
     def _seen(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.called.add(name)
@@ -68,7 +74,3 @@ class Watch:
     def _uncover(self) -> None:
         vars(self.slots).update(self._covered)
         self._covered.clear()
-
-
-def _named(slots: list[str]) -> str:
-    return f"its slot '{slots[0]}'" if len(slots) == 1 else f"any of its slots {', '.join(slots)}"

@@ -1,6 +1,6 @@
 """Takes a state apart into what JSON can hold, tensors and rings, and puts it together again."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,25 +50,25 @@ def _pack(value: Any, path: str, packed: Packed) -> Any:
     raise TypeError(f"{path}: a checkpoint cannot hold a {type(value).__name__}")
 
 
-def unpack(node: Any, tensors: Mapping[str, Tensor], rings: Mapping[str, Ring]) -> Any:
+def unpack(node: Any, tensors: Mapping[str, Tensor], ring: Callable[..., Ring]) -> Any:
     """Puts together what ``pack`` took apart.
 
     Args:
         node: ``Packed.rest``.
         tensors: by name.
-        rings: by name.
+        ring: makes the ring of a ``name``, a ``capacity`` and the number of rows ``written``.
     """
     (kind, value), *_ = node.items()
-    if kind == "tensor":
-        return _in_own_memory(tensors[value], node["stride"])
-    if kind == "ring":
-        return rings[value["name"]]
-    if kind == "items":
-        return {key: unpack(item, tensors, rings) for key, item in value}
-    if kind == "list":
-        return [unpack(item, tensors, rings) for item in value]
-    if kind == "tuple":
-        return tuple(unpack(item, tensors, rings) for item in value)
+    match kind:
+        case "tensor":
+            return _in_own_memory(tensors[value], node["stride"])
+        case "ring":
+            return ring(**value)
+        case "items":
+            return {key: unpack(item, tensors, ring) for key, item in value}
+        case "list" | "tuple":
+            items = [unpack(item, tensors, ring) for item in value]
+            return items if kind == "list" else tuple(items)
     return value
 
 
@@ -91,12 +91,3 @@ def _in_own_memory(tensor: Tensor, stride: list[int] | None) -> Tensor:
     if stride is None:
         return tensor.clone()
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-
-
-def rings_in(node: Any) -> list[dict[str, Any]]:
-    """Name, capacity and number of rows of every ring in ``Packed.rest``."""
-    (kind, value), *_ = node.items()
-    if kind == "ring":
-        return [value]
-    inner = [item for _, item in value] if kind == "items" else value if kind in ("list", "tuple") else []
-    return [ring for item in inner for ring in rings_in(item)]

@@ -3,22 +3,28 @@
 A checkpoint is a folder, ``step-000000001234``. Its manifest has the SHA-256 of every file, and of itself.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from runner.plugin.source import Ring, State
+from runner.plugin.source import Ring
 from runner.system.errors import CheckpointError
-from runner.train.checkpoint.packing import rings_in, unpack
+from runner.train.checkpoint.packing import unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runner.plugin.source import State
 
 FORMAT = 1
 REST, MANIFEST = "state.json", "manifest.json"
@@ -109,15 +115,23 @@ def load(path: Path) -> State:
     """
     files: dict[str, str] = read_manifest(path)["sha256"]
     for name, expected in files.items():
-        _verify(path, name, expected)
+        if not _FILE.fullmatch(name):
+            raise DamagedError(f"{path / MANIFEST}: names a file that no checkpoint has: {name!r}")
+        if (path / name).is_symlink():
+            raise DamagedError(f"{path / name}: is a link")
+        try:
+            found = digest(path / name)
+        except OSError as error:
+            raise DamagedError(f"{path / name}: {_reason(error)}") from None
+        if found != expected:
+            raise DamagedError(f"{path / name}: damaged (its checksum differs from the manifest's)")
     try:
         rest = json.loads((path / REST).read_text())
         tensors: dict[str, torch.Tensor] = {}
         for name in files:
             if name.startswith("tensors-"):
                 tensors |= load_file(path / name)
-        rings = {ring["name"]: _ring(path, list(files), **ring) for ring in rings_in(rest)}
-        state: State = unpack(rest, tensors, rings)
+        state: State = unpack(rest, tensors, partial(_ring, path, list(files)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise DamagedError(f"{path}: {_reason(error)}") from None
     return state
@@ -169,20 +183,6 @@ def set_aside(folder: Path) -> list[Path]:
     return list(folder.glob(f"{_ASIDE}step-*"))
 
 
-def _verify(path: Path, name: str, expected: str) -> None:
-    file = path / name
-    if not _FILE.fullmatch(name):
-        raise DamagedError(f"{path / MANIFEST}: names a file that no checkpoint has: {name!r}")
-    if file.is_symlink():
-        raise DamagedError(f"{file}: is a link")
-    try:
-        found = digest(file)
-    except OSError as error:
-        raise DamagedError(f"{file}: {_reason(error)}") from None
-    if found != expected:
-        raise DamagedError(f"{file}: damaged (its checksum differs from the manifest's)")
-
-
 def _ring(path: Path, files: list[str], name: str, capacity: int, written: int) -> Ring:
     """A ring whose rows are read from files when they are asked for."""
     segments = sorted(found[1:] for file in files if (found := rows_of(file)) and found[0] == name)
@@ -203,5 +203,4 @@ def _ring(path: Path, files: list[str], name: str, capacity: int, written: int) 
 
 
 def _reason(error: Exception) -> str:
-    strerror = getattr(error, "strerror", None)
-    return str(strerror or error)
+    return str(getattr(error, "strerror", None) or error)

@@ -1,5 +1,7 @@
 """Writes checkpoints so that whatever happens, the one before stays whole."""
 
+from __future__ import annotations
+
 import errno
 import json
 import logging
@@ -8,20 +10,23 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runner.plugin.source import Ring, State
 from runner.system.errors import CheckpointError
 from runner.system.faults import reach
+from runner.system.files import sync
 from runner.train.checkpoint import reader as checkpoint
 from runner.train.checkpoint.packing import Packed, pack
 from runner.train.checkpoint.reader import MANIFEST, REST
+
+if TYPE_CHECKING:
+    from runner.plugin.source import Ring, State
 
 KEPT = 2
 """Newest checkpoints that are kept, beside the best."""
@@ -44,30 +49,8 @@ class _Piece:
     """Bytes, about."""
     tensors: Callable[[], dict[str, Tensor]]
     """Copies of them."""
-    earlier: Path | None = None
-    """The same file in an earlier checkpoint."""
     digest: str = ""
     """Its SHA-256, once it is in its place."""
-
-    def link(self, folder: Path, digest: str) -> None:
-        """Links the file of the earlier checkpoint, whose checksum is known."""
-        if self.earlier is not None:
-            with suppress(OSError):  # a disk without links, or a file that is gone: it is written
-                os.link(self.earlier, folder / self.name)
-                self.digest = digest
-
-    def hold(self) -> None:
-        """Copies the tensors now, so that they may change before they are written."""
-        held = self.tensors()
-        self.tensors = lambda: held
-
-    def write(self, folder: Path) -> None:
-        """Writes the file and makes it durable."""
-        path = folder / self.name
-        save_file(self.tensors(), path)
-        _sync(path)
-        reach("checkpoint.segment" if checkpoint.rows_of(self.name) else "checkpoint.tensors", path)
-        self.digest = checkpoint.digest(path)
 
 
 @dataclass
@@ -75,14 +58,14 @@ class _Job:
     """A checkpoint on its way."""
 
     step: int
+    done: int
+    score: float | None
     folder: Path
     """Beside its final place."""
     rest: Any
     pieces: list[_Piece]
-    score: float | None
     size: int
     """Bytes that have to be written."""
-    done: int | None = None
 
 
 class Writer:
@@ -127,16 +110,16 @@ class Writer:
         if (self.folder / checkpoint.name_of(step)).exists():
             return
         try:
-            job = replace(self._begin(step, state, score), done=done)
+            job = self._begin(step, state, score, step if done is None else done)
         except OSError as error:
-            self._report(step, error)
+            self._failed(step, error)
             return
         if job.size > BESIDE_BYTES:
             self._finish(job)
             return
         for piece in job.pieces:
-            if not piece.digest:
-                piece.hold()
+            if not piece.digest:  # its tensors may change before they are written
+                piece.tensors = partial(dict, piece.tensors())
         self._thread = threading.Thread(target=self._beside, args=(job,), name="runner-checkpoint")
         self._thread.start()
 
@@ -153,7 +136,7 @@ class Writer:
         """The newest checkpoint that is written."""
         return next(reversed(checkpoint.checkpoints(self.folder)), None)
 
-    def _begin(self, step: int, state: State, score: float | None) -> _Job:
+    def _begin(self, step: int, state: State, score: float | None, done: int) -> _Job:
         """Makes the folder beside, links what is there already, and sees to it that the rest fits on the disk."""
         folder = self.folder / f".{checkpoint.name_of(step)}.partial"
         shutil.rmtree(folder, ignore_errors=True)
@@ -166,7 +149,7 @@ class Writer:
         if free < size + _MIB:
             message = f"it needs {size / _MIB:.1f} MiB and the disk has {free / _MIB:.1f} MiB free"
             raise OSError(errno.ENOSPC, message)
-        return _Job(step, folder, packed.rest, pieces, score, size)
+        return _Job(step, done, score, folder, packed.rest, pieces, size)
 
     def _segments(self, packed: Packed, folder: Path) -> Iterator[_Piece]:
         """The rows of all rings; those that the checkpoint before the last has are linked."""
@@ -178,12 +161,13 @@ class Writer:
         for ring_name, ring in packed.rings.items():
             there = [rows for name in digests if (rows := checkpoint.rows_of(name)) and rows[0] == ring_name]
             for first, last, size in _ranges(ring):
+                piece = _Piece(checkpoint.rows_name(ring_name, first, last), size, partial(_rows, ring, first, last))
                 found = next((rows for rows in there if rows[1] <= first and last <= rows[2]), None)
-                name = checkpoint.rows_name(*(found or (ring_name, first, last)))
-                piece = _Piece(name, size, partial(_rows, ring, first, last), earlier[-1] / name if found else None)
-                piece.link(folder, digests.get(name, ""))
-                if not piece.digest:
-                    piece.name = checkpoint.rows_name(ring_name, first, last)
+                if found:
+                    name = checkpoint.rows_name(*found)
+                    with suppress(OSError):  # a disk without links, or a file that is gone: it is written
+                        os.link(earlier[-1] / name, folder / name)
+                        piece.name, piece.digest = name, digests[name]
                 yield piece
 
     def _beside(self, job: _Job) -> None:
@@ -196,76 +180,66 @@ class Writer:
         try:
             self._write(job)
         except OSError as error:
-            self._report(job.step, error)
+            self._failed(job.step, error)
             return
+        self.failure, self.written_bytes = None, job.size
         try:
-            self._prune()
+            reach("checkpoint.renamed")
+            found = checkpoint.checkpoints(self.folder)
+            keep = {*found[-KEPT:], checkpoint.best(found)}
+            for path in [each for each in found if each not in keep] + checkpoint.set_aside(self.folder):
+                shutil.rmtree(path)
+            reach("checkpoint.pruned")
         except OSError as error:
-            _log.warning("older checkpoints in %s could not be removed: %s", self.folder, _said(error))
-        self.failure = None
-        self.written_bytes = job.size
-        self._warn_ahead(job.size)
-
-    def _report(self, step: int, error: OSError) -> None:
-        shutil.rmtree(self.folder / f".{checkpoint.name_of(step)}.partial", ignore_errors=True)
-        if self.failure is None:
-            newest = self.newest() or "none"
-            _log.warning("the checkpoint at step %d was not written: %s; the newest is %s", step, _said(error), newest)
-        self.failure = error
-
-    def _warn_ahead(self, size: int) -> None:
+            _log.warning("older checkpoints in %s could not be removed: %s", self.folder, error.strerror or error)
         free = shutil.disk_usage(self.folder).free
-        if free < 2 * size and not self._warned:
+        if free < 2 * job.size and not self._warned:
             self._warned = True
             _log.warning(
                 "the disk of %s is nearly full: %.1f MiB free, and a checkpoint takes %.1f MiB",
-                self.folder, free / _MIB, size / _MIB,
+                self.folder, free / _MIB, job.size / _MIB,
             )  # fmt: skip
 
     def _write(self, job: _Job) -> None:
         folder = job.folder
         for piece in job.pieces:
             if not piece.digest:
-                piece.write(folder)
+                path = folder / piece.name
+                save_file(piece.tensors(), path)
+                sync(path)
+                reach("checkpoint.segment" if checkpoint.rows_of(piece.name) else "checkpoint.tensors", path)
+                piece.digest = checkpoint.digest(path)
         (folder / REST).write_text(json.dumps(job.rest))
-        _sync(folder / REST)
+        sync(folder / REST)
         reach("checkpoint.state", folder / REST)
         digests = {piece.name: piece.digest for piece in job.pieces} | {REST: checkpoint.digest(folder / REST)}
         (folder / MANIFEST).write_text(checkpoint.manifest_text(job.step, job.score, digests, job.done))
-        _sync(folder / MANIFEST)
+        sync(folder / MANIFEST)
         reach("checkpoint.manifest", folder / MANIFEST)
-        _sync(folder)
+        sync(folder)
         self._prepare()
         reach("checkpoint.synced")
         folder.rename(self.folder / checkpoint.name_of(job.step))
-        _sync(self.folder)
+        sync(self.folder)
 
-    def _prune(self) -> None:
-        reach("checkpoint.renamed")
-        found = checkpoint.checkpoints(self.folder)
-        keep = {*found[-KEPT:], checkpoint.best(found)}
-        for path in [each for each in found if each not in keep] + checkpoint.set_aside(self.folder):
-            shutil.rmtree(path)
-        reach("checkpoint.pruned")
+    def _failed(self, step: int, error: OSError) -> None:
+        shutil.rmtree(self.folder / f".{checkpoint.name_of(step)}.partial", ignore_errors=True)
+        if self.failure is None:
+            said, newest = error.strerror or error, self.newest() or "none"
+            _log.warning("the checkpoint at step %d was not written: %s; the newest is %s", step, said, newest)
+        self.failure = error
 
 
-def _parts(packed: Packed) -> Iterator[_Piece]:
+def _parts(packed: Packed) -> list[_Piece]:
     """The tensors, spread over files."""
-    names: list[str] = []
-    size = count = 0
+    pieces: list[_Piece] = []
     for name, tensor in packed.tensors.items():
-        if names and size + tensor.nbytes > FILE_BYTES:
-            yield _part(packed, names, count, size)
-            names, size, count = [], 0, count + 1
-        names.append(name)
-        size += tensor.nbytes
-    if names:
-        yield _part(packed, names, count, size)
-
-
-def _part(packed: Packed, names: list[str], number: int, size: int) -> _Piece:
-    tensors = {name: packed.tensors[name] for name in names}
-    return _Piece(f"tensors-{number}.safetensors", size, lambda: {n: _copy(t) for n, t in tensors.items()})
+        if not pieces or pieces[-1].size + tensor.nbytes > FILE_BYTES:
+            tensors: dict[str, Tensor] = {}
+            pieces.append(_Piece(f"tensors-{len(pieces)}.safetensors", 0, partial(_copies, tensors)))
+        tensors[name] = tensor
+        pieces[-1].size += tensor.nbytes
+    return pieces
 
 
 def _ranges(ring: Ring) -> Iterator[tuple[int, int, int]]:
@@ -280,20 +254,8 @@ def _ranges(ring: Ring) -> Iterator[tuple[int, int, int]]:
 
 
 def _rows(ring: Ring, first: int, last: int) -> dict[str, Tensor]:
-    return {"rows": _copy(ring.read(first, last))}
+    return _copies({"rows": ring.read(first, last)})
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _said(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
