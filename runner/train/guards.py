@@ -36,25 +36,14 @@ class FiniteGuard:
     """
 
     def __init__(self, slots: Slots, learner: Learner, folder: Path) -> None:
-        """Wraps the slots.
-
-        Args:
-            slots: with all stages attached.
-            learner: whose story they tell.
-            folder: the run's, for the diagnosis.
-        """
+        """Wraps the slots, to which all stages are attached; a diagnosis is written into ``folder``, the run's."""
         self.learner, self.folder = learner, folder
         self.outputs: dict[str, Any] = {}
         for name in dict.fromkeys(learner.story):
             slots.wrap(name, partial(self._remembered, name))
 
     def check(self, progress: Progress, batch: Batch, output: Mapping[str, Any]) -> None:
-        """Says where a number came from that is not finite.
-
-        Args:
-            progress: of the training.
-            batch: what the last update learnt from.
-            output: what it returned.
+        """Says where a number came from that is not finite, in the last update: its batch and what it returned.
 
         Raises:
             DivergedError: always; the run's folder then holds ``diagnosis.json``.

@@ -55,16 +55,7 @@ class Loop:
         self, pipeline: Assembly, run_dir: Path, journal: Journal, display: Display, stop: Stop,
         again: str = "runner resume",
     ) -> None:  # fmt: skip
-        """Makes ready to train.
-
-        Args:
-            pipeline: what trains.
-            run_dir: where checkpoints go.
-            journal: keeps what is logged.
-            display: shows it.
-            stop: says when to end early.
-            again: the command that goes on with this run, for messages.
-        """
+        """Makes ready to train in ``run_dir``; messages name ``again``, the command that goes on with this run."""
         train = pipeline.recipe.train
         self.pipeline, self.journal, self.display, self.stop = pipeline, journal, display, stop
         self.again, self.progress = again, pipeline.progress
@@ -131,12 +122,7 @@ class Loop:
             )
 
     def follow(self, output: dict[str, Any], seconds: float) -> None:
-        """What has to be done after each update.
-
-        Args:
-            output: what it returned.
-            seconds: what it took, without what the source reports apart.
-        """
+        """What has to be done after each update: it took ``seconds``, without what the source reports apart."""
         self.output = output
         self.means.add(output)
         updates = self.progress.updates

@@ -28,12 +28,7 @@ class Means:
     """
 
     def __init__(self, who: str, on_host: bool) -> None:
-        """Begins with nothing.
-
-        Args:
-            who: returns the scalars, for messages.
-            on_host: whether looking at a scalar is free.
-        """
+        """Begins with nothing; messages name ``who``, and looking at a scalar is free if it is ``on_host``."""
         self.who, self.on_host = who, on_host
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, Any] = {}

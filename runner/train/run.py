@@ -68,12 +68,6 @@ class RunResult:
 def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Display) -> RunResult:
     """Trains a recipe.
 
-    Args:
-        recipe: validated.
-        registry: where its plugins came from.
-        workspace: where the run's folder and MLflow's database are.
-        display: shows progress.
-
     Raises:
         RunnerError: the recipe cannot run here, the store cannot be reached, or the training failed; the MLflow run, if
             there is one by then, has its true status.
@@ -105,9 +99,9 @@ def resume(
         recipe: that of the run's lock.
         registry: where its plugins come from.
         workspace: where the run is.
-        folder: the run's folder.
+        folder: the run's.
         display: shows progress.
-        drift: what has changed since and is to be kept on record.
+        drift: what has changed since, to be kept on record.
 
     Raises:
         UsageError: the run's process is alive.
