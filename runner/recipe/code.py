@@ -3,13 +3,10 @@
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-
-import runner
 
 _OWN = "runner"
 _ELSEWHERE = ("plugins", "recipes")
@@ -29,106 +26,72 @@ def code_digests(faces: Iterable[type]) -> dict[str, str]:
         in, and what these import from outside of installed packages, whose versions a lock has; by file name where that
         is a single file.
     """
-    sources = {_OWN: _own_sources()}
-    for name in sorted({face.__module__ for face in faces}):
-        module = _outermost(name)
-        if module.__name__ != _OWN:
-            sources.setdefault(_title(module), {}).update(_sources_of(module))
-    _add_imported(sources)
+    own, shipped = _files(find_spec(_OWN)), _files(find_spec(f"{_OWN}.plugins"))
+    own = {name: path for name, path in own.items() if name.split("/")[0] not in _ELSEWHERE}
+    sources = {_OWN: own | {f"plugins/{name}": path for name, path in shipped.items()}}
+    seen = set(sources[_OWN].values())
+    names = sorted({face.__module__ for face in faces if face.__module__.split(".")[0] != _OWN})
+    queue = [(name, _outermost(name)) for name in names]
+    for name, spec in queue:  # which grows by what is imported
+        files = {each: path for each, path in _files(spec).items() if path not in seen}
+        if spec is not None and spec.origin is not None:
+            name = spec.name if spec.submodule_search_locations else Path(spec.origin).name
+        sources.setdefault(name, {}).update(files)
+        seen.update(files.values())
+        queue += [(each, spec) for path in files.values() for each in _imports(path) if (spec := _outside(each))]
     return {name: _digest(files) for name, files in sources.items()}
 
 
-def _add_imported(sources: dict[str, dict[str, Path]]) -> None:
-    """Adds what plugins import from outside of installed packages, and what that imports."""
-    seen = {path for files in sources.values() for path in files.values()}
-    queue = [path for name, files in sources.items() if name != _OWN for path in files.values()]
-    while queue:
-        for name in sorted(_imports(queue.pop())):
-            spec = _outside(name)
-            if spec is None or spec.origin is None:
-                continue
-            origin = Path(spec.origin)
-            folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-            files = {each: path for folder in folders for each, path in _below(folder).items()} or {origin.name: origin}
-            new = {each: path for each, path in files.items() if path not in seen}
-            sources.setdefault(spec.name if folders else origin.name, {}).update(new)
-            seen.update(new.values())
-            queue += new.values()
+def _files(spec: ModuleSpec | None) -> dict[str, Path]:
+    """The Python files of a package that can be imported, by their path in it; or the file that a module is."""
+    if spec is None or spec.origin is None:
+        return {}
+    if not spec.submodule_search_locations:
+        path = Path(spec.origin)
+        return {path.name: path} if path.is_file() else {}
+    files = {}
+    for folder in spec.submodule_search_locations:
+        for path in Path(folder).rglob("*.py"):
+            name = path.relative_to(folder)
+            # An editor's backup or lock (``.#loop.py``) cannot.
+            if path.is_file() and all(part.isidentifier() for part in name.with_suffix("").parts):
+                files[name.as_posix()] = path
+    return files
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Absolute names of all that a file says it imports, also inside functions."""
+def _imports(path: Path) -> list[str]:
+    """Absolute names of all that a file says it imports, also inside functions; sorted."""
     try:
-        tree = ast.parse(path.read_bytes())
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError):  # templates and the like; what is imported in truth has been parsed by Python
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        return []
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return sorted(found)
 
 
 def _outside(name: str) -> ModuleSpec | None:
-    """The outermost package or module of that name which is not a mere namespace, if no distribution installed it."""
-    parts = name.split(".")
-    if parts[0] == _OWN or parts[0] in sys.stdlib_module_names:
+    """As ``_outermost``; None for what ships with the runner or with Python, or a distribution has installed."""
+    if name.split(".")[0] in (_OWN, *sys.stdlib_module_names):
         return None
+    spec = _outermost(name)
+    path = Path(spec.origin or "") if spec is not None else Path()
+    return spec if path.suffix == ".py" and not _INSTALLED & set(path.parts) else None
+
+
+def _outermost(name: str) -> ModuleSpec | None:
+    """The outermost package or module around a name that is not a mere namespace; None if there is none."""
+    parts = name.split(".")
     for depth in range(1, len(parts) + 1):
         try:
             spec = find_spec(".".join(parts[:depth]))  # above it are namespaces alone, which run no code
         except (ImportError, ValueError):
             return None
-        if spec is None:
-            return None
-        if spec.origin is not None:
-            path = Path(spec.origin)
-            return None if path.suffix != ".py" or _INSTALLED & set(path.parts) else spec
+        if spec is None or spec.origin is not None:
+            return spec
     return None
-
-
-def _own_sources() -> dict[str, Path]:
-    core = _below(Path(str(runner.__file__)).parent)
-    core = {name: path for name, path in core.items() if name.split("/")[0] not in _ELSEWHERE}
-    shipped = find_spec(f"{_OWN}.plugins")
-    assert shipped is not None  # one distribution installs both
-    assert shipped.submodule_search_locations
-    return core | {
-        f"plugins/{name}": path for name, path in _below(Path(shipped.submodule_search_locations[0])).items()
-    }
-
-
-def _outermost(name: str) -> ModuleType:
-    """The outermost package around a module that is not a mere namespace; the module itself if it is in none."""
-    parts = name.split(".")
-    around = [sys.modules[".".join(parts[:depth])] for depth in range(1, len(parts) + 1)]
-    return next((module for module in around if _file(module)), around[-1])
-
-
-def _file(module: ModuleType) -> str:
-    return getattr(module, "__file__", None) or ""
-
-
-def _title(module: ModuleType) -> str:
-    return module.__name__ if hasattr(module, "__path__") else Path(_file(module)).name or module.__name__
-
-
-def _sources_of(module: ModuleType) -> dict[str, Path]:
-    if hasattr(module, "__path__"):
-        return {name: path for folder in module.__path__ for name, path in _below(Path(folder)).items()}
-    path = Path(_file(module))
-    return {path.name: path} if path.is_file() else {}
-
-
-def _below(folder: Path) -> dict[str, Path]:
-    """The Python files in a folder that can be imported, by their path from there."""
-    found = {path.relative_to(folder): path for path in folder.rglob("*.py")}
-    return {name.as_posix(): path for name, path in found.items() if _is_importable(name) and path.is_file()}
-
-
-def _is_importable(path: Path) -> bool:
-    """An editor's backup or lock (``.#loop.py``) is not."""
-    return all(part.isidentifier() for part in path.with_suffix("").parts)
 
 
 def _digest(files: dict[str, Path]) -> str:

@@ -12,7 +12,6 @@ import runner
 
 _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
 """Files that are kept out of a patch even if somebody tracks them."""
-
 _DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--no-color")
 
 
@@ -31,15 +30,7 @@ class Checkout:
 
 
 def source(recipe: Path, results: Path | None = None) -> Checkout | None:
-    """The checkout that the runner itself runs from, or else the one that the recipe lies in.
-
-    Args:
-        recipe: its file.
-        results: a folder in which a change is none of the source's.
-
-    Returns:
-        None if there is neither, or git cannot tell.
-    """
+    """The checkout that the runner itself runs from, or else the one that a recipe lies in; as ``checkout``."""
     package = Path(runner.__file__)
     # An installed package may lie in somebody's checkout without being part of it.
     is_tracked = _git(package.parent, "ls-files", "--error-unmatch", package.name) is not None
@@ -47,7 +38,12 @@ def source(recipe: Path, results: Path | None = None) -> Checkout | None:
 
 
 def checkout(folder: Path, results: Path | None = None) -> Checkout | None:
-    """The checkout that a folder lies in, but for ``results``; None if there is none, or git cannot tell."""
+    """The checkout that a folder lies in; None if there is none, or git cannot tell.
+
+    Args:
+        folder: anywhere in it.
+        results: a folder in which a change is none of the source's.
+    """
     top, commit = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD")
     if not top or not commit:
         return None
@@ -70,16 +66,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 @cache
 def _without_programs(git: str, folder: Path) -> tuple[str, ...]:
     """Options for a repository that somebody else has made, which may name programs for git to start."""
-    command = [
-        git,
-        "-C",
-        str(folder),
-        "config",
-        "--local",
-        "--name-only",
-        "--get-regexp",
-        r"^filter\..*\.(clean|process)$",
-    ]
-    names = subprocess.run(command, capture_output=True, check=False, text=True).stdout.splitlines()
-    settings = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}", *(f"{name}=" for name in names)]
+    filters = ("config", "--local", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
+    found = subprocess.run([git, "-C", str(folder), *filters], capture_output=True, check=False, text=True)
+    settings = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}"]
+    settings += [f"{name}=" for name in found.stdout.splitlines()]
     return tuple(part for setting in settings for part in ("-c", setting))

@@ -65,31 +65,25 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | 
         run_dir: the run's folder.
         catalog: who brought the plugins.
         results: a folder in which a change is none of the source's.
-
-    Returns:
-        The path of the lock.
     """
     checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
         write_durably(run_dir / PATCH_NAME, redact(checkout.patch))
     else:  # an earlier lock may have been here
         (run_dir / PATCH_NAME).unlink(missing_ok=True)
-    head = {"lock": VERSION, "digest": recipe.digest}
-    facts = {"recipe": recipe.values()} | _environment(recipe, catalog, checkout)
     origins: dict[str, Any] = {"origins": {path: place.cited() for path, place in recipe.origins.items()}}
-    if files := _plugin_files(recipe, catalog):
+    names = {provider.name for provider in _providers(recipe, catalog).values()}
+    if files := sorted(str(Path(name).absolute()) for name in names if name.endswith(".py")):
         origins[PLUGIN_FILES] = files
+    head = {"lock": VERSION, "digest": recipe.digest}
     lock = run_dir / LOCK_NAME
-    write_durably(lock, dump(head | redact_values(facts | origins) | {"code": code_of(recipe)}))
+    facts = head | _facts(recipe, catalog, checkout) | redact_values(origins)
+    write_durably(lock, dump(facts | {"code": code_of(recipe)}))  # last: a lock that is cut anywhere lacks of it
     return lock
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:
     """Copies the file that a recipe was loaded from, with every secret in it masked.
-
-    Args:
-        recipe: the recipe.
-        target: the copy; replaced if it exists.
 
     Raises:
         OSError: the file cannot be read, or the copy not be written.
@@ -98,6 +92,19 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
     with suppress(RecipeError):  # it was changed after it was loaded
         text = _masked(text, secrets_of(recipe, parse(text, recipe.path, [])))
     write_durably(target, redact(text))
+
+
+def _masked(text: str, secrets: Iterable[Node]) -> str:
+    """A document with a mask in place of these scalars, also of those that an assignment has replaced since."""
+    starts = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
+    spans = set()  # what an alias repeats stands there once
+    for leaf in secrets:
+        if leaf.value is not None:
+            start = text.index(leaf.spelled, starts[leaf.place.line - 1] + leaf.place.column - 1)
+            spans.add((start, start + len(leaf.spelled)))
+    for start, end in sorted(spans, reverse=True):
+        text = f"{text[:start]}'{MASK}'{text[end:]}"
+    return text
 
 
 def read_lock(lock: Path) -> dict[str, Any]:
@@ -109,7 +116,7 @@ def read_lock(lock: Path) -> dict[str, Any]:
     problems: list[Problem] = []
     try:
         root = read(lock, problems)
-        problems += _damage(root)
+        problems += _damage(root, lock)
         if problems:
             raise RecipeError(problems)
     except RecipeError as error:
@@ -117,8 +124,20 @@ def read_lock(lock: Path) -> dict[str, Any]:
     values: dict[str, Any] = root.plain()
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
-        raise RecipeError([Problem(root.anchor, "lock", message)])
+        raise RecipeError([root.problem("lock", message)])
     return values
+
+
+def _damage(root: Node, lock: Path) -> Iterator[Problem]:
+    version = root.get("lock")
+    if version is None or type(version.value) is not int:
+        yield Problem(Place(lock), "lock", "should be the format's version: this is no whole lock")
+    if root.get("recipe") is None:
+        yield Problem(Place(lock), "recipe", "is missing")
+    for section in (*_MATTERS, *_SHOWN):
+        node = root.get(section)
+        if node is not None and not isinstance(node.value, dict):
+            yield node.key_problem(section, "should be a mapping")
 
 
 def missing_plugins(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Path]:
@@ -144,46 +163,16 @@ def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[Drift]:
         RecipeError: the lock is missing or damaged.
     """
     locked = read_lock(lock)
-    facts = {"recipe": recipe.values()} | _environment(recipe, catalog, source(recipe.path))
-    # By the same way as into the lock, so that what is redacted there is neither shown nor taken for a change.
-    now = redact_values(facts) | {"code": code_of(recipe)}
+    facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
     found = []
     for section in (*_MATTERS, *_SHOWN):
-        old, new = dict(flatten(locked.get(section) or {})), dict(flatten(now[section]))
+        old, new = dict(flatten(locked.get(section) or {})), dict(flatten(facts[section]))
         names = old.keys() & new.keys() if section in _OF_MACHINE else old.keys() | new.keys()
-        differing = sorted(name for name in names if str(old.get(name)) != str(new.get(name)))
-        matters = section in _MATTERS
-        found += [Drift(f"{section}.{name}", _shown(old, name), _shown(new, name), matters) for name in differing]
+        for name in sorted(names):
+            if str(old.get(name)) != str(new.get(name)):
+                was, now = str(old.get(name, "absent")), str(new.get(name, "absent"))
+                found.append(Drift(f"{section}.{name}", was, now, section in _MATTERS))
     return found
-
-
-def _damage(root: Node) -> Iterator[Problem]:
-    version = root.get("lock")
-    if version is None or type(version.value) is not int:
-        yield Problem(Place(root.place.source), "lock", "should be the format's version: this is no whole lock")
-    for section in (*_MATTERS, *_SHOWN):
-        node = root.get(section)
-        if section == "recipe" and node is None:
-            yield Problem(Place(root.place.source), section, "is missing")
-        elif node is not None and not isinstance(node.value, dict):
-            yield Problem(node.anchor, section, "should be a mapping")
-
-
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return str(values[name]) if name in values else "absent"
-
-
-def _masked(text: str, secrets: Iterable[Node]) -> str:
-    """A document with a mask in place of these scalars, also of those that an assignment has replaced since."""
-    starts = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
-    spans = set()  # what an alias repeats stands there once
-    for leaf in secrets:
-        if leaf.value is not None:
-            start = text.index(leaf.spelled, starts[leaf.place.line - 1] + leaf.place.column - 1)
-            spans.add((start, start + len(leaf.spelled)))
-    for start, end in sorted(spans, reverse=True):
-        text = f"{text[:start]}'{MASK}'{text[end:]}"
-    return text
 
 
 def code_of(recipe: Recipe) -> dict[str, str]:
@@ -191,36 +180,29 @@ def code_of(recipe: Recipe) -> dict[str, str]:
     return code_digests([type(recipe.model), type(recipe.data), *map(type, recipe.stages.values())])
 
 
-def _providers(recipe: Recipe, catalog: Catalog) -> dict[str, Provider]:
-    """Who brought the plugins in use."""
-    used: list[tuple[Section, str]] = [("model", recipe.model.kind), ("data", recipe.data.kind)]
-    used += [("optimization", kind) for kind in recipe.stages]
-    return {f"{section}.{kind}": catalog.provider(section, kind) for section, kind in used}
-
-
-def _plugin_files(recipe: Recipe, catalog: Catalog) -> list[str]:
-    names = {provider.name for provider in _providers(recipe, catalog).values()}
-    return sorted(str(Path(name).absolute()) for name in names if name.endswith(".py"))
-
-
-def _environment(recipe: Recipe, catalog: Catalog, checkout: Checkout | None) -> dict[str, dict[str, Any]]:
-    """What else can change a result, as plain values."""
+def _facts(recipe: Recipe, catalog: Catalog, checkout: Checkout | None) -> dict[str, Any]:
+    """What can change a result beside the code, redacted alike for a lock and for what it is compared with."""
+    threads: dict[str, Any] = {name: os.environ.get(name) for name in _THREADS}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        threads |= {"torch": torch.get_num_threads(), "torch_interop": torch.get_num_interop_threads()}
     providers = _providers(recipe, catalog)
     packages, tools = versions({provider.name for provider in providers.values()})
-    return {
+    facts = {
+        "recipe": recipe.values(),
         "source": {} if checkout is None else {"commit": checkout.commit, "patch_sha256": checkout.patch_sha256},
         # A local file is known by its name and content: where it lies, seen from where, is no matter.
         "plugins": {name: f"{Path(each.name).name} {each.version}" for name, each in providers.items()},
         "packages": packages,
         "tools": {"runner": __version__} | tools,
         "hardware": dict(hardware()),
-        "threads": _threads(),
+        "threads": threads,
     }
+    return dict(redact_values(facts))
 
 
-def _threads() -> dict[str, Any]:
-    threads: dict[str, Any] = {name: os.environ.get(name) for name in _THREADS}
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        threads |= {"torch": torch.get_num_threads(), "torch_interop": torch.get_num_interop_threads()}
-    return threads
+def _providers(recipe: Recipe, catalog: Catalog) -> dict[str, Provider]:
+    """Who brought the plugins in use."""
+    used: list[tuple[Section, str]] = [("model", recipe.model.kind), ("data", recipe.data.kind)]
+    used += [("optimization", kind) for kind in recipe.stages]
+    return {f"{section}.{kind}": catalog.provider(section, kind) for section, kind in used}

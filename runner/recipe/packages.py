@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
+from typing import NamedTuple
 
 _OWN = "proven-runner"
 _COMPUTES = ("torch", "numpy")
@@ -13,12 +13,10 @@ _DEVELOPMENT = frozenset({"dev", "docs", "lint", "test", "testing", "tests"})
 """Extras that no run uses."""
 
 
-@dataclass(frozen=True)
-class _Installed:
-    """A distribution of this environment."""
-
-    version: str
-    needs: tuple[tuple[str, frozenset[str]], ...]
+class _Distribution(NamedTuple):
+    version: str | None
+    """None if it is not installed."""
+    needs: list[tuple[str, set[str]]]
     """Its requirements by normalised name, each with the extras that bring it."""
 
 
@@ -36,8 +34,8 @@ def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     """
     others = {_normalised(provider) for provider in providers} - {_OWN}
     computing = {*_COMPUTES, *others}
-    computing |= {name for other in others for name, extras in _needs(other) if extras - _DEVELOPMENT}
-    own = _needs(_OWN)
+    computing |= {name for other in others for name, extras in _find(other).needs if extras - _DEVELOPMENT}
+    own = _find(_OWN).needs
     computing |= {name for name, extras in own if extras - _TOOL_EXTRAS - _DEVELOPMENT}
     tools = {_OWN} | {name for name, extras in own if extras & _TOOL_EXTRAS}
     # A plugin needs the runner, but not the runner's tools: the closure ends there.
@@ -48,38 +46,31 @@ def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
 def _closure(roots: Iterable[str], without: Iterable[str]) -> dict[str, str]:
     """Versions of these distributions and of all that they need, as far as they are installed."""
     found: dict[str, str] = {}
-    seen = set(without)
-    queue = list(roots)
+    seen, queue = set(without), list(roots)
     while queue:
         name = queue.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        installed = _installed(name)
-        if installed is not None:
-            found[name] = installed.version
-            queue += [need for need, extras in installed.needs if not extras]
+        if name not in seen:
+            seen.add(name)
+            version, needs = _find(name)
+            queue += [need for need, extras in needs if not extras]
+            if version is not None:
+                found[name] = version
     return dict(sorted(found.items()))
 
 
-def _needs(name: str) -> tuple[tuple[str, frozenset[str]], ...]:
-    installed = _installed(name)
-    return installed.needs if installed else ()
-
-
-def _installed(name: str) -> _Installed | None:
-    """What the environment says of a distribution; None if it is not installed, or the name is that of a file."""
+def _find(name: str) -> _Distribution:
+    """What the environment says of a distribution, or of the name of a file."""
     try:
         metadata = distribution(name).metadata  # parsed at every access
     except (PackageNotFoundError, ValueError):
-        return None
+        return _Distribution(None, [])
     except FileNotFoundError:  # what the backport of importlib.metadata, once imported, says of one without metadata
-        return _Installed("unknown", ())
+        return _Distribution("unknown", [])
     needs = []
     for requirement in metadata.get_all("Requires-Dist", ()):
-        extras = re.findall(r"""extra\s*==\s*["']([^"']+)["']""", requirement)
-        needs.append((_normalised(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]), frozenset(extras)))
-    return _Installed(str(metadata.get_all("Version", ["unknown"])[0]), tuple(needs))
+        extras = set(re.findall(r"""extra\s*==\s*["']([^"']+)["']""", requirement))
+        needs.append((_normalised(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]), extras))
+    return _Distribution(str(metadata.get_all("Version", ["unknown"])[0]), needs)
 
 
 def _normalised(name: str) -> str:
