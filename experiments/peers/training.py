@@ -34,7 +34,7 @@ from runner.system import generators
 from runner.train.assemble import assemble
 from runner.train.loop import Loop
 from runner.train.signals import Stop
-from runner.verify.training import Nowhere
+from runner.verify.statistical import Nowhere
 
 ENVS, BATCH, WIDTH, WARM_UP, PER_UPDATE = 8, 256, 128, 2_000, 8
 EPISODES, CYCLES, TAU = 500, 25, 0.04

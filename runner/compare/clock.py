@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runner.compare.isolation import Globals
+from runner.compare.isolation import clones
 from runner.compare.noninferiority import FEWEST_ROUNDS, Effect, Ratio, effect, even_against_odd, ratio
-from runner.compare.state import clones
+from runner.system.generators import Globals
+from runner.system.tree import tensors
 
 if TYPE_CHECKING:
-    from runner.compare.subject import Build, Subject
+    from runner.compare.subject import Build
 
 BLOCK_SECONDS = 0.1
 """A block is as many steps as take so long, but one at least: long against the clock's and the scheduler's grain."""
@@ -69,32 +70,27 @@ class WarmUp:
 
 
 def warm_up(step: Callable[[], object], stopwatch: Stopwatch, limit_s: float = WARM_UP_SECONDS) -> WarmUp:
-    """Steps until it is steady.
+    """Takes steps until they are steady, or for so many seconds by the wall clock.
 
-    Steps are taken in windows of a tenth of a second. It is steady as soon as two windows in a row are no longer faster
+    They are taken in windows of a tenth of a second, and steady as soon as two windows in a row are no longer faster
     than the best one before them, by more than 5 %.
-
-    Args:
-        step: one training step.
-        stopwatch: of the device that it works on.
-        limit_s: wall-clock seconds after which it counts as warm anyway.
     """
     started = time.perf_counter()
     stopwatch.seconds(step)
     first = time.perf_counter() - started
     windows: list[float] = []
+
+    def is_steady() -> bool:
+        return len(windows) > 2 and all(newer > STEADY * min(windows[:-2]) for newer in windows[-2:])
+
     steps, begun = 0, time.perf_counter()
-    while not (steady := _is_steady(windows)) and time.perf_counter() - begun < limit_s:
+    while not (steady := is_steady()) and time.perf_counter() - begun < limit_s:
         spent, count = 0.0, 0
         while spent < WINDOW_SECONDS:
             spent, count = spent + stopwatch.seconds(step), count + 1
         windows.append(spent / count)
         steps += count
     return WarmUp(first, time.perf_counter() - begun, steps, windows[-1] if windows else first, steady)
-
-
-def _is_steady(windows: Sequence[float]) -> bool:
-    return len(windows) > 2 and all(newer > STEADY * min(windows[:-2]) for newer in windows[-2:])
 
 
 @dataclass(frozen=True)
@@ -131,8 +127,8 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
     that becomes slower or faster favours neither.
 
     Args:
-        baseline: makes the subject to compare with.
-        changed: makes the subject with the change.
+        baseline: makes what to compare with.
+        changed: makes the same with the change.
         batches: what steps are given, again and again.
         rounds: the most rounds of four blocks.
         seconds: stop after so many seconds of rounds, but not before five rounds.
@@ -142,7 +138,7 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
     """
     if not batches or rounds < FEWEST_ROUNDS:
         raise ValueError(f"needs a batch at least, and {FEWEST_ROUNDS} rounds")
-    before = Globals.current()
+    before = Globals()
     try:
         a, b = (_Runner(build, batches, before) for build in (baseline, changed))
         started = time.perf_counter()
@@ -169,43 +165,29 @@ class _Runner:
     def __init__(self, build: Build, batches: Sequence[Any], start: Globals) -> None:
         start.set()
         self.subject = build()
-        self.batches: Iterator[Any] = itertools.cycle(clones(batches))
-        self.stopwatch = Stopwatch(_device(self.subject))
+        self.batches = itertools.cycle(clones(batches))
+        held = (tensor for part in self.subject.state.values() for tensor in tensors(part.state_dict()))
+        self.stopwatch = Stopwatch(next((each.device for each in held if each.is_cuda), torch.device("cpu")))
         self.warm_up = warm_up(self.step, self.stopwatch)
-        self.globals = Globals.current()
+        self.globals = Globals()
         self.count = max(1, round(BLOCK_SECONDS / self.warm_up.steady_s))
         self.blocks: list[float] = []
+        """Seconds of one step, in the mean over each block."""
 
     def step(self) -> None:
         self.subject.step(next(self.batches))
 
     def block(self) -> None:
-        """Times a block of steps; what is kept is the seconds of one of them in the mean."""
+        """Times a block of steps."""
+
+        def steps() -> None:
+            for _ in range(self.count):
+                self.step()
+
         self.globals.set()
-        self.blocks.append(self.stopwatch.seconds(self._block) / self.count)
-        self.globals = Globals.current()
+        self.blocks.append(self.stopwatch.seconds(steps) / self.count)
+        self.globals = Globals()
 
     def rounds(self) -> list[float]:
         """Seconds of one step in each round of two blocks."""
-        return [(one + other) / 2 for one, other in zip(self.blocks[::2], self.blocks[1::2], strict=True)]
-
-    def _block(self) -> None:
-        for _ in range(self.count):
-            self.step()
-
-
-def _device(subject: Subject) -> torch.device:
-    """The first GPU that holds a part of the state, else the CPU."""
-    for part in subject.state.values():
-        for tensor in _tensors(part.state_dict()):
-            if tensor.is_cuda:
-                return tensor.device
-    return torch.device("cpu")
-
-
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, Mapping | list | tuple):
-        for each in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(each)
+        return [statistics.fmean(pair) for pair in zip(self.blocks[::2], self.blocks[1::2], strict=True)]

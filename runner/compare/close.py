@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import math
+import statistics
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from runner.compare.float64 import Narrowing, NotFloat64Error, float64_build, float64_trajectory, narrowing
-from runner.compare.isolation import Frame, StepError
-from runner.compare.rounding import rounding
-from runner.compare.subject import Build
-from runner.compare.tolerance import TOLERANCE, differing
-from runner.compare.trajectory import Trajectory, Update, comparable, locate, newly_untrained, shared
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from runner.compare import difference
+from runner.compare.difference import TOLERANCE, Difference, differing
+from runner.compare.isolation import (
+    Frame,
+    Isolation,
+    Location,
+    StepError,
+    Trajectory,
+    Update,
+    clones,
+    named_parameters,
+    saved,
+)
 from runner.compare.verdict import Outcome, Verdict, worst
+from runner.system.tree import map_tensors
+
+if TYPE_CHECKING:
+    from runner.compare.subject import Build, Subject
 
 CONTRACT = "Close"
 NARROWS = "narrows"
 """Under this name, evidence says where the baseline rounds its float64 numbers."""
+ALLOWED = 2.0
+"""How many times as far from the truth as the baseline, in the median."""
+FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}
+"""Errors of fewer units in the last place are luck and count as that many; outputs can be few."""
+FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3
+"""From so large an error of the baseline on, its update in float64 is another one, rather than the same unrounded."""
 
 
 def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int = 12, seed: int = 0) -> Verdict:
@@ -29,19 +57,15 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
       one's may be at most twice as far from the update in float64 as the baseline's, in the median.
 
     Args:
-        baseline: makes what to compare with.
+        baseline: as in ``verify``, like what is raised.
         changed: makes what promises the same algebra.
         batches: one for each update.
         states: how many single updates; fewer if there are fewer batches.
-        seed: of the global random generators.
-
-    Raises:
-        ValueError: there is no batch, or nothing that could be compared.
-        StepError: the baseline itself fails.
+        seed: as in ``verify``.
     """
     if not batches:
         raise ValueError("nothing to compare: there is no batch")
-    trajectory = float64_trajectory([Update(batch) for batch in batches], seed)
+    trajectory = Float64Trajectory([Update(batch) for batch in batches], seed)
     return close_to(algebra(trajectory, baseline, changed), baseline, changed, batches, states, seed)
 
 
@@ -59,30 +83,81 @@ def close_to(
     return Verdict(outcome, CONTRACT, "; ".join(summaries), same_algebra.evidence | rounded.evidence)
 
 
+class NotFloat64Error(Exception):
+    """A subject cannot be had, or cannot be stepped, in float64; the message says why."""
+
+    def __str__(self) -> str:
+        return f"the algebra cannot be compared: {super().__str__()}"
+
+    @classmethod
+    def stepping(cls, who: str, error: StepError) -> NotFloat64Error:
+        """What to say when a step fails in float64."""
+        return cls(f"in float64 {who} raises {error}")
+
+
+class Float64Trajectory(Trajectory):
+    """The same updates in float64, by subjects that are made so."""
+
+    def __init__(self, updates: Sequence[Update], seed: int) -> None:
+        converted = {id(update.batch): to_float64(update.batch) for update in updates}
+        super().__init__([replace(each, batch=converted[id(each.batch)]) for each in updates], seed, torch.float64)
+
+    def isolated(self, build: Build, watching: bool = False) -> Isolation:
+        """A subject in float64 that has not moved yet.
+
+        Raises:
+            NotFloat64Error: it cannot be built, or a parameter insists on another type.
+        """
+
+        def built() -> Subject:
+            try:
+                subject = build()
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise NotFloat64Error(f"it cannot be built in float64: {error}") from error
+            for part in subject.state.values():
+                if isinstance(part, nn.Module):
+                    part.double()
+            for name, parameter in named_parameters(subject).items():
+                if parameter.is_floating_point() and parameter.dtype != torch.float64:
+                    raise NotFloat64Error(
+                        f"under torch.set_default_dtype(torch.float64) '{name}' is still {parameter.dtype}; build it "
+                        "in the default type"
+                    )
+            return subject
+
+        return super().isolated(built, watching)
+
+
+def to_float64(value: Any) -> Any:
+    """A copy whose floating-point tensors are float64."""
+    return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
+
+
 def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
     """Whether two subjects, both in float64, stay equal up to rounding.
 
     The evidence names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
-
-    Args:
-        trajectory: the updates, in float64.
-        baseline: makes what to compare with.
-        changed: makes what promises the same algebra.
     """
-    builds = float64_build(baseline), float64_build(changed)
     try:
-        update, untrained, seen = _parting(trajectory, *builds)
+        update, untrained, seen = _parting(trajectory, baseline, changed)
         evidence = {"updates": len(trajectory.updates), "tolerance": TOLERANCE, "without_gradient": untrained}
         if update is None:
             summary = f"the same algebra over {len(trajectory.updates)} updates in float64"
             return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
-        if _parting(trajectory, builds[0], builds[0]).update is not None:
+        again, *_ = _parting(trajectory, baseline, baseline)
+        if again is not None:
             summary = "the baseline is not the same twice, in float64 with the same seeds; make it deterministic"
             return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
-        narrows = narrowing(trajectory.isolated(builds[0]), trajectory.updates[0].batch)
-        if narrows is not None and _is_of_its_size(narrows, *seen):
-            return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(narrows), {"update": update, NARROWS: narrows.where})
-        found = locate(trajectory, *builds, update, differing)
+        isolation = trajectory.isolated(baseline)
+        with _Casts() as casts:  # type: ignore[no-untyped-call]
+            isolation.step(clones(trajectory.updates[0].batch))
+        if casts.narrowest is not None and _is_of_its_size(casts.narrowest, *seen):
+            summary = (
+                f"the algebra cannot be compared: in float64 the baseline itself rounds to {casts.narrowest} "
+                f"({casts.where}); cast to the wider of two types there, torch.promote_types(x.dtype, torch.float32)"
+            )
+            return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update, NARROWS: casts.where})
+        found = difference.locate(trajectory, baseline, changed, update, differing)
     except NotFloat64Error as error:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
     if found is None:
@@ -92,40 +167,181 @@ def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
 
 
-class _Parting(NamedTuple):
-    update: int | None
-    """None if the two do not differ."""
-    untrained: dict[str, str]
-    """Which parameters only the changed one has not trained by then."""
-    frames: tuple[Frame, Frame]
-    """What could be seen of both."""
-
-
-def _parting(trajectory: Trajectory, baseline: Build, changed: Build) -> _Parting:
+def _parting(
+    trajectory: Trajectory, baseline: Build, changed: Build
+) -> tuple[int | None, dict[str, str], tuple[Frame, Frame]]:
     """The first update after which the two differ by more than rounding; both move step by step.
+
+    Returns:
+        The update, None if they do not differ; which parameters only the changed one has not trained by then; and what
+        could be seen of both.
 
     Raises:
         NotFloat64Error: one of them cannot be stepped in float64.
     """
     isolations = [trajectory.isolated(build) for build in (baseline, changed)]
-    names = shared(*(isolation.subject.state for isolation in isolations))
+    names = difference.shared(*(isolation.subject.state for isolation in isolations))
     sequences = [trajectory.frames(isolation) for isolation in isolations]
+    parted = None
     for update in range(len(trajectory.updates) + 1):
         try:
             one, other = (next(sequence) for sequence in sequences)
         except StepError as error:
             who = "the baseline" if error.isolation is isolations[0] else "the changed step"
             raise NotFloat64Error.stepping(who, error) from error
-        seen = {location: one[location] for location in comparable(one, other, names)}
+        seen = {location: one[location] for location in difference.comparable(one, other, names)}
         if any(True for _ in differing(seen, other)):
-            return _Parting(update, newly_untrained(*(each.untrained for each in isolations)), (seen, other))
-    return _Parting(None, newly_untrained(*(each.untrained for each in isolations)), (seen, other))
+            parted = update
+            break
+    return parted, difference.newly_untrained(*(each.untrained for each in isolations)), (seen, other)
 
 
-def _is_of_its_size(narrows: Narrowing, baseline: Frame, changed: Frame) -> bool:
-    """Whether outputs and gradients differ, and by no more than what the baseline rounds away."""
+def _is_of_its_size(dtype: torch.dtype, baseline: Frame, changed: Frame) -> bool:
+    """Whether outputs and gradients differ, and by no more than what the baseline rounds away in that type."""
     computed = {location: value for location, value in baseline.items() if location.kind != "state"}
-    differs, differs_more = (
-        any(True for _ in differing(computed, changed, tolerance)) for tolerance in (TOLERANCE, narrows.tolerance)
-    )
+    tolerance = min(1000 * torch.finfo(dtype).eps, 0.1)
+    differs, differs_more = (any(True for _ in differing(computed, changed, each)) for each in (TOLERANCE, tolerance))
     return differs and not differs_more
+
+
+class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Remembers the first operation that makes numbers of fewer digits from float64."""
+
+    narrowest: torch.dtype | None = None
+    where = ""
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        given = (each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
+        if self.narrowest is None and torch.float64 in given:
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, Tensor) and tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 64:
+                    self.narrowest, self.where = tensor.dtype, _caller()
+                    break
+        return output
+
+
+def _caller() -> str:
+    """The innermost line that is neither torch's nor this package's."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name}"
+
+
+def rounding(baseline: Build, changed: Build, batches: Sequence[Any], states: int, seed: int) -> Verdict:
+    """Takes single updates from states on the baseline's way, and compares how far each is from its float64 twin.
+
+    Raises:
+        StepError: the baseline itself fails.
+    """
+    starts = _starts(Isolation(baseline, seed), batches, states, seed)
+    trajectory, in_float64 = Trajectory(list(starts.values()), seed), Float64Trajectory(list(starts.values()), seed)
+    try:
+        exact = in_float64.isolated(baseline)
+        truth = [difference.numbers(frame) for frame in in_float64.updated(exact)]
+    except NotFloat64Error as error:
+        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
+    except StepError as error:
+        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(NotFloat64Error.stepping("the baseline", error)))
+    isolation = trajectory.isolated(baseline)
+    own = _errors(truth, trajectory.updated(isolation))
+    foreign = _foreign(own, exact.draws or isolation.draws)
+    if foreign is not None:
+        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, foreign, {"states": len(starts)})
+    types = {parameter.dtype for parameter in named_parameters(isolation.subject).values()}
+    precision = max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
+    try:
+        other = trajectory.isolated(changed)
+        parts = difference.shared(isolation.subject.state, other.subject.state)
+        theirs = _errors(truth, trajectory.updated(other))
+        ratios = {
+            group: [
+                _ratio(group, a[group], b[group], precision) for a, b in zip(own, theirs, strict=True) if group in a
+            ]
+            for group in own[-1]
+            if group in theirs[-1]
+        }
+        medians = {group: statistics.median(each) for group, each in ratios.items()}
+        evidence = {
+            "states": len(starts),
+            "rounding": {_name(group): difference.plain(each) for group, each in medians.items()},
+        }
+        count = f"the median of {len(starts)} single updates"
+        failed = next((group for group, median in medians.items() if median > ALLOWED), None)
+        if failed is None:
+            summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
+            return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
+        update, start = max(zip(starts.items(), ratios[failed], strict=True), key=itemgetter(1))[0]
+        found = _locate_rounding(baseline, changed, update, start, parts, precision, seed)
+    except StepError as error:
+        return Verdict(Outcome.FAIL, CONTRACT, error.summary, {"updates": error.update})
+    summary = f"rounds {medians[failed]:.2g} times as much as the baseline ({_name(failed)}, {count}): {found}"
+    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
+
+
+def _starts(isolation: Isolation, batches: Sequence[Any], states: int, seed: int) -> dict[int, Update]:
+    """Updates on the baseline's way, spread evenly, by their number, with the state from which they start."""
+    count = min(states, len(batches))
+    chosen = {round(i * (len(batches) - 1) / max(1, count - 1)) for i in range(count)}
+    starts = {}
+    for i, batch in enumerate(batches[: max(chosen) + 1]):
+        if i in chosen:
+            starts[i + 1] = Update(batch, map_tensors(Tensor.cpu, saved(isolation.subject)), seed + i + 1)
+        if i < max(chosen):
+            isolation.step(clones(batch))
+    return starts
+
+
+def _errors(truth: Sequence[Frame], frames: Iterable[Frame]) -> list[dict[Location, float]]:
+    return [
+        difference.by_group(difference.relative_errors(exact, frame))
+        for exact, frame in zip(truth, frames, strict=True)
+    ]
+
+
+def _foreign(errors: Sequence[Mapping[Location, float]], random: bool) -> str | None:
+    """Why the updates in float64 cannot serve as the truth; None if they can."""
+    groups = dict.fromkeys(group for each in errors for group in each if group.kind != "state")
+    medians = (statistics.median(each.get(group, 0.0) for each in errors) for group in groups)
+    largest = max(medians, default=0.0)
+    if math.isfinite(largest) and largest <= (FOREIGN_AND_RANDOM if random else FOREIGN):
+        return None
+    why = "is not finite, or computes something else there"
+    if random:
+        why = "draws random numbers inside the step; draw them before and hand them in with the batch"
+    return f"the rounding cannot be compared: in float64 the baseline comes out otherwise by {largest:.2g}; it {why}"
+
+
+def _ratio(location: Location, own: float, other: float, precision: float) -> float:
+    least = FEWEST_ULPS[location.kind] * precision
+    return max(other, least) / max(own, least)
+
+
+def _name(group: Location) -> str:
+    return {"output": "outputs", "gradient": "gradients", "state": f"'{group.name}' of the state"}[group.kind]
+
+
+def _locate_rounding(
+    baseline: Build, changed: Build, update: int, start: Update, parts: Sequence[str], precision: float, seed: int
+) -> Difference:
+    """Takes one update again, with slots that show what they return, to find the first that is too far off."""
+    trajectory, in_float64 = Trajectory([start], seed), Float64Trajectory([start], seed)
+    truth, own, theirs = (
+        next(each.updated(each.isolated(build, watching=True), watched=1))
+        for each, build in ((in_float64, baseline), (trajectory, baseline), (trajectory, changed))
+    )
+    seen = {location: truth[location] for location in difference.in_order(truth, theirs, parts) if location in truth}
+    mine, other = difference.relative_errors(seen, own), difference.relative_errors(seen, theirs)
+    ratios = {
+        location: _ratio(location, mine.get(location, 0.0), error, precision) for location, error in other.items()
+    }
+    location = next((each for each, ratio in ratios.items() if ratio > ALLOWED), max(ratios, key=ratios.__getitem__))
+    exact, value = truth[location], theirs[location]
+    error = difference.absolute_difference(exact, value)
+    assert error is not None  # or there would be no ratio
+    # An element differs if it is further off than rounding the truth would be.
+    rounded = (
+        torch.finfo(value.dtype if isinstance(value, Tensor) else torch.float64).eps
+        * difference.as_float64(exact).abs()
+    )
+    return difference.measured(update, location, exact, error, error > rounded)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from runner.compare.isolation import Location, StepError
-from runner.compare.subject import Build
-from runner.compare.trajectory import (
-    Trajectory,
-    Update,
-    comparable,
-    failure,
-    locate,
-    newly_untrained,
-    not_same_bits,
-    shared,
-)
-from runner.compare.values import digests
-from runner.compare.verdict import Difference, Outcome, Verdict
+from runner.compare.difference import MISSING, Difference, comparable, digest, locate, newly_untrained, shared
+from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
+from runner.compare.verdict import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from runner.compare.subject import Build
 
 CONTRACT = "Exact"
 Prints = list[Mapping[Location, bytes]]
@@ -42,6 +33,8 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
         ValueError: there is no batch, or nothing that could be compared.
         StepError: the baseline itself fails.
     """
+    if not batches:
+        raise ValueError("nothing to compare: there is no batch")
     return bitwise(Trajectory([Update(batch) for batch in batches], seed), baseline, changed)
 
 
@@ -50,26 +43,24 @@ def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
 
     The evidence names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
     """
-    if not trajectory.updates:
-        raise ValueError("nothing to compare: there is no batch")
-    first, one = _fingerprints(trajectory, baseline)
+    first, (parts, excused) = _fingerprints(trajectory, baseline)
     again, _ = _fingerprints(trajectory, baseline)
-    update = _parting(first, again, one.parts)
+    update = _parting(first, again, parts)
     if update is not None:
-        return _unstable(update, locate(trajectory, baseline, baseline, update, not_same_bits))
+        return _unstable(update, locate(trajectory, baseline, baseline, update, _not_same_bits))
     try:
-        prints, other = _fingerprints(trajectory, changed)
-        names = shared(one.parts, other.parts)
+        prints, (changed_parts, untrained) = _fingerprints(trajectory, changed)
+        names = shared(parts, changed_parts)
         update = _parting(first, prints, names)
-        found = None if update is None else locate(trajectory, baseline, changed, update, not_same_bits)
+        found = None if update is None else locate(trajectory, baseline, changed, update, _not_same_bits)
     except StepError as error:
-        return Verdict(Outcome.FAIL, CONTRACT, failure(error), {"updates": error.update})
+        return Verdict(Outcome.FAIL, CONTRACT, error.summary, {"updates": error.update})
     count = len(list(comparable(first[-1], prints[-1], names)))
     evidence = {
         "updates": len(trajectory.updates),
         "tensors": count,
-        "not_compared": sorted({*one.parts, *other.parts} - {*names}),
-        "without_gradient": newly_untrained(one.untrained, other.untrained),
+        "not_compared": sorted({*parts, *changed_parts} - {*names}),
+        "without_gradient": newly_untrained(excused, untrained),
     }
     if update is None:
         summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
@@ -79,19 +70,13 @@ def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
     return Verdict(Outcome.FAIL, CONTRACT, f"not the same bits: {found}", evidence | {"difference": found.data()})
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What is left to know of a subject that is gone."""
-
-    parts: list[str]
-    """Names of the parts of its state."""
-    untrained: dict[str, str]
-
-
-def _fingerprints(trajectory: Trajectory, build: Build) -> tuple[Prints, _Seen]:
+def _fingerprints(trajectory: Trajectory, build: Build) -> tuple[Prints, tuple[list[str], dict[str, str]]]:
+    """What is left to know of a subject that is gone; with the parts of its state, and parameters without gradient."""
     isolation = trajectory.isolated(build)
-    prints: Prints = [digests(frame) for frame in trajectory.frames(isolation)]
-    return prints, _Seen(list(isolation.subject.state), isolation.untrained)
+    prints: Prints = [
+        {location: digest(value) for location, value in frame.items()} for frame in trajectory.frames(isolation)
+    ]
+    return prints, (list(isolation.subject.state), isolation.untrained)
 
 
 def _parting(one: Prints, other: Prints, states: Sequence[str]) -> int | None:
@@ -100,6 +85,11 @@ def _parting(one: Prints, other: Prints, states: Sequence[str]) -> int | None:
         if any(mine[location] != theirs.get(location) for location in comparable(mine, theirs, states)):
             return update
     return None
+
+
+def _not_same_bits(baseline: Frame, changed: Frame) -> Iterator[Location]:
+    """The locations that differ in type, shape or a bit; a NaN is equal to itself, 0 is not to -0."""
+    return (place for place, value in baseline.items() if digest(value) != digest(changed.get(place, MISSING)))
 
 
 def _unstable(update: int, found: Difference | None) -> Verdict:

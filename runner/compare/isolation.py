@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from runner.compare.state import leaves, load, named_parameters
-from runner.compare.subject import Build
-from runner.system import generators
+from runner.plugin.source import Ring
+from runner.system import generators, tree
 from runner.system.errors import RunnerError
+from runner.system.tree import map_tensors
+
+if TYPE_CHECKING:
+    from runner.compare.subject import Build, Subject
 
 STEP = "step"
 """The slot that stands for the whole update."""
+OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
+"""Settings of torch's optimizers that say how to compute, not what; they stay with the optimizer that has them."""
+_GROUPS = "param_groups"
+_OWN_SETTING = re.compile(rf"{_GROUPS}\.\d+\.({'|'.join(OWN_WAY)})$")
 
 
 class Location(NamedTuple):
@@ -32,6 +43,11 @@ class Location(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name}.grad" if self.kind == "gradient" else self.name
+
+    @property
+    def call(self) -> tuple[str, int] | None:
+        """Of which slot, and which of its calls; None of the whole update."""
+        return None if self.slot == STEP else (self.slot, self.visit)
 
 
 class _Gradient(NamedTuple):
@@ -62,6 +78,11 @@ class StepError(Exception):
         where = f"{last.filename.rpartition('/')[2]}:{last.lineno}, in {last.name}"
         return f"{type(cause).__name__}: {text[0] if text else ''} ({where})"
 
+    @property
+    def summary(self) -> str:
+        """What a verdict says of a changed step that fails."""
+        return f"update {self.update}: the changed step raises {self}"
+
 
 class Isolation:
     """One subject, and all that is global to it."""
@@ -75,10 +96,12 @@ class Isolation:
             dtype: the default floating-point type that it is built and stepped under; the present one unless told.
             watching: whether its slots are to tell what they return.
         """
+        if torch.cuda.is_available():
+            gc.collect()  # the one before may hold the device's memory in a circle of references
         self.updates = 0
         self.untrained: dict[str, str] = {}
         """Parameters that no finite gradient other than zero has reached so far, with the reason."""
-        self._own = Globals.current()
+        self._own = generators.Globals()
         self._before = self._own.random
         self._number = 0
         """What is added to the count of updates for the number that seeds one."""
@@ -91,7 +114,7 @@ class Isolation:
         with self._alone():
             if dtype is not None:
                 torch.set_default_dtype(dtype)
-            _inductor().fallback_random = True  # compiled code draws what eager code draws
+            generators.inductor().fallback_random = True  # compiled code draws what eager code draws
             generators.seed(seed)
             self.subject = build()
             self.untrained = dict.fromkeys(named_parameters(self.subject), "receives no gradient")
@@ -104,27 +127,40 @@ class Isolation:
             return self._state(STEP)
 
     def step(self, batch: Any, watching: bool = False) -> Frame:
-        """One update.
-
-        Args:
-            batch: the very one that the subject gets.
-            watching: whether the frame begins with what its slots returned; these values are copies on the host.
+        """One update on this very batch; if watching, the frame begins with copies of what the slots returned.
 
         Raises:
             StepError: the subject failed.
         """
         self.updates += 1
         self._events, self._visits = ({} if watching else None), {}
-        with self._alone(), _caught(self):
+        self._given.clear()
+        self._used_up.clear()
+        with self._alone(), self._failing():
             if self.subject.seed is not None:
                 self.subject.seed(self._number + self.updates)
             self._before = generators.state_dict()
-            with self._gradients_remembered():
+            # Many a loop forgets its gradients before it ends, and some optimizers write over them.
+            hooks = [
+                register_optimizer_step_pre_hook(self._before_optimizer),
+                register_optimizer_step_post_hook(self._after_optimizer),
+            ]
+            try:
                 output = self.subject.step(batch)
+            finally:
+                for hook in hooks:
+                    hook.remove()
             observed, self._events = self._events or {}, None
-            gradients = self._gradients(STEP)
-            self._look_at(gradients)
-            return observed | _outputs(STEP, 0, output) | gradients | self._state(STEP)
+            frame = self._frame(STEP, 0, output)
+            for location, gradient in frame.items():
+                if location.kind == "gradient" and location.name in self.untrained:
+                    if not bool(gradient.isfinite().all()):
+                        self.untrained[location.name] = "receives a gradient that is not finite"
+                    elif not bool(gradient.any()):
+                        self.untrained[location.name] = "receives a gradient of zeros alone"
+                    else:
+                        del self.untrained[location.name]
+            return observed | frame
 
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
         """Gives the subject another state, and new seeds if told.
@@ -132,7 +168,7 @@ class Isolation:
         Raises:
             StepError: it cannot take it.
         """
-        with self._alone(), _caught(self):
+        with self._alone(), self._failing():
             load(self.subject, states)
             if seed is not None:
                 generators.seed(seed)
@@ -148,28 +184,23 @@ class Isolation:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        outside = Globals.current()
+        outside = generators.Globals()
         self._own.set()
         try:
             yield
         finally:
-            self._own = Globals.current()
+            self._own = generators.Globals()
             outside.set()
 
     @contextmanager
-    def _gradients_remembered(self) -> Iterator[None]:
-        """Keeps what optimizers are given: many a loop forgets it before it ends, and some optimizers write over it."""
-        self._given.clear()
-        self._used_up.clear()
-        hooks = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
-        ]
+    def _failing(self) -> Iterator[None]:
+        """Exceptions of a subject become one kind; too little memory, and what has a message for the user, stay."""
         try:
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        except (RunnerError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise StepError(self) from error
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():
@@ -186,7 +217,18 @@ class Isolation:
             if given is not None and given.tensor._version != given.version:
                 self._used_up[id(given.tensor)] = given._replace(version=given.tensor._version)
 
-    def _gradients(self, slot: str, visit: int = 0) -> Frame:
+    def _report(self, slot: str, output: Any) -> None:
+        if self._events is None or _is_capturing():
+            return
+        visit = self._visits.get(slot, 0)
+        self._visits[slot] = visit + 1
+        frame = self._frame(slot, visit, output)
+        self._events |= map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), frame)
+
+    def _frame(self, slot: str, visit: int, output: Any) -> Frame:
+        """Numbers and tensors that were returned, with gradients and state; a None among them is no output."""
+        returned = {Location(slot, "output", path or "output", visit): value for path, value in leaves(output)}
+        outputs = {location: value for location, value in returned.items() if value is not None}
         if self.subject.gradients is not None:
             found = dict(self.subject.gradients())
         else:
@@ -194,11 +236,12 @@ class Isolation:
                 name: given.kept if (given := self._given.get(id(each))) and each.grad is None else each.grad
                 for name, each in named_parameters(self.subject).items()
             }
-        return {
+        gradients = {
             Location(slot, "gradient", name, visit): self._as_given(each)
             for name, each in found.items()
             if each is not None
         }
+        return outputs | gradients | self._state(slot, visit)
 
     def _as_given(self, gradient: Tensor) -> Tensor:
         """A gradient, dense, as its optimizer was given it."""
@@ -207,36 +250,12 @@ class Isolation:
             gradient = used_up.kept
         return gradient.to_dense() if gradient.layout != torch.strided else gradient
 
-    def _look_at(self, gradients: Frame) -> None:
-        for location, gradient in gradients.items():
-            if location.name in self.untrained:
-                if not bool(gradient.isfinite().all()):
-                    self.untrained[location.name] = "receives a gradient that is not finite"
-                elif not bool(gradient.any()):
-                    self.untrained[location.name] = "receives a gradient of zeros alone"
-                else:
-                    del self.untrained[location.name]
-
     def _state(self, slot: str, visit: int = 0) -> Frame:
         return {
             Location(slot, "state", path, visit): value
             for name, part in self.subject.state.items()
             for path, value in leaves(part.state_dict(), name)
         }
-
-    def _report(self, slot: str, output: Any) -> None:
-        if self._events is None or _is_capturing():
-            return
-        visit = self._visits.get(slot, 0)
-        self._visits[slot] = visit + 1
-        seen = _outputs(slot, visit, output) | self._gradients(slot, visit) | self._state(slot, visit)
-        self._events |= {location: _on_host(value) for location, value in seen.items()}
-
-
-def _outputs(slot: str, visit: int, output: Any) -> Frame:
-    """Numbers and tensors that a step returned; a None among them is no output."""
-    found = leaves(output) if output is not None else ()
-    return {Location(slot, "output", path or "output", visit): value for path, value in found if value is not None}
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -247,68 +266,128 @@ def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _on_host(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+@dataclass(frozen=True)
+class Update:
+    """One update."""
+
+    batch: Any
+    """Updates with the same object get the same one again."""
+    states: Mapping[str, Any] | None = None
+    """Loaded before the update."""
+    seed: int | None = None
+    """For the global random generators, with that state."""
 
 
-@contextmanager
-def _caught(isolation: Isolation) -> Iterator[None]:
-    """Exceptions of a subject become one kind; too little memory, and what has a message for the user, stay."""
-    try:
-        yield
-    except (RunnerError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise StepError(isolation) from error
+@dataclass(frozen=True)
+class Trajectory:
+    """Some updates, from the same seed for whoever makes them."""
+
+    updates: Sequence[Update]
+    seed: int
+    dtype: torch.dtype | None = None
+    """The default floating-point type; the present one unless told."""
+
+    def isolated(self, build: Build, watching: bool = False) -> Isolation:
+        """A subject that has not moved yet."""
+        return Isolation(build, self.seed, self.dtype, watching)
+
+    def frames(self, isolation: Isolation, watched: int | None = None) -> Iterator[Frame]:
+        """What can be seen before the first update, and after each; raises what ``updated`` does."""
+        yield isolation.initial()
+        yield from self.updated(isolation, watched)
+
+    def updated(self, isolation: Isolation, watched: int | None = None) -> Iterator[Frame]:
+        """What can be seen after each update.
+
+        Args:
+            isolation: not moved yet.
+            watched: the update whose slots show what they returned.
+
+        Raises:
+            StepError: the subject failed.
+        """
+        own = {id(update.batch): clones(update.batch) for update in self.updates}
+        for number, update in enumerate(self.updates, start=1):
+            if update.states is not None:
+                isolation.load(update.states, update.seed)
+            yield isolation.step(own[id(update.batch)], watching=number == watched)
 
 
-class Globals:
-    """Random generators and settings that belong to the whole process."""
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in nested mappings, sequences, dataclasses and rings that is none of these, with its dotted path.
 
-    def __init__(self, random: Any, settings: list[Any]) -> None:
-        self.random = random
-        self.settings = settings
-
-    @classmethod
-    def current(cls) -> Globals:
-        """As they are now."""
-        return cls(generators.state_dict(), [read() for read, _ in _SETTINGS])
-
-    def set(self) -> None:
-        """Makes them so again."""
-        for (read, write), value in zip(_SETTINGS, self.settings, strict=True):
-            if read() != value and value is not None:
-                write(value)
-        generators.load_state_dict(self.random)
+    It is a tensor, a number, a text or None; of anything else only what kind of thing it is.
+    """
+    for name, leaf in tree.leaves(value, path, _inside):
+        if _OWN_SETTING.search(name):
+            continue
+        found = leaf
+        if isinstance(leaf, np.ndarray | np.generic):
+            found = torch.as_tensor(leaf)
+        elif isinstance(leaf, torch.dtype | torch.device):
+            found = str(leaf)
+        elif leaf is not None and not isinstance(leaf, Tensor | bool | int | float | complex | str | bytes):
+            found = type(leaf).__qualname__
+        yield _plain_name(name), found
 
 
-def _matmul_precision() -> str | None:
-    """None where it was set by backend, which this older setting cannot tell."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
+def _inside(value: Any) -> Mapping[Any, Any] | None:
+    if isinstance(value, Ring):
+        rows = [rows for _, rows in value.pieces()]
+        return {"written": value.written, "rows": torch.cat(rows) if rows else None}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return tree.children(value)
 
 
-def _inductor() -> Any:
-    """The settings of ``torch.compile``'s backend, which the first optimizer imports anyway."""
-    from torch._inductor import config
-
-    return config
+def _plain_name(name: str) -> str:
+    """A parameter's name without what ``torch.compile`` adds to it."""
+    return name.replace("_orig_mod.", "")
 
 
-def _cudnn(name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    return lambda: getattr(torch.backends.cudnn, name), lambda value: setattr(torch.backends.cudnn, name, value)
+def clones(value: Any) -> Any:
+    """A copy whose tensors have memory of their own."""
+    return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
 
 
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (_matmul_precision, torch.set_float32_matmul_precision),
-    _cudnn("benchmark"),
-    _cudnn("deterministic"),
-    (lambda: _inductor().fallback_random, lambda value: setattr(_inductor(), "fallback_random", value)),
-)
-"""How each is read and written."""
+def named_parameters(subject: Subject) -> dict[str, Tensor]:
+    """The trainable parameters."""
+    if subject.parameters is not None:
+        found = list(subject.parameters())
+    else:
+        modules = [(name, part) for name, part in subject.state.items() if isinstance(part, nn.Module)]
+        found = [(f"{name}.{own}", each) for name, module in modules for own, each in module.named_parameters()]
+    return {_plain_name(name): parameter for name, parameter in found if parameter.requires_grad}
+
+
+def saved(subject: Subject) -> dict[str, Any]:
+    """A copy of a subject's state that nothing changes any more."""
+    return {name: map_tensors(_kept, part.state_dict()) for name, part in subject.state.items()}
+
+
+def load(subject: Subject, states: Mapping[str, Any]) -> None:
+    """Gives a subject a state that another one had; parts that only one of the two has stay as they are."""
+    for name, part in subject.state.items():
+        if name in states:
+            part.load_state_dict(_adapted(map_tensors(_kept, states[name]), part.state_dict()))
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _adapted(state: Any, own: Any) -> Any:
+    """A state in the words of a thing whose own state is ``own``: its names, and its own way to compute."""
+    if isinstance(state, Mapping) and isinstance(own, Mapping):
+        names = {_plain_name(str(key)): key for key in own}
+        keys = {key: names.get(_plain_name(str(key)), key) for key in state}
+        result = {keys[key]: _adapted(child, own.get(keys[key])) for key, child in state.items()}
+        if _GROUPS in result and _GROUPS in own:
+            result[_GROUPS] = [
+                group | {name: mine[name] for name in OWN_WAY if name in mine}
+                for group, mine in zip(result[_GROUPS], own[_GROUPS], strict=True)
+            ]
+        return result
+    if isinstance(state, list) and isinstance(own, Sequence) and len(state) == len(own):
+        return [_adapted(child, mine) for child, mine in zip(state, own, strict=True)]
+    return state

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -47,12 +48,7 @@ class Ratio:
 
 
 def ratio(baseline_seconds: Sequence[float], changed_seconds: Sequence[float], seed: int = 0) -> Ratio:
-    """The ratio of two times that were measured in pairs.
-
-    Args:
-        baseline_seconds: one time a round.
-        changed_seconds: the other of each round.
-        seed: of the bootstrap; the same numbers and seed give the same interval.
+    """The ratio of two times that were measured in pairs, one pair a round; the bootstrap is seeded.
 
     Raises:
         ValueError: the numbers of rounds differ, there is none, or a time is not a positive number.
@@ -69,10 +65,6 @@ def of_ratios(ratios: Sequence[float], seed: int = 0) -> Ratio:
     """The median of ratios, one a round, with its percentile bootstrap interval (Efron and Tibshirani 1993).
 
     Medians and intervals are taken of logarithms, so that a ratio and its inverse say the same.
-
-    Args:
-        ratios: positive numbers.
-        seed: of the bootstrap.
     """
     logs = torch.tensor(ratios, dtype=torch.float64).log()
     draw = torch.Generator().manual_seed(seed)
@@ -84,11 +76,9 @@ def of_ratios(ratios: Sequence[float], seed: int = 0) -> Ratio:
 
 
 def even_against_odd(seconds: Sequence[float], seed: int = 0) -> Ratio:
-    """A/A: what the same thing, measured against itself, comes out as; each time is paired with the one after it.
+    """A/A: what the same thing, measured against itself, comes out as.
 
-    Args:
-        seconds: times of one thing, in the order in which they were measured; a last odd one is left out.
-        seed: of the bootstrap.
+    Each time is paired with the one that was measured after it; a last odd one is left out.
     """
     return ratio(seconds[0 : len(seconds) // 2 * 2 : 2], seconds[1::2], seed)
 
@@ -104,19 +94,13 @@ class Effect(StrEnum):
 def effect(of: Ratio, a_a: Ratio) -> Effect:
     """Faster or slower, if the interval says so and the effect is larger than what A/A reaches; else inconclusive.
 
-    With fewer than five rounds the bootstrap's interval is too narrow to say anything.
-
-    Args:
-        of: the ratio that was measured.
-        a_a: the baseline against itself, on the same machine at the same time.
+    With fewer than five rounds the bootstrap's interval is too narrow to say anything. A/A is the baseline against
+    itself, on the same machine at the same time.
     """
     few = min(of.rounds, a_a.rounds) < FEWEST_ROUNDS
     if few or of.low <= 1 <= of.high or max(of.value, 1 / of.value) <= a_a.spread:
         return Effect.INCONCLUSIVE
     return Effect.FASTER if of.value > 1 else Effect.SLOWER
-
-
-# --- not worse --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -264,10 +248,11 @@ class NonInferiority:
 
     def evidence(self) -> dict[str, Any]:
         """The plan and the figures behind the conclusion, as plain data."""
-        statistic = self._statistic() if len(self.pairs) > 1 else 0.0
-        differences = torch.tensor([self.sign * (new - old) for old, new in self.pairs], dtype=torch.float64)
-        mean_baseline = sum(old for old, _ in self.pairs) / max(1, len(self.pairs))
-        margin = self.margin * abs(mean_baseline) if self.relative else self.margin
+        several = len(self.pairs) > 1
+        statistic = self._statistic() if several else 0.0
+        gains = [self.sign * (new - old) for old, new in self.pairs]
+        size = abs(fmean(old for old, _ in self.pairs)) if self.pairs else 0.0
+        margin = self.margin * size if self.relative else self.margin
         return {
             "method": "paired sequential t test, alpha spending (Lan and DeMets 1983, Pocock-like)",
             "margin": margin,
@@ -275,10 +260,10 @@ class NonInferiority:
             "alpha": self.alpha,
             "power": self.power,
             "allowed_deviation": self.design.allowed_deviation * margin,
-            "deviation": float(differences.std()) if len(self.pairs) > 1 else None,
+            "deviation": stdev(gains) if several else None,
             "pairs": len(self.pairs),
             "most_pairs": self.most,
-            "mean_gain": float(differences.mean()) if self.pairs else None,
+            "mean_gain": fmean(gains) if gains else None,
             "t": statistic if math.isfinite(statistic) else str(statistic),
             "looks": [
                 {"pairs": pairs, "bound": bound if math.isfinite(bound) else None}
@@ -292,8 +277,7 @@ class NonInferiority:
         above = [
             self.sign * (new - old) + self.margin * (abs(old) if self.relative else 1.0) for old, new in self.pairs
         ]
-        numbers = torch.tensor(above, dtype=torch.float64)
-        mean, error = float(numbers.mean()), float(numbers.std()) / math.sqrt(len(above))
+        mean, error = fmean(above), stdev(above) / math.sqrt(len(above))
         if error == 0:
             return math.copysign(math.inf, mean) if mean else 0.0
         return mean / error

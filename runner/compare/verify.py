@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runner.compare.close import algebra, close_to
+from runner.compare.close import Float64Trajectory, NotFloat64Error, algebra, close_to
+from runner.compare.difference import newly_untrained
 from runner.compare.exact import bitwise
-from runner.compare.float64 import NotFloat64Error
-from runner.compare.health import FRESH, STALE, gradients, health, with_the_same_again
-from runner.compare.subject import Build
+from runner.compare.isolation import Isolation, StepError, Trajectory, Update, clones, saved
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.contract import Close, Exact
+
+if TYPE_CHECKING:
+    from runner.compare.subject import Build
+
+CONTRACT = "Health"
+FRESH = "parameters that change between steps take effect"
+STALE = "with the same batch again and other parameters, "
+_SHOWN = 3
 
 
 def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
@@ -38,9 +46,17 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         raise ValueError("nothing to compare: there is no batch")
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # what was compiled before draws its own random numbers
-    kept = _contract(baseline, changed, batches, contract, seed)
+    try:
+        kept = _with_the_same_again(baseline, changed, batches, contract, seed)  # caches would show, too
+    except NotFloat64Error as error:
+        kept = Verdict(Outcome.INCONCLUSIVE, "Close", str(error))
+    difference = kept.evidence.get("difference")
+    if kept.outcome is Outcome.FAIL and difference and difference["update"] > len(batches):
+        kept = replace(kept, summary=STALE + kept.summary)
+    if isinstance(contract, Close):
+        kept = close_to(kept, baseline, changed, batches, seed=seed)
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
-    reached = health(changed, batches, baseline, seed) if without is None else gradients(without, len(batches))
+    reached = health(changed, batches, baseline, seed) if without is None else _gradients(without, len(batches))
     outcome = worst([kept.outcome, reached.outcome])
     summaries = dict.fromkeys(verdict.summary for verdict in (kept, reached) if verdict.outcome is outcome)
     if outcome is Outcome.PASS:
@@ -52,14 +68,87 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     return Verdict(outcome, type(contract).__name__, "; ".join(summaries), evidence)
 
 
-def _contract(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int) -> Verdict:
-    """The contract's verdict, over updates in which also caches would show."""
+def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0) -> Verdict:
+    """Looks whether every trainable parameter receives a finite gradient other than zero in some update.
+
+    Args:
+        changed: makes what is judged.
+        batches: one for each update.
+        baseline: parameters that get no gradient there either are not held against the change.
+        seed: as in ``verify``, like what is raised.
+    """
+    if not batches:
+        raise ValueError("nothing to look at: there is no batch")
     try:
-        trajectory = with_the_same_again(baseline, batches, contract, seed)
-        found = (bitwise if isinstance(contract, Exact) else algebra)(trajectory, baseline, changed)
+        untrained = _untrained(changed, batches, seed)
+    except StepError as error:
+        return Verdict(Outcome.FAIL, CONTRACT, error.summary, {"updates": error.update})
+    excused = _untrained(baseline, batches, seed) if baseline is not None and untrained else {}
+    return _gradients(newly_untrained(excused, untrained), len(batches))
+
+
+def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
+    """Looks whether parameters that change between two steps take effect in the next, as they do in the baseline.
+
+    One batch, the very same object, is given three times: between the first two the step itself has changed the
+    parameters, before the third another state is loaded. What remembers anything by its batch is found out.
+
+    Args:
+        baseline: makes what to compare with.
+        changed: makes what is judged.
+        batches: the first is the one that is given.
+        contract: whether bits or float64 numbers are compared.
+        seed: as in ``verify``, like what is raised.
+    """
+    if not batches:
+        raise ValueError("nothing to look at: there is no batch")
+    try:
+        found = _with_the_same_again(baseline, changed, batches[:1], contract, seed)
     except NotFloat64Error as error:
-        found = Verdict(Outcome.INCONCLUSIVE, type(contract).__name__, str(error))
-    difference = found.evidence.get("difference")
-    if found.outcome is Outcome.FAIL and difference and difference["update"] > len(batches):
-        found = Verdict(found.outcome, found.contract, STALE + found.summary, found.evidence)
-    return found if isinstance(contract, Exact) else close_to(found, baseline, changed, batches, seed=seed)
+        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
+    return Verdict(found.outcome, CONTRACT, FRESH if found else STALE + found.summary, found.evidence)
+
+
+def _gradients(without: Mapping[str, str], updates: int) -> Verdict:
+    """The verdict on parameters that no gradient reaches, given what each receives instead, in so many updates."""
+    evidence = {"updates": updates, "without_gradient": dict(without)}
+    if not without:
+        return Verdict(Outcome.PASS, CONTRACT, "gradients reach all parameters", evidence)
+    names = "; ".join(f"'{name}' {reason}" for name, reason in list(without.items())[:_SHOWN])
+    more = f"; and {len(without) - _SHOWN} more" if len(without) > _SHOWN else ""
+    summary = f"in {updates} updates {names}{more}: a module is detached, or no loss uses it"
+    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence)
+
+
+def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str]:
+    """Parameters without a proper gradient, with the reason."""
+    isolation = Isolation(build, seed)
+    for batch in batches:
+        isolation.step(clones(batch))
+        if not isolation.untrained:
+            break
+    return isolation.untrained
+
+
+def _with_the_same_again(
+    baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int
+) -> Verdict:
+    """The contract's verdict on all batches and two more updates with the last one, the very same object.
+
+    Before the second of them another state is loaded: that of the baseline after its first update.
+
+    Raises:
+        NotFloat64Error: the baseline cannot be had in float64.
+        StepError: the baseline fails.
+    """
+    make, judge = (Trajectory, bitwise) if isinstance(contract, Exact) else (Float64Trajectory, algebra)
+    first = make([Update(batches[0])], seed)
+    isolation = first.isolated(baseline)
+    try:
+        next(first.updated(isolation))
+    except StepError as error:
+        if isinstance(contract, Exact):
+            raise
+        raise NotFloat64Error.stepping("the baseline", error) from error
+    updates = [*map(Update, batches), Update(batches[-1]), Update(batches[-1], saved(isolation.subject))]
+    return judge(make(updates, seed), baseline, changed)

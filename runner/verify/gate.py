@@ -6,34 +6,28 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from runner.compare.exact import exact
-from runner.compare.health import health
 from runner.compare.isolation import StepError
-from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
-from runner.compare.verify import verify
+from runner.compare.verify import health, verify
 from runner.plugin.contract import Close, Contract, Exact, Statistical
-from runner.plugin.registry import Registry
-from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.train.assemble import StageReport, assemble, resolve_device, setting_of
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
-from runner.verify.training_subject import recipe_with, recorded, subject
+from runner.verify.subjects import recipe_with, recorded, subject
 from runner.verify.variants import ALL, Variant, required, variants_of
 
-_STRENGTH = {Exact: 0, Close: 1, Statistical: 2}
-"""What a recipe as a whole promises is what its weakest stage does."""
+if TYPE_CHECKING:
+    from runner.compare.subject import Build
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
+
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})
 """Slots that act before an update has its batch."""
-_EXIT = {
-    Outcome.PASS: ExitCode.DONE,
-    Outcome.FAIL: ExitCode.GATE_FAILED,
-    Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-}
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,8 @@ class Verification:
     @property
     def exit_code(self) -> ExitCode:
         """0, 3 or 4."""
-        return _EXIT[self.outcome]
+        codes = {Outcome.FAIL: ExitCode.GATE_FAILED, Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE}
+        return codes.get(self.outcome, ExitCode.DONE)
 
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -89,7 +84,7 @@ class Verification:
             {
                 "name": row.name,
                 "stages": list(row.stages),
-                "contract": contract_name(row.contract),
+                "contract": type(row.contract).__name__,
                 "verdict": row.verdict.outcome,
                 "summary": row.verdict.summary,
                 "evidence": row.verdict.evidence,
@@ -108,12 +103,6 @@ class Verification:
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
     """Compares every active stage alone, with what it requires, and the whole recipe with the baseline.
 
-    Args:
-        recipe: its stages that are on are looked at.
-        registry: where its plugins come from.
-        options: how thoroughly.
-        say: told of each step.
-
     Raises:
         UsageError: the recipe has no stage to look at.
     """
@@ -126,7 +115,7 @@ def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Cal
     rows, inactive = [], dict(found.inactive)
     for name, variant in variants:
         contract = weakest(recipe, variant.stages)
-        say(f"{name}: {contract_name(contract)} ...")
+        say(f"{name}: {type(contract).__name__} ...")
         verdict = gate(variant.stages)
         say(f"{name}: {verdict.outcome}, {verdict.summary}")
         idle = gate.idle(variant.stages)
@@ -140,11 +129,22 @@ def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Cal
     return Verification(recipe.name, tuple(rows), inactive, time.perf_counter() - started)
 
 
+def _chosen(variants: Sequence[Variant], kinds: Sequence[str]) -> list[tuple[str, Variant]]:
+    """The sets to look at with the name to show: stages in their order, then the whole."""
+    by_name = {name: variant for variant in variants for name in variant.names}
+    every = [(name, variant) for name, variant in by_name.items() if variant.stages and " + " not in name]
+    every.sort(key=lambda pair: pair[0] == ALL)
+    unknown = set(kinds) - by_name.keys()
+    if unknown:
+        raise UsageError(f"no active stage '{min(unknown)}'; there are: {', '.join(name for name, _ in every)}")
+    return [pair for pair in every if not kinds or pair[0] in kinds]
+
+
 class Gate:
     """Judges sets of stages of one recipe."""
 
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
-        self.recipe, self.registry, self.options, self.say = recipe, registry, options, say
+        self.recipe, self.registry, self.options = recipe, registry, options
         self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
         self._verdicts: dict[tuple[str, ...], Verdict] = {}
         self._close: dict[tuple[str, ...], Verdict] = {}
@@ -156,14 +156,14 @@ class Gate:
         key = tuple(stages)
         if key not in self._verdicts:
             try:
-                self._verdicts[key] = self._judge(key)
+                verdict = self._judge(key)
             except (StepError, torch.OutOfMemoryError, MemoryError) as error:
-                contract = type(weakest(self.recipe, key)).__name__
                 summary = f"it cannot be compared: {str(error) or type(error).__name__}"
-                self._verdicts[key] = Verdict(Outcome.INCONCLUSIVE, contract, summary, {})
-            if self._is_idle(key) and self._verdicts[key].outcome is not Outcome.FAIL:
+                verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, key)).__name__, summary)
+            if self._is_idle(key) and verdict.outcome is not Outcome.FAIL:
                 summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in self.idle(key).items())
-                self._verdicts[key] = replace(self._verdicts[key], outcome=Outcome.INCONCLUSIVE, summary=summary)
+                verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
+            self._verdicts[key] = verdict
         return self._verdicts[key]
 
     def idle(self, stages: Sequence[str]) -> dict[str, str]:
@@ -190,7 +190,7 @@ class Gate:
         if isinstance(contract, Close):
             if elsewhere:
                 summary = f"{elsewhere} changes what batches are drawn, which promises Exact or Statistical if anything"
-                return Verdict(Outcome.INCONCLUSIVE, "Close", summary, {})
+                return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
             return self._as_close(stages)
         if not elsewhere:
             more_than_promised = self._as_close(stages)
@@ -214,8 +214,8 @@ class Gate:
         """A stage that acts where batches come from, which recorded batches cannot show, and is not Exact."""
         for kind in stages:
             stage = self.recipe.stages[kind]
-            exact = isinstance(contract_of(self.recipe, kind), Exact)
-            if not exact and (stage.prepares or (stage.claims | stage.wraps) & _FETCHING):
+            fetches = stage.prepares or (stage.claims | stage.wraps) & _FETCHING
+            if fetches and not isinstance(contract_of(self.recipe, kind), Exact):
                 return kind
         return None
 
@@ -226,9 +226,9 @@ class Gate:
                 f"neither data '{self.recipe.data.kind}' nor model '{self.recipe.model.kind}' names an objective "
                 "by which trainings could be compared"
             )
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, {})
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
         if self.options.budget <= 0:
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN, {})
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
         # What is equal to the baseline up to rounding may stand for it, and be beside the change as well: trainings
         # take a fraction of the time, and those of a stage and of the whole recipe are often the same.
         equal = [kind for kind in self._active if self._is_equal(kind)]
@@ -272,29 +272,11 @@ def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
 
 
 def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
-    """What these stages promise together."""
+    """What these stages promise together, which is what the weakest of them does."""
     contracts = [contract_of(recipe, kind) for kind in stages]
-    return max(contracts, key=lambda each: _STRENGTH[type(each)], default=Exact())
+    return max(contracts, key=lambda each: (Exact, Close, Statistical).index(type(each)), default=Exact())
 
 
 def contract_of(recipe: Recipe, kind: str) -> Contract:
     """What a stage of a recipe promises on this machine."""
     return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))
-
-
-def contract_name(contract: Contract) -> str:
-    """``Exact``, ``Close`` or ``Statistical``."""
-    return type(contract).__name__
-
-
-def _chosen(variants: Sequence[Variant], kinds: Sequence[str]) -> list[tuple[str, Variant]]:
-    """The sets to look at with the name to show: stages in their order, then the whole."""
-    by_name = {name: variant for variant in variants for name in variant.names}
-    every = [(name, variant) for name, variant in by_name.items() if variant.stages and " + " not in name]
-    ordered = [pair for pair in every if pair[0] != ALL] + [pair for pair in every if pair[0] == ALL]
-    if not kinds:
-        return ordered
-    unknown = set(kinds) - by_name.keys()
-    if unknown:
-        raise UsageError(f"no active stage '{min(unknown)}'; there are: {', '.join(name for name, _ in ordered)}")
-    return [pair for pair in ordered if pair[0] in kinds]

@@ -11,15 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.child.outcome import Cause, ChildError
 from runner.child.spawn import Child
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.verdict import Outcome, Verdict
-from runner.plugin.contract import Objective
+from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
+from runner.train.assemble import assemble
+from runner.train.loop import Loop, evaluated
+from runner.train.signals import Stop
+
+if TYPE_CHECKING:
+    from runner.child.protocol import Parent
+    from runner.plugin.contract import Objective
 
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 
@@ -76,11 +83,10 @@ class Trainings:
 
     def _train(self, text: str, may_diverge: bool, given_up: Event) -> dict[str, Any]:
         training = json.loads(text)
-        options = {"batch_size": training["batch_size"]}
         try:  # several compute side by side, with one thread each
             with Child(
-                "runner.verify.training", training["recipe"], plugin_files=self.plugin_files, options=options, threads=1
-            ) as child:  # fmt: skip
+                __name__, training.pop("recipe"), plugin_files=self.plugin_files, options=training, threads=1
+            ) as child:
                 return child.answer(math.inf, given_up.is_set)
         except ChildError as error:
             raise _why(error, may_diverge) from error
@@ -96,23 +102,13 @@ def _why(error: ChildError, may_diverge: bool) -> RunnerError:
 
 
 def statistical(
-    reference: TrainingOrder,
-    changed: TrainingOrder,
-    objective: Objective,
-    trainings: Trainings,
-    most_seeds: int,
+    reference: TrainingOrder, changed: TrainingOrder, objective: Objective, trainings: Trainings, most_seeds: int
 ) -> Verdict:
-    """Trains both recipes with the same seeds until it is clear whether the changed one learns less.
+    """Trains a recipe without and with a stage from the same seeds, until it is clear whether it learns less with it.
 
     What is learnt is the objective after the training less that before it. The changed recipe may lose less, in the
-    mean over seeds, than the objective's margin: in its unit, or as a share of what the reference learns.
-
-    Args:
-        reference: without the stage.
-        changed: with it.
-        objective: the evaluation metric, its direction and its margin.
-        trainings: trains.
-        most_seeds: INCONCLUSIVE if it is not clear by then.
+    mean over seeds, than the objective's margin: in its unit, or as a share of what the reference learns. If that is
+    not clear after the most seeds, it is INCONCLUSIVE.
     """
     name, sign = objective.name, objective.sign
     test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
@@ -123,7 +119,7 @@ def statistical(
         try:
             results = trainings.run([reference, changed], seeds)
         except DivergedError as error:
-            return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}", {})
+            return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
         for without, with_stage in zip(results[: len(seeds)], results[len(seeds) :], strict=True):
             test.add(*(sign * (each["after"][name] - each["before"][name]) for each in (without, with_stage)))
         learnt = sum(without for without, _ in test.pairs) / len(test)
@@ -134,5 +130,33 @@ def statistical(
         if test.decision() is not None:
             break
     if not len(test):
-        return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN, {})
+        return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
     return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})
+
+
+class Nowhere:
+    """Keeps nothing of what a training logs, and shows nothing."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Forgets the metrics."""
+
+    advance = log
+
+    def mark(self) -> int:
+        """Nothing is resumed."""
+        return 0
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+
+def main(parent: Parent) -> None:
+    """Trains the recipe without a trace and tells ``{"before": {...}, "after": {...}}``, its evaluations."""
+    recipe, registry = parent.load()
+    generators.seed(recipe.seed)
+    pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
+    before = evaluated(pipeline)
+    loop = Loop(pipeline, parent.folder, Nowhere(), Nowhere(), Stop())
+    loop.run()
+    after = {name.removeprefix("eval/"): value for name, value in loop.metrics.items() if name.startswith("eval/")}
+    parent.tell(before=before, after=after)

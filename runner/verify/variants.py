@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-import torch
-
-from runner.plugin.stage import StageConfig
-from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.train.assemble import setting_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from runner.plugin.stage import StageConfig
+    from runner.recipe.recipe import Recipe
 
 BASELINE = "baseline"
 AGAIN = "baseline again"
@@ -52,8 +54,7 @@ class VariantSet:
 
     def find(self, stages: Collection[str]) -> Variant | None:
         """The variant with exactly these stages."""
-        wanted = set(stages)
-        return next((variant for variant in self.variants if set(variant.stages) == wanted), None)
+        return next((variant for variant in self.variants if set(variant.stages) == set(stages)), None)
 
     def named(self, name: str) -> Variant | None:
         """The variant of that name."""
@@ -61,12 +62,7 @@ class VariantSet:
 
 
 def variants_of(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS) -> VariantSet:
-    """The variants of a recipe.
-
-    Args:
-        recipe: its stages that are on are those compared.
-        device: where it trains.
-        groups: which kinds of variant, beside the baseline.
+    """The baseline, and sets of the stages that are on, of these kinds.
 
     Raises:
         UsageError: the recipe as a whole must not run here.
@@ -113,12 +109,12 @@ def _wanted(
 
     yield BASELINE, ()
     if "all" in groups and active:
-        yield ALL, ordered(active)
+        yield ALL, tuple(active)
     if "phases" in groups:
         phases = sorted({stages[kind].phase for kind in active})
         for last in phases:
             name = f"phase {last}" if last == phases[0] else f"phases {phases[0]}-{last}"
-            yield name, ordered([kind for kind in active if stages[kind].phase <= last])
+            yield name, tuple(kind for kind in active if stages[kind].phase <= last)
     if "alone" in groups:
         for kind in active:
             below = required(stages, kind)
@@ -138,11 +134,10 @@ def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> d
         UsageError: one of them must not run in this company.
     """
     setting = setting_of(recipe, device, kinds)
-    stages = setting.stages
     reasons: dict[str, str] = {}
-    for kind, stage in stages.items():
+    for kind, stage in setting.stages.items():
         reason = stage.inactive(setting)
-        lacking = next((other for other in stage.requires if other in reasons or other not in stages), None)
+        lacking = next((other for other in stage.requires if other in reasons or other not in setting.stages), None)
         if reason is None and lacking is not None:
             reason = f"it requires '{lacking}', which is inactive: {reasons.get(lacking, 'it is off')}"
         if reason is not None:

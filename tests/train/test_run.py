@@ -12,7 +12,7 @@ from runner.train.assemble import assemble
 from runner.train.checkpoint import reader as checkpoint
 from runner.train.loop import Loop
 from runner.train.signals import Stop
-from runner.verify.training import Nowhere
+from runner.verify.statistical import Nowhere
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))

@@ -9,7 +9,7 @@ from running import tiny
 from runner.api import Exact, Stage, StageConfig
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, clock, verify
-from runner.verify.inference_subject import inference_subject, model_bytes, recorded_inputs
+from runner.verify.subjects import inference_subject, model_bytes, recorded_inputs
 
 
 class WrongWithoutGradient(Stage):

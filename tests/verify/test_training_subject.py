@@ -10,8 +10,7 @@ import pytest
 import torch
 from running import tiny
 
-from runner.compare.isolation import Isolation, Location
-from runner.compare.state import clones, saved
+from runner.compare.isolation import Isolation, Location, clones, saved
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, Outcome, exact, verify
 from runner.recipe.document import RecipeError
@@ -21,8 +20,8 @@ from runner.system.errors import UsageError
 from runner.train.assemble import assemble
 from runner.train.loop import Loop
 from runner.train.signals import Stop
-from runner.verify.training import Nowhere
-from runner.verify.training_subject import recipe_with, recorded, subject
+from runner.verify.statistical import Nowhere
+from runner.verify.subjects import recipe_with, recorded, subject
 
 REGISTRY = Registry()
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_plugin"

@@ -12,7 +12,7 @@ from runner.plugin.context import PIPELINE
 from runner.plugin.registry import Registry
 from runner.proof import Outcome, close, exact, fresh, health, verify
 from runner.train.assemble import resolve_device, setting_of
-from runner.verify.training_subject import recipe_with, recorded, subject
+from runner.verify.subjects import recipe_with, recorded, subject
 
 REGISTRY = Registry([Path(wrong_stages.__file__)])
 SMALL = (

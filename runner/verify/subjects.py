@@ -1,26 +1,32 @@
-"""From a recipe, with some of its stages, to what a gate compares."""
+"""From a recipe, with some of its stages, to what a gate compares: its training, or what its model answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
-from runner.compare.state import clones
+from runner.compare.isolation import clones
 from runner.compare.subject import Build, Listener, Subject
-from runner.plugin.registry import Registry
-from runner.plugin.source import Batch, State
-from runner.plugin.stage import StageConfig
 from runner.recipe.constraints import conflicts
 from runner.recipe.document import Node, Place, RecipeError
-from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.tree import map_tensors
+from runner.system.tree import map_tensors, tensors
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runner.plugin.registry import Registry
+    from runner.plugin.source import Batch, State
+    from runner.plugin.stage import StageConfig
+    from runner.recipe.recipe import Recipe
+
+BATCH_SIZES = (1, 3, 200)
+"""Other sizes than the training's: who serves a model decides what it is asked at once."""
 
 
 class Recorded(NamedTuple):
@@ -35,25 +41,22 @@ class Recorded(NamedTuple):
 
 
 def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Recipe:
-    """The recipe with only these stages on, and what they require.
+    """The recipe with only these kinds of stages on, none for the baseline, and what they require.
 
-    Args:
-        recipe: the settings of its stages are kept; a stage that it does not switch on gets its default settings.
-        registry: where stages come from.
-        stages: their kinds; none is the baseline.
+    A stage that the recipe does not switch on gets its default settings.
 
     Raises:
         UsageError: there is no such stage, or the recipe cannot have them together.
     """
-    kinds: set[str] = set()
+    chosen: dict[str, StageConfig] = {}
     wanted = list(stages)
     while wanted:
         kind = wanted.pop()
-        if kind not in kinds:
-            kinds.add(kind)
-            wanted += registry.get("optimization", kind).requires
-    made = [_stage(recipe, registry, kind) for kind in kinds]
-    on = {stage.kind: stage for stage in sorted(made, key=lambda stage: (stage.phase, stage.kind))}
+        if kind not in chosen:
+            config = registry.get("optimization", kind)
+            chosen[kind] = recipe.stages[kind] if kind in recipe.stages else config()
+            wanted += config.requires
+    on = dict(sorted(chosen.items(), key=lambda item: (item[1].phase, item[0])))
     off = tuple(kind for kind in (*recipe.stages, *recipe.off) if kind not in on)
     switched = dict.fromkeys(on, True) | dict.fromkeys(off, False)
     root = Node({}, Place(recipe.path))
@@ -63,14 +66,6 @@ def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
     return replace(recipe, stages=on, off=off)
 
 
-def _stage(recipe: Recipe, registry: Registry, kind: str) -> StageConfig:
-    """The recipe's settings of a stage, or those that nobody wrote."""
-    if kind in recipe.stages:
-        return recipe.stages[kind]
-    stage: StageConfig = registry.get("optimization", kind)()
-    return stage
-
-
 def subject(
     recipe: Recipe, registry: Registry, stages: Collection[str], built: Callable[[Assembly], None] = lambda _: None
 ) -> Build:
@@ -78,13 +73,7 @@ def subject(
 
     A step takes what ``recorded`` returns, or anything else, of which it takes no notice: then it collects, samples and
     feeds back as a training does, from the recipe's own source after its warm-up, and the state of the source and of
-    the recipe's random generators is compared, too.
-
-    Args:
-        recipe: what to train.
-        registry: where its plugins come from.
-        stages: kinds of stages, as in ``recipe_with``.
-        built: told of every pipeline that is made.
+    the recipe's random generators is compared, too. ``built`` is told of every pipeline that is made.
 
     Raises:
         UsageError: the recipe cannot have these stages together.
@@ -100,31 +89,81 @@ def subject(
 
 
 def recorded(recipe: Recipe, registry: Registry, updates: int) -> list[Recorded]:
-    """Batches and noise of the first updates of the baseline's training, after its warm-up.
+    """Batches and noise of the first updates of the baseline's training, after its warm-up."""
+    with _seeded(recipe):
+        training = _Training(assemble(recipe_with(recipe, registry, ()), registry.files))
+        return [training.record() for _ in range(updates)]
 
-    The global random generators are left as they were.
+
+def inference_subject(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
+    """Makes subjects whose step answers inputs with ``predict``; nothing is trained.
+
+    What compares training steps compares these too: ``verify`` their answers, ``clock`` their latency.
     """
+
+    def build() -> Subject:
+        pipeline = assemble(recipe_with(recipe, registry, stages), registry.files)
+
+        def answer(inputs: Any) -> dict[str, Any]:
+            return {"answer": pipeline.learner.predict(_on_device(pipeline, inputs))}
+
+        return Subject(answer, {"learner": _LearnerState(pipeline)}, parameters=lambda: ())
+
+    return build
+
+
+def recorded_inputs(recipe: Recipe, registry: Registry, sizes: Sequence[int] = BATCH_SIZES) -> list[Any]:
+    """What the learner of a recipe is asked in its training, in batches of these sizes."""
+    found = []
+    with _seeded(recipe):
+        for size in sizes:
+            pipeline = assemble(recipe_with(recipe, registry, ()), registry.files, batch_size=size)
+            found.append(clones(pipeline.learner.inputs(_drawn(Step(pipeline)).batch)))
+    return found
+
+
+def model_bytes(recipe: Recipe, registry: Registry, stages: Collection[str]) -> int:
+    """Bytes of all parameters and buffers of the model with these stages."""
+    learner = assemble(recipe_with(recipe, registry, stages), registry.files).learner
+    return sum(tensor.nbytes for module in learner.modules().values() for tensor in tensors(dict(module.state_dict())))
+
+
+@contextmanager
+def _seeded(recipe: Recipe) -> Iterator[None]:
+    """Seeds the global random generators, and leaves them as they were."""
     before = generators.state_dict()
     try:
         generators.seed(recipe.seed)
-        training = _Training(assemble(recipe_with(recipe, registry, ()), registry.files))
-        return [training.record() for _ in range(updates)]
+        yield
     finally:
         generators.load_state_dict(before)
+
+
+def _drawn(step: Step) -> Drawn:
+    while (drawn := step.draw()) is None:
+        pass
+    return drawn
+
+
+def _on_device(pipeline: Assembly, given: Any) -> Any:
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.to(pipeline.device)
+
+    return map_tensors(moved, given)
 
 
 class _Training:
     """A pipeline that is stepped update by update."""
 
     def __init__(self, pipeline: Assembly) -> None:
-        self.pipeline, self.slots, self.learner = pipeline, pipeline.slots, pipeline.learner
+        self.pipeline, self.learner = pipeline, pipeline.learner
         self.whole_step = Step(pipeline)
         self.draws = self.answers = False
 
     def subject(self) -> Subject:
         return Subject(
             self.step,
-            {"learner": LearnerState(self.pipeline), "source": _SourceState(self)},
+            {"learner": _LearnerState(self.pipeline), "source": _SourceState(self)},
             parameters=self.learner.named_parameters,
             gradients=self.learner.gradients,
             seed=self.whole_step.seed,
@@ -138,7 +177,7 @@ class _Training:
             while (output := self.whole_step()) is None:
                 pass
             return output
-        batch, noise, inputs, counts = map_tensors(self._on_device, given)
+        batch, noise, inputs, counts = _on_device(self.pipeline, given)
         self.pipeline.progress.load_state_dict(counts)
         self.whole_step.reset()  # another state may have been loaded, with the learning rates of another update
         output = self.whole_step.update(Drawn(batch, noise))
@@ -150,9 +189,7 @@ class _Training:
 
     def record(self) -> Recorded:
         """What the next update learns from, which is then done."""
-        while (drawn := self.whole_step.draw()) is None:
-            pass
-        progress = self.pipeline.progress
+        drawn, progress = _drawn(self.whole_step), self.pipeline.progress
         recorded: Recorded = clones(Recorded(*drawn, self.learner.inputs(drawn.batch), progress.state_dict()))
         self.whole_step.seed(progress.updates)
         output = self.whole_step.update(drawn)
@@ -163,34 +200,30 @@ class _Training:
 
     def watch(self, listener: Listener) -> None:
         """Wraps the slots that tell the story of an update."""
+
+        def observed(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+            def observing(*args: Any, **kwargs: Any) -> Any:
+                output = step(*args, **kwargs)
+                if not self.answers:
+                    listener(name, output)
+                return output
+
+            return observing
+
         for name in dict.fromkeys(("next_batch", *self.learner.story)):
-            self.slots.wrap(name, partial(self._observed, name, listener))
-
-    def _observed(self, name: str, listener: Listener, step: Callable[..., Any]) -> Callable[..., Any]:
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            output = step(*args, **kwargs)
-            if not self.answers:
-                listener(name, output)
-            return output
-
-        return observed
-
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.pipeline.device)
+            self.pipeline.slots.wrap(name, partial(observed, name))
 
 
-class LearnerState:
+class _LearnerState:
     """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
 
     def __init__(self, pipeline: Assembly) -> None:
-        self.learner, self.stages = pipeline.learner, pipeline.stages
+        self.stages, self.learner = pipeline.stages, pipeline.learner
 
     def state_dict(self) -> State:
-        """The learner's."""
         return self.learner.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Restores it."""
         self.learner.load_state_dict(state)
         for stage in self.stages.values():
             stage.load_state_dict(stage.state_dict())

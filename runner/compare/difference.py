@@ -1,0 +1,293 @@
+"""How far two values of one place are apart, and the first place where two subjects part."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from runner.compare.isolation import Frame, Location, Trajectory
+    from runner.compare.subject import Build
+
+TOLERANCE = 1e-9
+"""Share of a group's largest number by which its numbers may differ; rounding alone gives 1e-15 to 1e-13."""
+FLOOR = 1e-12
+"""Rounding of numbers around one, where all numbers of a group should be zero and are not quite."""
+MISSING = object()
+"""Stands for a value that a frame does not have."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing that is not as in the baseline."""
+
+    update: int
+    """In which update, counted from 1; 0 is before the first."""
+    slot: str
+    """The named step after which it differs; ``step`` is the whole update."""
+    tensor: str
+    """An output, a gradient (``NAME.grad``) or a part of the state."""
+    absolute: float
+    """The largest difference of two elements; infinite where only one is a number, or there is nothing to subtract."""
+    relative: float
+    """The same as a share of the baseline's largest element."""
+    elements: int
+    """How many elements differ."""
+    remark: str = ""
+    """What is wrong where it is not the values: a shape, a type, something missing."""
+
+    def __str__(self) -> str:
+        when = f"update {self.update}, slot '{self.slot}'" if self.update else "before the first update"
+        where = f"{when}: '{self.tensor}'"
+        if self.remark:
+            return f"{where} {self.remark}"
+        count = f"{self.elements:,} element{'s' if self.elements != 1 else ''}"
+        return f"{where} differs by {self.absolute:.2g} ({self.relative:.2g} of its size) in {count}"
+
+    def data(self) -> dict[str, Any]:
+        """As JSON can hold it: infinity is the string ``Infinity``."""
+        return {name: plain(value) for name, value in asdict(self).items()}
+
+
+def plain(value: Any) -> Any:
+    """A number that is not finite as a string, because JSON has none; anything else as it is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def described(update: int, location: Location, one: Any, other: Any) -> Difference:
+    """Describes how the second value differs from the first, the baseline's."""
+
+    def remarked(remark: str) -> Difference:
+        return Difference(update, location.slot, str(location), math.inf, math.inf, 0, remark)
+
+    if other is MISSING or other is None:
+        return remarked("is missing")
+    if one is MISSING or one is None:
+        return remarked("is there, which it is not in the baseline")
+    error = absolute_difference(one, other)
+    if error is None:
+        mine, theirs = (
+            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            for value in (one, other)
+        )
+        return remarked(f"is {theirs} instead of {mine}")
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return measured(update, location, one, error, error > 0)
+    if one.dtype != other.dtype:
+        return remarked(f"is of type {other.dtype} instead of {one.dtype}")
+    return measured(update, location, one, error, _bits(one) != _bits(other))
+
+
+def measured(update: int, location: Location, baseline: Any, error: Tensor, differs: Tensor) -> Difference:
+    """A difference in numbers: by how much, as a share of the baseline's size, and in which elements."""
+    absolute, size = float(error.max()), _largest(baseline)
+    relative = absolute / size if size else math.inf if absolute else 0.0
+    return Difference(update, location.slot, str(location), absolute, relative, int(differs.sum()))
+
+
+def digest(value: Any) -> bytes:
+    """A fingerprint of a value: of a tensor's type, shape and bits, of anything else's type and text."""
+    if not isinstance(value, Tensor):
+        return hashlib.blake2b(f"{type(value).__name__} {value!r}".encode(), digest_size=16).digest()
+    found = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)}".encode(), digest_size=16)
+    found.update(_bits(value).cpu().numpy().data)
+    return found.digest()
+
+
+def absolute_difference(one: Any, other: Any) -> Tensor | None:
+    """The absolute difference of every element, in float64 on the host; infinite where only one is finite.
+
+    Returns:
+        None if the values cannot be subtracted: they are no numbers, or of different shapes.
+    """
+    if not all(isinstance(value, Tensor | bool | int | float | complex) for value in (one, other)):
+        return None
+    a, b = as_float64(one), as_float64(other)
+    if a.shape != b.shape:
+        return None
+    equal = (a == b) | (a.isnan() & b.isnan())
+    return torch.where(equal, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def as_float64(value: Any) -> Tensor:
+    """A number or a tensor of numbers as a tensor of float64 (complex: pairs of them) on the host."""
+    return _real(torch.as_tensor(value).detach()).to("cpu", torch.float64)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a floating-point number, or a tensor of them."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return isinstance(value, float | complex)
+
+
+def _largest(value: Any) -> float:
+    """Its largest finite absolute number."""
+    found = as_float64(value).abs().nan_to_num(nan=0.0, posinf=0.0)
+    return float(found.max()) if found.numel() else 0.0
+
+
+def _real(tensor: Tensor) -> Tensor:
+    dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """All elements in a row, as whole numbers."""
+    flat = _real(tensor.detach()).contiguous().reshape(-1)
+    return flat.view(_BITS[flat.element_size()])
+
+
+def differing(baseline: Frame, changed: Frame, tolerance: float = TOLERANCE) -> Iterator[Location]:
+    """The locations, in the baseline's order, whose numbers differ by more than rounding.
+
+    Numbers are judged by the size of their group: an output by its own, at least one; all gradients together; all parts
+    of the state that have the same last name together (``exp_avg``, ``weight``). A gradient that should be exactly zero
+    is then measured with those that should not. Whole numbers and texts must be equal.
+    """
+    sizes: dict[Location, float] = defaultdict(float)
+    for location, one in baseline.items():
+        least = 1.0 if location.kind == "output" else 0.0
+        group = _group_of(location)
+        sizes[group] = max(sizes[group], least, _largest(one) if _is_number(one) else 0.0)
+    for location, one in baseline.items():
+        other = changed.get(location, MISSING)
+        error = absolute_difference(one, other)
+        if error is None:
+            if isinstance(one, Tensor) or type(one) is not type(other) or one != other:
+                yield location
+        elif error.numel():
+            allowed = tolerance * sizes[_group_of(location)] + FLOOR if _is_number(one) else 0.0
+            if float(error.max()) > allowed:
+                yield location
+
+
+def numbers(frame: Frame) -> Frame:
+    """Copies on the host of all that is a floating-point number, and not a setting (a learning rate)."""
+    return {
+        location: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+        for location, value in frame.items()
+        if _is_number(value) and (isinstance(value, Tensor) or location.kind == "output")
+    }
+
+
+def relative_errors(truth: Frame, frame: Frame) -> dict[Location, float]:
+    """The Euclidean error of every number that both frames have, by the size of its group."""
+    errors: dict[Location, float] = {}
+    sizes: dict[Location, float] = defaultdict(float)
+    for location, exact in truth.items():
+        error = absolute_difference(exact, frame.get(location))
+        if error is not None and _is_number(exact):
+            group = _group_of(location)
+            errors[location] = float(error.norm())
+            sizes[group] = math.hypot(sizes[group], float(as_float64(exact).norm()))
+    return {location: error / (sizes[_group_of(location)] or 1.0) for location, error in errors.items()}
+
+
+def by_group(errors: Mapping[Location, float]) -> dict[Location, float]:
+    """Relative errors of groups after an update: of all outputs, all gradients, and the state by its last names."""
+    found: dict[Location, float] = defaultdict(float)
+    for location, error in errors.items():
+        group = location._replace(name="outputs") if location.kind == "output" else _group_of(location)
+        found[group] = math.hypot(found[group], error)
+    return found
+
+
+def _group_of(location: Location) -> Location:
+    """A location that stands for all that are judged by the same size."""
+    if location.kind == "output":
+        return location
+    return location._replace(name="" if location.kind == "gradient" else location.name.rpartition(".")[2])
+
+
+def comparable(baseline: Iterable[Location], changed: Container[Location], states: Iterable[str]) -> Iterator[Location]:
+    """The locations by which a subject is judged, in order, if both have the parts of the state with these names.
+
+    A gradient counts where both have one: that of a step which has forgotten it says nothing.
+    """
+    prefixes = tuple(f"{name}." for name in states)
+    for location in baseline:
+        kept = location in changed if location.kind == "gradient" else f"{location.name}.".startswith(prefixes)
+        if kept or location.kind == "output":
+            yield location
+
+
+def shared(baseline: Iterable[str], changed: Iterable[str]) -> list[str]:
+    """The names of the parts of the state that both subjects have.
+
+    Raises:
+        ValueError: there is none, so that nothing could be compared.
+    """
+    own, theirs = list(baseline), list(changed)
+    names = [name for name in own if name in theirs]
+    if not names:
+        raise ValueError(
+            f"nothing to compare: the baseline's state has the parts {own}, the changed one's {theirs}; give what is "
+            "the same the same name"
+        )
+    return names
+
+
+def newly_untrained(baseline: Collection[str], changed: Mapping[str, str]) -> dict[str, str]:
+    """The parameters that a gradient reaches in the baseline alone, with what they receive in the changed one."""
+    return {name: reason for name, reason in changed.items() if name not in baseline}
+
+
+def locate(
+    trajectory: Trajectory,
+    baseline: Build,
+    changed: Build,
+    update: int,
+    criterion: Callable[[Frame, Frame], Iterable[Location]],
+) -> Difference | None:
+    """Makes them once more, with slots that show what they returned, to find where an update parts.
+
+    Args:
+        trajectory: in which a difference was found.
+        baseline: makes the one.
+        changed: makes the other.
+        update: after which it was found; there may be none this time.
+        criterion: the locations of the first frame, in its order, at which the second is not as it should be.
+
+    Raises:
+        StepError: one of them failed.
+    """
+    isolations = [trajectory.isolated(build, watching=True) for build in (baseline, changed)]
+    names = shared(*(isolation.subject.state for isolation in isolations))
+    one, other = (
+        next(itertools.islice(trajectory.frames(isolation, watched=update), update, None)) for isolation in isolations
+    )
+    seen = {location: one.get(location, MISSING) for location in in_order(one, other, names)}
+    location = next(iter(criterion(seen, other)), None)
+    return None if location is None else described(update, location, seen[location], other.get(location, MISSING))
+
+
+def in_order(one: Frame, other: Frame, states: Sequence[str]) -> list[Location]:
+    """All that may tell where an update parts, in the order in which it happened in the baseline.
+
+    After a slot that both have called as often, a gradient that only one of them has tells something, too.
+    """
+    returned: dict[tuple[str, int] | None, int] = {
+        location.call: number for number, location in enumerate(one) if location.call
+    }
+    called = {location.call for location in other if location.call}
+    inner = [location for location in one if location.call in called]
+    inner += [
+        location
+        for location in other
+        if location.kind == "gradient" and location not in one and location.call in returned
+    ]
+    inner.sort(key=lambda location: (returned[location.call], ("output", "gradient", "state").index(location.kind)))
+    outer = [location for location in one if location.call is None]
+    return [*comparable(inner, set(inner), states), *comparable(outer, other, states)]
