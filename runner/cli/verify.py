@@ -56,8 +56,7 @@ def verify(
     registry = open_registry(plugin)
     loaded = load(recipe, sets or (), registry)
 
-    from runner.verify.gate import Options, verify_recipe
-    from runner.verify.report import show
+    from runner.verify.gate import Options, show, verify_recipe
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
     report = verify_recipe(loaded, registry, Options(updates, steps, seeds, budget, tuple(stage or ())), say)

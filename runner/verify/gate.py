@@ -9,6 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from runner.compare.exact import exact
 from runner.compare.isolation import StepError
@@ -16,12 +19,15 @@ from runner.compare.verdict import Outcome, Verdict, worst
 from runner.compare.verify import health, verify
 from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.system.errors import ExitCode, UsageError
+from runner.system.secrets import redact
 from runner.train.assemble import StageReport, assemble, resolve_device, setting_of
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
 from runner.verify.subjects import recipe_with, recorded, subject
 from runner.verify.variants import ALL, Variant, required, variants_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from runner.compare.subject import Build
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
@@ -98,6 +104,25 @@ class Verification:
             "inactive": self.inactive,
             "stages": rows,
         }
+
+
+def show(report: Verification, console: Console) -> None:
+    """Prints one row for every stage and one for the recipe as a whole."""
+    colours = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("contract")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("evidence", overflow="fold")
+    for row in report.rows:
+        outcome = row.verdict.outcome
+        verdict, evidence = Text(outcome, style=colours[outcome]), Text(redact(row.verdict.summary))
+        table.add_row(Text(row.name), type(row.contract).__name__, verdict, evidence)
+    for kind, reason in report.inactive.items():
+        table.add_row(Text(kind), "", "inactive", Text(redact(reason)), style="dim")
+    console.print(table)
+    outcome = report.outcome
+    console.print(Text.assemble(f"{report.recipe}: ", (outcome, colours[outcome]), f" in {report.seconds:.0f} s"))
 
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:

@@ -140,7 +140,8 @@ class Nowhere:
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Forgets the metrics."""
 
-    advance = log
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows nothing."""
 
     def mark(self) -> int:
         """Nothing is resumed."""
