@@ -33,6 +33,7 @@ FAMILY_WORDS = {
     "runner/plugin/registry.py": {"simulates"},  # by which a plugin of the first API is recognised
 }
 """Where the core may use which of them: in the list of units, and what is said of it."""
+SEQUENCE = re.compile(r"(^|\.)(next_batch|feedback)$|slots\.update$")
 TRAINING_STEP = "runner/train/step.py"
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
@@ -103,7 +104,7 @@ def test_the_sequence_of_a_training_step_stands_once():
         name_of(path)
         for path in [*CORE, *PLUGINS]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and re.search(r"(^|\.)next_batch$|slots\.update$", ast.unparse(node.func))
+        if isinstance(node, ast.Call) and SEQUENCE.search(ast.unparse(node.func))
     }
     assert callers == {TRAINING_STEP}
 

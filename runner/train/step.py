@@ -41,13 +41,13 @@ class Step:
         self._schedule = None if schedule == ConstantConfig() else schedule
         self.reset()
 
-    def __call__(self) -> dict[str, Any] | None:
-        """A whole step.
+    def __call__(self, drawn: Drawn | None = None) -> dict[str, Any] | None:
+        """A whole step, with what was drawn if that is given.
 
         Returns:
             What the update returned; None if the source had nothing to learn from yet.
         """
-        drawn = self.draw()
+        drawn = drawn or self.draw()
         if drawn is None:
             return None
         self.seed(self.progress.updates)

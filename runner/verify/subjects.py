@@ -191,11 +191,7 @@ class _Training:
         """What the next update learns from, which is then done."""
         drawn, progress = _drawn(self.whole_step), self.pipeline.progress
         recorded: Recorded = clones(Recorded(*drawn, self.learner.inputs(drawn.batch), progress.state_dict()))
-        self.whole_step.seed(progress.updates)
-        output = self.whole_step.update(drawn)
-        self.pipeline.source.feedback(drawn.batch, output)
-        progress.updates += 1
-        self.whole_step.count(drawn.batch)
+        self.whole_step(drawn)
         return recorded
 
     def watch(self, listener: Listener) -> None:
