@@ -10,22 +10,25 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from runner.compare.clock import WarmUp, warm_up
+from runner.compare.clock import warm_up
 from runner.measure.measured import Measured
-from runner.plugin.registry import Registry
-from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import StorageError, UsageError
-from runner.tracking import Workspace
 from runner.tracking.workspace import folder_name
-from runner.train.assemble import Assembly, assemble
+from runner.train.assemble import assemble
+
+if TYPE_CHECKING:
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
+    from runner.tracking.workspace import Workspace
+    from runner.train.assemble import Assembly
 
 STEP = "step"
 """The whole of an update: drawing its batch and its noise, learning, and feeding back."""
@@ -115,31 +118,20 @@ class Profile:
 
     def data(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        return {
-            "recipe": self.recipe, "device": self.device, "threads": self.threads, "batch_size": self.batch_size,
-            "updates": self.updates, "steady": self.steady, "warmup_s": self.warmup_s, "update_ms": self.update_ms,
-            "profiled_update_ms": self.profiled_update_ms, "profiler_overhead": self.profiler_overhead,
-            "slots": [asdict(slot) for slot in self.slots],
-            "operators": [asdict(operator) for operator in self.operators],
-            "host_syncs": {"per_update": self.waits, "found": [asdict(sync) for sync in self.syncs]},
-            "trace": str(self.trace),
-        }  # fmt: skip
+        data = asdict(self)
+        syncs = {"per_update": self.waits, "found": data.pop("syncs")}
+        return data | {"profiler_overhead": self.profiler_overhead, "host_syncs": syncs, "trace": str(self.trace)}
 
 
 def profile(
-    recipe: Recipe,
-    registry: Registry,
-    workspace: Workspace,
-    out: Path | None = None,
-    updates: int = 5,
-    warmup_s: float = 60.0,
+    recipe: Recipe, registry: Registry, workspace: Workspace, out: Path | None, updates: int = 5, warmup_s: float = 60.0
 ) -> Profile:
     """Profiles steady updates of a recipe and leaves their Chrome trace in a folder.
 
     Args:
         recipe: validated.
         registry: where its plugins come from.
-        workspace: where the folder is, unless ``out`` says otherwise.
+        workspace: where a folder is made if ``out`` names none.
         out: the folder.
         updates: how many are profiled, one after the other as in a training.
         warmup_s: seconds after which an update counts as steady anyway.
@@ -148,36 +140,8 @@ def profile(
         UsageError: the folder holds a trace already, or the recipe cannot run here.
         StorageError: the trace cannot be written.
     """
-    pipeline = _assembled(recipe, registry)
-    trace = _new_folder(recipe, workspace, out) / TRACE
-    burst = _Burst(pipeline, updates)
-    warmth = warm_up(burst, burst.stopwatch, warmup_s)
-    bare = median(burst.stopwatch.seconds(burst) for _ in range(BARE_BURSTS))
-    profiled, events = burst.profiled(trace)
-    timeline = _Timeline(events, updates, pipeline.device.type == "cuda")
-    return Profile(
-        recipe=recipe.name,
-        device=str(pipeline.device),
-        threads=torch.get_num_threads(),
-        batch_size=pipeline.batch_size,
-        updates=updates,
-        steady=warmth.steady,
-        warmup_s=_seconds(warmth),
-        update_ms=1e3 * bare / updates,
-        profiled_update_ms=1e3 * profiled / updates,
-        slots=tuple(timeline.slots((STEP, *burst.names))),
-        operators=tuple(sorted(timeline.operators(), key=lambda each: -each.self_ms)),
-        syncs=tuple(timeline.syncs()),
-        trace=trace,
-    )
-
-
-def _assembled(recipe: Recipe, registry: Registry) -> Assembly:
     generators.seed(recipe.seed)
-    return assemble(recipe, registry.files)
-
-
-def _new_folder(recipe: Recipe, workspace: Workspace, out: Path | None) -> Path:
+    pipeline = assemble(recipe, registry.files)
     folder = out or workspace.root / "profiles" / f"{folder_name(recipe.name)}-{uuid.uuid4().hex[:8]}"
     try:
         if (folder / TRACE).exists():
@@ -187,38 +151,65 @@ def _new_folder(recipe: Recipe, workspace: Workspace, out: Path | None) -> Path:
         raise _unwritten(folder, error.strerror) from error
     if not os.access(folder, os.W_OK | os.X_OK):  # or it would be told only after the measuring
         raise _unwritten(folder, "no permission to write")
-    return folder
+    burst = Burst(pipeline, updates)
+    warmth = warm_up(burst, burst.stopwatch, warmup_s)
+    bare = median(burst.stopwatch.seconds(burst) for _ in range(BARE_BURSTS))
+    profiled, events = burst.profiled(folder / TRACE)
+    timeline = Timeline(events, updates, pipeline.device.type == "cuda")
+    return Profile(
+        recipe=recipe.name,
+        device=str(pipeline.device),
+        threads=torch.get_num_threads(),
+        batch_size=pipeline.batch_size,
+        updates=updates,
+        steady=warmth.steady,
+        warmup_s=warmth.first_s + warmth.seconds,
+        update_ms=1e3 * bare / updates,
+        profiled_update_ms=1e3 * profiled / updates,
+        slots=tuple(timeline.slots((STEP, *burst.names))),
+        operators=tuple(sorted(timeline.operators(), key=lambda each: -each.self_ms)),
+        syncs=tuple(timeline.syncs()),
+        trace=folder / TRACE,
+    )
 
 
 def _unwritten(folder: Path, reason: object) -> StorageError:
     return StorageError(f"{folder}: {reason}; free some space, or name another folder with --out")
 
 
-def _seconds(warmth: WarmUp) -> float:
-    return warmth.first_s + warmth.seconds
-
-
-class _Burst:
-    """Updates that follow each other, with every slot between the labels of the profiler.
-
-    Args:
-        pipeline: assembled; its slots are wrapped.
-        updates: how many.
-    """
+class Burst:
+    """Updates that follow each other, with every slot between the labels of the profiler."""
 
     def __init__(self, pipeline: Assembly, updates: int) -> None:
         self.pipeline, self.updates = pipeline, updates
         measured = Measured(pipeline)
-        self.stopwatch, self.whole_step = measured.stopwatch, measured.step
+        self.stopwatch = measured.stopwatch
         self.labels = False
         self.names = tuple(dict.fromkeys(("next_batch", "draw", "transfer", "update", *pipeline.learner.story)))
         for name in self.names:
-            pipeline.slots.wrap(name, partial(self._labelled, name))
-        self.step = self._labelled(STEP, self._step)
+            pipeline.slots.wrap(name, partial(self.labelled, name))
+
+        def whole_step() -> None:
+            while measured.step() is None:
+                pass
+
+        self.step = self.labelled(STEP, whole_step)
 
     def __call__(self) -> None:
+        """All of them."""
         for _ in range(self.updates):
             self.step()
+
+    def labelled(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The step, between labels while the profiler looks."""
+
+        def labelled(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self.labels:  # a label would break a compiled graph in two
+                return step(*args, **kwargs)
+            with record_function(f"{_LABEL}{name}"):
+                return step(*args, **kwargs)
+
+        return labelled
 
     def profiled(self, trace: Path) -> tuple[float, list[Any]]:
         """Seconds of the burst under the profiler, and its events; writes the trace.
@@ -243,22 +234,9 @@ class _Burst:
             raise _unwritten(trace.parent, "the trace could not be written")
         return seconds, list(profiler.events() or ())
 
-    def _step(self) -> None:
-        while self.whole_step() is None:
-            pass
 
-    def _labelled(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        def labelled(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self.labels:  # a label would break a compiled graph in two
-                return step(*args, **kwargs)
-            with record_function(f"{_LABEL}{name}"):
-                return step(*args, **kwargs)
-
-        return labelled
-
-
-class _Timeline:
-    """The profiler's events, each in the innermost slot that was running when it began.
+class Timeline:
+    """The profiler's events on the host in the order of time, each with the labels around it, the innermost last.
 
     They are told apart by time, not by what called what: on a GPU, a backward pass runs in a thread of its own while
     its slot waits.
@@ -266,44 +244,37 @@ class _Timeline:
 
     def __init__(self, events: list[Any], updates: int, on_gpu: bool) -> None:
         self.updates, self.on_gpu = updates, on_gpu
-        self.on_host = [event for event in events if event.device_type == DeviceType.CPU]
-        self.on_device = [
-            event
-            for event in events
-            if event.device_type == DeviceType.CUDA
-            and not event.name.startswith(_LABEL)
-            and not event.is_user_annotation
-        ]
-        self.placed = list(self._placed())
+        self.on_device = [each for each in events if each.device_type == DeviceType.CUDA
+                          and not each.name.startswith(_LABEL) and not each.is_user_annotation]  # fmt: skip
+        self.placed: list[tuple[Any, list[str]]] = []
+        running: list[Any] = []
+        on_host = (event for event in events if event.device_type == DeviceType.CPU)
+        for event in sorted(on_host, key=lambda event: (event.time_range.start, -event.time_range.end)):
+            while running and running[-1].time_range.end <= event.time_range.start:
+                running.pop()
+            self.placed.append((event, [label.name for label in running]))
+            if event.name.startswith(_LABEL):
+                running.append(event)
 
     def slots(self, names: tuple[str, ...]) -> Iterator[SlotTime]:
         """Times of these slots, in this order."""
-        calls: Counter[str] = Counter()
-        total: defaultdict[str, float] = defaultdict(float)
-        nested: defaultdict[str, float] = defaultdict(float)
-        device: defaultdict[str, float] = defaultdict(float)
-        for event, inside in self.placed:
-            if event.name.startswith(_LABEL):
-                name, length = event.name.removeprefix(_LABEL), event.time_range.elapsed_us()
-                calls[name] += 1
-                total[name] += length
-                if inside:
-                    nested[inside[-1]] += length
-                inside = (*inside, name)
-            for name in set(inside):
-                device[name] += sum(kernel.duration for kernel in event.kernels)
+        labels = [each for each in self.placed if each[0].name.startswith(_LABEL)]
+        launching = [each for each in self.placed if each[0].kernels]
         for name in names:
-            yield SlotTime(
-                name,
-                calls[name] / self.updates,
-                self._ms(total[name]),
-                self._ms(total[name] - nested[name]),
-                self._ms(device[name]) if self.on_gpu else None,
-            )
+            label = f"{_LABEL}{name}"
+            own = [event.time_range.elapsed_us() for event, _ in labels if event.name == label]
+            nested = [event.time_range.elapsed_us() for event, inside in labels if inside[-1:] == [label]]
+            device_ms = None
+            if self.on_gpu:
+                within = [event for event, inside in launching if label in (event.name, *inside)]
+                device_ms = self._ms(sum(kernel.duration for event in within for kernel in event.kernels))
+            calls, total = len(own) / self.updates, sum(own)
+            yield SlotTime(name, calls, self._ms(total), self._ms(total - sum(nested)), device_ms)
 
     def operators(self) -> Iterator[OperatorTime]:
         """What took the time, by name."""
         host: defaultdict[str, list[float]] = defaultdict(list)
+        kernels: defaultdict[str, list[float]] = defaultdict(list)
         whole = 0.0
         for event, inside in self.placed:
             label = event.name.startswith(_LABEL)
@@ -311,11 +282,13 @@ class _Timeline:
                 host[PYTHON if label else event.name].append(event.self_cpu_time_total)
             if label and not inside:
                 whole += event.time_range.elapsed_us()
-        yield from self._rows("cpu", host, whole)
-        kernels: defaultdict[str, list[float]] = defaultdict(list)
         for event in self.on_device:
             kernels[event.name].append(event.time_range.elapsed_us())
-        yield from self._rows("cuda", kernels, sum(map(sum, kernels.values())))
+        on_device = sum(map(sum, kernels.values()))
+        for device, found, all_of_it in (("cpu", host, whole), ("cuda", kernels, on_device)):
+            for name, times in found.items():
+                share = sum(times) / all_of_it if all_of_it else 0
+                yield OperatorTime(name, device, len(times) / self.updates, self._ms(sum(times)), share)
 
     def syncs(self) -> Iterator[HostSync]:
         """Host syncs by name and slot, those that wait first."""
@@ -323,26 +296,12 @@ class _Timeline:
         found: Counter[tuple[str, str]] = Counter()
         for event, inside in self.placed:
             if inside:
+                slot = inside[-1].removeprefix(_LABEL)
                 if event.name in ITEMS | WAITS:
-                    found[event.name, inside[-1]] += 1
-                found.update((kernel.name, inside[-1]) for kernel in event.kernels if kernel.name.startswith(TO_HOST))
+                    found[event.name, slot] += 1
+                found.update((kernel.name, slot) for kernel in event.kernels if kernel.name.startswith(TO_HOST))
         for (name, slot), count in sorted(found.items(), key=lambda each: (each[0][0] not in waits, -each[1], each[0])):
             yield HostSync(name, slot, count / self.updates, name in waits)
-
-    def _placed(self) -> Iterator[tuple[Any, tuple[str, ...]]]:
-        """Every event on the host in the order of time, with the slots that were running, the innermost last."""
-        running: list[Any] = []
-        for event in sorted(self.on_host, key=lambda event: (event.time_range.start, -event.time_range.end)):
-            while running and running[-1].time_range.end <= event.time_range.start:
-                running.pop()
-            yield event, tuple(label.name.removeprefix(_LABEL) for label in running)
-            if event.name.startswith(_LABEL):
-                running.append(event)
-
-    def _rows(self, device: str, found: dict[str, list[float]], whole: float) -> Iterator[OperatorTime]:
-        for name, times in found.items():
-            spent = sum(times)
-            yield OperatorTime(name, device, len(times) / self.updates, self._ms(spent), spent / whole if whole else 0)
 
     def _ms(self, microseconds: float) -> float:
         return microseconds / 1e3 / self.updates

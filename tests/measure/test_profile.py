@@ -12,7 +12,7 @@ from rich.console import Console
 from running import RECIPES, TINY, runner, tiny
 from torch.autograd import DeviceType
 
-from runner.measure.profile import PYTHON, STEP, HostSync, OperatorTime, Profile, SlotTime, _Burst, _Timeline, profile
+from runner.measure.profile import PYTHON, STEP, Burst, HostSync, OperatorTime, Profile, SlotTime, Timeline, profile
 from runner.measure.profile_report import show
 from runner.plugin.registry import Registry
 from runner.system.errors import StorageError, UsageError
@@ -28,7 +28,7 @@ def small(*sets):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    return profile(small(), Registry(), workspace(tmp_path_factory.mktemp("cost")), updates=UPDATES, warmup_s=0.5)
+    return profile(small(), Registry(), workspace(tmp_path_factory.mktemp("cost")), None, updates=UPDATES, warmup_s=0.5)
 
 
 def test_every_slot_of_the_story_is_called_once_in_an_update(measured):
@@ -56,7 +56,7 @@ def test_operators_are_sorted_and_are_the_whole_step(measured):
 
 
 def test_values_that_the_host_reads_are_counted_once(tmp_path):
-    burst = _Burst(assemble(small()), UPDATES)
+    burst = Burst(assemble(small()), UPDATES)
     burst()  # an optimizer may read its settings the first time
     before = items_of_targets(burst, tmp_path / "before.json")
 
@@ -68,15 +68,13 @@ def test_values_that_the_host_reads_are_counted_once(tmp_path):
         return targets
 
     burst.pipeline.slots.wrap("targets", reads)
-    burst.pipeline.slots.wrap("targets", lambda step: burst._labelled("targets", step))
+    burst.pipeline.slots.wrap("targets", lambda step: burst.labelled("targets", step))
     assert items_of_targets(burst, tmp_path / "after.json") - before == 1
 
 
 def items_of_targets(burst, trace):
     _, events = burst.profiled(trace)
-    return sum(
-        sync.calls for sync in _Timeline(events, UPDATES, False).syncs() if sync.slot == "targets" and sync.waits
-    )
+    return sum(sync.calls for sync in Timeline(events, UPDATES, False).syncs() if sync.slot == "targets" and sync.waits)
 
 
 def test_the_trace_is_a_chrome_trace_with_the_slots(measured):
@@ -89,11 +87,11 @@ def test_the_trace_is_a_chrome_trace_with_the_slots(measured):
 
 def test_a_slot_inside_a_compiled_one_is_not_called_by_itself(tmp_path):
     pipeline = assemble(small())
-    burst = _Burst(pipeline, 1)
+    burst = Burst(pipeline, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         _, events = burst.profiled(tmp_path / "trace.json")
-    assert {slot.calls for slot in _Timeline(events, 1, False).slots(burst.names)} == {0.0}
+    assert {slot.calls for slot in Timeline(events, 1, False).slots(burst.names)} == {0.0}
 
 
 def event(name, start, end, *, thread=1, kernels=(), device=DeviceType.CPU, own=0.0, annotation=False):
@@ -124,7 +122,7 @@ def of_a_gpu():
         event("Memcpy DtoH (Device -> Pageable)", 1200, 1202, device=DeviceType.CUDA),
         event("slot critic_step", 200, 1200, device=DeviceType.CUDA, annotation=True),
     ]
-    return _Timeline(events, 2, True)
+    return Timeline(events, 2, True)
 
 
 def test_kernels_of_a_backward_pass_in_another_thread_belong_to_the_slot_that_waits(of_a_gpu):
