@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runner.measure.analysis import Result, analyse, slope
+from runner.measure.analysis import CaseResult, Result, VariantResult, analyse, slope
 from runner.measure.measurement_log import HEAD, ROUNDS, MeasurementLog, identity_of
-from runner.measure.plots import draw
-from runner.measure.publish import RUNS, publish
 from runner.measure.recommend import recommend, write
-from runner.measure.report import markdown, summary
+from runner.measure.report import draw, markdown, summary
 from runner.measure.rounds import Measurement
 from runner.recipe.lock import code_of, write_lock
 from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
@@ -28,6 +26,7 @@ from runner.system.files import write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
 from runner.tracking.store import Store
+from runner.tracking.values import key, params_of, text
 from runner.tracking.workspace import folder_name
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop, stop_on_signals
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
 
 Gate = Callable[["Recipe", "Registry", Sequence[str]], "Verdict"]
 """Says whether a recipe with exactly these stages is harmless."""
-REPORT, RESULT = "README.md", "result.json"
+REPORT, RESULT, RUNS = "README.md", "result.json", "mlflow.json"
+"""What is in the folder beside the log; the last has the ids of MLflow's runs, for publishing again."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def ablate(
     Args:
         experiment: validated.
         registry: where its plugins came from.
-        workspace: where the folder is, unless ``out`` says otherwise, and MLflow's database.
+        workspace: where the folder is, unless ``out`` names one, and MLflow's database.
         out: the folder.
         fresh: begin anew, whatever could be continued.
         command: what was typed, for the report.
@@ -94,13 +94,17 @@ def ablate(
         RunnerError: the recipe cannot run here.
     """
     store = Store.open(workspace)
-    wanted = json.loads(json.dumps(_identity(experiment)))
+    # What is measured, with what, and where: rounds of two ablations belong together only if all of it is the same.
+    code = {case.name: code_of(case.recipe) for case in experiment.cases}
+    machine = {name: value for name, value in hardware().items() if name != "platform"}
+    identity = {"name": experiment.config.name, "digest": experiment.digest, "code": code, "machine": machine,
+                "torch": torch.__version__}  # fmt: skip
     with stop_on_signals() as stop:
-        folder = _folder(experiment, workspace, wanted, out, fresh)
+        folder = _folder(experiment, workspace, json.loads(json.dumps(identity)), out, fresh)
         if (folder / ROUNDS).exists():
             say(f"going on in {folder}")
         try:
-            with closing(MeasurementLog(folder, wanted)) as log:
+            with closing(MeasurementLog(folder, identity)) as log:
                 for case in experiment.cases:  # before anything is measured: what is changed later was not there then
                     locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
                     locks.mkdir(parents=True, exist_ok=True)
@@ -109,26 +113,16 @@ def ablate(
                 _write(experiment, result, folder)
                 run_id = problem = ""
                 try:
-                    run_id = publish(store, experiment, result, summary(result), log)
-                except StorageError as error:  # it costs no measurement
-                    problem = str(error)
+                    run_id = _publish(store, experiment, result, log)
+                except Exception as error:  # a client may raise anything; a store that has gone costs no measurement
+                    problem = f"MLflow does not take the ablation: {error}; the result is in {folder}, and the same "
+                    problem += "command sends it again"
                     say(problem)
                 if not stop and not problem:  # the file that says that it is finished
                     write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1) + "\n")
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}; free some space, or name another --out") from error
     return Ablated(result, run_id, problem, stop)
-
-
-def _identity(experiment: Experiment) -> dict[str, Any]:
-    """What is measured, with what, and where: rounds of two ablations belong together only if all of it is the same."""
-    return {
-        "name": experiment.config.name,
-        "digest": experiment.digest,
-        "code": {case.name: code_of(case.recipe) for case in experiment.cases},
-        "machine": {name: value for name, value in hardware().items() if name != "platform"},
-        "torch": torch.__version__,
-    }
 
 
 def _folder(
@@ -187,19 +181,13 @@ def _measured(
         raise error
     cases = tuple(analyse(each.case, each.variants, each.lines) for each in measured)
     return Result(
-        name=config.name,
-        digest=experiment.digest,
-        command=command,
-        machine=hardware(),
+        name=config.name, digest=experiment.digest, command=command, machine=hardware(),
         load=max(entry["load"] for entry in log.entries if "load" in entry),
         cases=cases,
         recommendations=tuple(recommend(each.case, case) for each, case in zip(measured, cases, strict=True)),
-        slope=slope(cases),
-        seconds=log.seconds,
-        folder=str(log.folder),
-        interrupted=bool(stop),
+        slope=slope(cases), seconds=log.seconds, folder=str(log.folder), interrupted=bool(stop),
         published_by=config.published_by,
-    )
+    )  # fmt: skip
 
 
 def judge(measurement: Measurement, gate: Gate, registry: Registry) -> None:
@@ -221,3 +209,65 @@ def _write(experiment: Experiment, result: Result, folder: Path) -> None:
     if experiment.path.suffix == ".yaml" and experiment.path.parent.resolve() != folder.resolve():
         shutil.copy(experiment.path, folder / "experiment.yaml")
     write_durably(folder / REPORT, markdown(result, draw(result, folder)))
+
+
+def _publish(store: Store, experiment: Experiment, result: Result, log: MeasurementLog) -> str:
+    """Writes to MLflow a run for the whole, and below it one for every variant; returns the first one's id.
+
+    Done again, it changes nothing but what is new.
+    """
+    folder, now = log.folder, time.time_ns() // 1_000_000
+    started = now - int(1000 * result.seconds)  # all variants took turns from the first round to the last
+    experiment_id = store.experiment(experiment.cases[0].recipe.tracking.experiment)
+    known: dict[str, str] = json.loads((folder / RUNS).read_bytes()) if (folder / RUNS).exists() else {}
+
+    def run(*names: str) -> str:
+        name = " ".join(filter(None, names))
+        if name not in known:
+            known[name] = store.create_run(experiment_id, name, started)
+            write_durably(folder / RUNS, json.dumps(known, indent=1) + "\n")
+        return known[name]
+
+    parent = run(folder.name)
+    tags = {"ablation": "parent", "ablation.digest": result.digest, "command": result.command,
+            "mlflow.note.content": summary(result),
+            **{f"hardware.{name}": str(value) for name, value in result.machine.items()}}  # fmt: skip
+    settings = {"experiment": experiment.config.model_dump(mode="json")}
+    metrics = [(name, value, now, step) for step, case in enumerate(result.cases)
+               for name, value in _figures_of_case(case).items()]  # fmt: skip
+    store.send(parent, metrics, params_of(settings), {key(name): text(value) for name, value in tags.items()})
+    for case, given in zip(result.cases, experiment.cases, strict=False):
+        rounds = log.of(case.name).rounds.items()
+        for variant in case.variants:
+            below = run(folder.name, case.name, variant.name)
+            tags = {"mlflow.parentRunId": parent, "case": case.name, "stages": ",".join(variant.stages) or "none",
+                    "effect": str(variant.effect), "verdict": variant.told("outcome") or "not asked"}  # fmt: skip
+            values = given.recipe.values()
+            values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
+            metrics = [(name, float(value), now, 0) for name, value in _figures(variant).items() if value is not None]
+            metrics += [("update_ms", 1e3 * seconds[variant.name], now, number)
+                        for number, seconds in rounds if variant.name in seconds]  # fmt: skip
+            store.send(below, metrics, params_of(values), {name: text(value) for name, value in tags.items()})
+            store.set_status(below, "FINISHED", now)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != RUNS and not path.name.startswith("."):
+            store.client.log_artifact(parent, str(path))
+    store.set_status(parent, "KILLED" if result.interrupted else "FINISHED", now)
+    return parent
+
+
+def _figures_of_case(case: CaseResult) -> dict[str, float]:
+    figures = {"a_a": case.a_a.value, "a_a_low": case.a_a.low, "a_a_high": case.a_a.high,
+               "baseline_ms": case.baseline_ms, "limit_ms": case.limit_ms}  # fmt: skip
+    return figures if case.interaction is None else figures | {"interaction": case.interaction.value}
+
+
+def _figures(variant: VariantResult) -> dict[str, float | None]:
+    names = ("compile_s", "warmup_s", "steady_ms", "peak_memory", "peak_host_memory", "limit_fraction",
+             "break_even_updates")  # fmt: skip
+    figures: dict[str, float | None] = {name: getattr(variant, name) for name in names}
+    figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high}
+    if variant.throughput is not None:
+        figures["per_second"] = variant.throughput.per_second
+        figures |= {f"{name}_share": share for name, share in variant.throughput.shares.items()}
+    return figures

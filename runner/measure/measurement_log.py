@@ -14,6 +14,7 @@ from typing import Any
 from runner.system.errors import UsageError
 from runner.system.files import sync, write_durably
 from runner.system.secrets import redact_values
+from runner.tracking.spool import read, whole_size
 from runner.verify.variants import AGAIN, BASELINE, BOTH
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
@@ -76,15 +77,8 @@ class MeasurementLog:
             ) from None
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
-        written = (folder / ROUNDS).read_bytes()
-        if written and not written.endswith(b"\n"):  # torn by a crash; the next line must not become a part of it
-            self._file.write(b"\n")
-        self.entries: list[Entry] = []
-        for line in written.splitlines():
-            try:
-                self.entries.append(json.loads(line))
-            except ValueError:
-                continue
+        os.truncate(folder / ROUNDS, whole_size(folder / ROUNDS))  # what a crash has torn
+        self.entries: list[Entry] = [record for record, _ in read(folder / ROUNDS) if record]
         spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
         self.earlier_seconds = sum(spent.values())
         self._session = 1 + max(spent, default=0)

@@ -8,9 +8,8 @@ import pytest
 from ablations import OFF, analysed, case, result
 from rich.console import Console
 
-from runner.measure.plots import draw
 from runner.measure.recommend import recommend
-from runner.measure.report import HINT, markdown, show
+from runner.measure.report import HINT, draw, markdown, show
 
 FACTORS = {"stacked_agents": 3.0, "fused_optimizer": 0.5}
 CASES = [case(f"{n} agents", (*OFF, f"data.followers={n - 1}"), {"phase 1": 1.67}) for n in (2, 4)]
