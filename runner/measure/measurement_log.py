@@ -14,7 +14,6 @@ from typing import Any
 from runner.system.errors import UsageError
 from runner.system.files import sync, write_durably
 from runner.system.secrets import redact_values
-from runner.tracking.spool import read, whole_size
 from runner.verify.variants import AGAIN, BASELINE, BOTH
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
@@ -77,8 +76,10 @@ class MeasurementLog:
             ) from None
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
-        os.truncate(folder / ROUNDS, whole_size(folder / ROUNDS))  # what a crash has torn
-        self.entries: list[Entry] = [record for record, _ in read(folder / ROUNDS) if record]
+        *whole, torn = (folder / ROUNDS).read_bytes().split(b"\n")
+        if torn:  # by a crash
+            os.truncate(self._file.fileno(), sum(len(line) + 1 for line in whole))
+        self.entries: list[Entry] = [json.loads(line) for line in whole]
         spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
         self.earlier_seconds = sum(spent.values())
         self._session = 1 + max(spent, default=0)
