@@ -2,7 +2,7 @@
 
 import time
 
-from runner.system.liveness import Owner
+from runner.system.processes import Owner
 from runner.tracking import RunFolder, workspace
 from runner.tracking.spool import Spool
 from runner.tracking.store import shown

@@ -18,13 +18,14 @@ import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.child.outcome import exit_code_of
-from runner.plugin.registry import Registry
-from runner.recipe.loader import from_values
-from runner.recipe.recipe import Recipe
+from runner.system.errors import OUT_OF_MEMORY, RunnerError
 from runner.system.secrets import register
+
+if TYPE_CHECKING:
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
 
 _END_SECONDS = 5.0
 """For a child that waits for a command, to end by itself when there will be none."""
@@ -41,20 +42,24 @@ class Parent:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._order: dict[str, Any] = json.loads(connection.recv_bytes())
+        order = json.loads(connection.recv_bytes())
+        self._recipe: dict[str, Any] = order["recipe"]
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting = False
         self.gone = False
-        register(*self._order["secrets"])
-        self.options: Mapping[str, Any] = self._order["options"]
-        self.folder = Path(self._order["folder"])
-        self.plugin_files = [Path(path) for path in self._order["plugin_files"]]
+        register(*order["secrets"])
+        self.options: Mapping[str, Any] = order["options"]
+        self.folder = Path(order["folder"])
+        self.plugin_files = [Path(path) for path in order["plugin_files"]]
         threading.Thread(target=self._listen, name="runner-parent", daemon=True).start()
 
     def load(self) -> tuple[Recipe, Registry]:
         """The recipe, and where its plugins come from."""
+        from runner.plugin.registry import Registry
+        from runner.recipe.loader import from_values
+
         registry = Registry(self.plugin_files)
-        return from_values(**self._order["recipe"], catalog=registry), registry
+        return from_values(**self._recipe, catalog=registry), registry
 
     def tell(self, **what: Any) -> None:
         """Says something."""
@@ -101,14 +106,24 @@ def attend(module: str, connection: Connection) -> None:
     try:
         importlib.import_module(module).main(parent)
     except BaseException as error:
-        code = exit_code_of(error)
-        if code is None:
+        # Torch has its own class for a GPU, none for the host's memory, and need not be imported to be told.
+        no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if no_memory or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
+            code = OUT_OF_MEMORY
+        elif isinstance(error, RunnerError):
+            code = error.exit_code
+        else:  # a mistake, which needs its traceback
             raise
         sys.stderr.write(f"{error}\n")
         sys.exit(code)
     finally:
         if parent.gone:  # nobody else ends what this process has started
             _end()
+
+
+def attend_executed(module: str, descriptor: int) -> None:
+    """As ``attend``, in a process that begins as new."""
+    attend(module, Connection(descriptor))
 
 
 def attend_forked(module: str, connection: Connection, errors: str) -> None:

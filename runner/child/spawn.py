@@ -1,4 +1,4 @@
-"""A child process as its parent sees it."""
+"""A child process as its parent sees it: what it may use, what it says, and what became of it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,85 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from runner.child.limits import Family, Limits
-from runner.child.outcome import Cause, ChildError, failure, kernel_kills
-from runner.child.protocol import attend_forked
-from runner.recipe.recipe import Recipe
-from runner.system.python import PYTHON, safe_environment
+import psutil
+
+from runner.system.errors import OUT_OF_MEMORY, ExitCode, RunnerError
+from runner.system.processes import PYTHON, safe_environment
 from runner.system.secrets import registered
+
+if TYPE_CHECKING:
+    from runner.recipe.recipe import Recipe
 
 START_SECONDS = 1800.0
 """Longer than any compilation takes; a child that hangs must not hang its parent."""
 ANSWER_SECONDS = 300.0
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
+_COUNT_SECONDS = 2.0
+"""Between two looks for processes that a child has started, which costs more than to look at those known."""
 _LAST_LINES = 8
 
 
-class Child:
+@dataclass(frozen=True)
+class Limits:
+    """What a child may use before it is ended."""
+
+    seconds: float = math.inf
+    """Its whole life."""
+    silence: float = math.inf
+    """Seconds without a word from it."""
+    memory: float = math.inf
+    """Bytes of host memory of all its processes."""
+    grace: float = 0.0
+    """Seconds between SIGTERM and SIGKILL when it is told to stop."""
+
+
+class Cause(StrEnum):
+    """What became of a child."""
+
+    DONE = "done"
+    OUT_OF_MEMORY = "out of memory"
+    DIVERGED = "diverged"
+    INVALID = "invalid"
+    """The recipe cannot run here."""
+    FAILED = "failed"
+    """It ended with an error."""
+    CRASHED = "crashed"
+    """A signal ended it, or it left without a word."""
+    HUNG = "hung"
+    TIMEOUT = "timeout"
+    STOPPED = "stopped"
+    """By its parent; nothing is wrong with it."""
+
+
+_CAUSES: dict[int, Cause] = {
+    OUT_OF_MEMORY: Cause.OUT_OF_MEMORY,
+    ExitCode.DIVERGED: Cause.DIVERGED,
+    ExitCode.USAGE: Cause.INVALID,
+    **dict.fromkeys((ExitCode.FAILED, ExitCode.STORAGE_UNAVAILABLE, ExitCode.NO_CHECKPOINT), Cause.FAILED),
+}
+
+
+class ChildError(RunnerError):
+    """A child process did not do what it was asked; says why, in its own words."""
+
+    def __init__(self, cause: Cause, reason: str, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.cause = cause
+        self.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
+
+
+def _never() -> bool:
+    return False
+
+
+class Child(AbstractContextManager["Child"]):
     """A process that runs ``main(parent)`` of a module, in a process group and with a folder that end with it.
 
     Args:
@@ -44,6 +102,9 @@ class Child:
         threads: that it computes with; as many as it likes unless told.
         forked: whether to copy a process that has imported the module, which takes no time; else it begins as new.
         talks: whether what it writes to stderr goes where this process's goes.
+
+    Attributes:
+        cpu_seconds: of all its processes, as far as seen, which they are where their memory is limited.
     """
 
     def __init__(
@@ -63,32 +124,29 @@ class Child:
         self._folder = tempfile.TemporaryDirectory(prefix="runner-child-", ignore_cleanup_errors=True)
         self._errors = Path(self._folder.name) / "stderr"
         self._errors.touch(mode=0o600)
-        self._kernel_kills = kernel_kills()
+        self._kernel_kills = _kernel_kills()
         self._begun = self._looked = time.monotonic()
         self._told_to_stop: float | None = None
         self._connection, there = multiprocessing.Pipe()
-        start = _forked if forked else _executed
-        self._process = start(module, there, None if talks else self._errors, threads)
+        self._process: subprocess.Popen[bytes] | _Forked
+        if forked:
+            self._process = _Forked(module, there, self._errors)
+        else:
+            self._process = _executed(module, there.fileno(), None if talks else self._errors, threads)
         there.close()
-        self._family = Family(self._process.pid)
+        self.cpu_seconds = 0.0
+        self._counted = -math.inf
+        self._family: list[psutil.Process] = []
+        with suppress(psutil.Error):  # it has ended already
+            self._family = [psutil.Process(self._process.pid)]
         files = [str(path.absolute()) for path in plugin_files]
         order = {"recipe": _given(recipe, stages), "secrets": registered(), "plugin_files": files,
                  "options": options or {}, "folder": self._folder.name}  # fmt: skip
         with suppress(OSError):  # it has ended already, which is noticed when it is listened to
             self.send(order)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def cpu_seconds(self) -> float:
-        """Of all its processes, as far as seen."""
-        return self._family.cpu_seconds
 
     def send(self, what: Any) -> None:
         """Says something to it.
@@ -98,40 +156,29 @@ class Child:
         """
         self._connection.send_bytes(json.dumps(what).encode())
 
-    def ask(
-        self, command: str, timeout: float = ANSWER_SECONDS, stop: Callable[[], bool] = lambda: False
-    ) -> dict[str, Any]:
-        """Gives a command and waits for the answer.
-
-        Args:
-            command: what the child can do.
-            timeout: seconds after which it counts as hung, and is killed.
-            stop: becomes true when nobody waits for the answer any more.
-
-        Raises:
-            ChildError: it has ended, hangs, or was stopped.
-        """
-        with suppress(OSError):
+    def ask(self, command: str, timeout: float = ANSWER_SECONDS) -> dict[str, Any]:
+        """Gives a command and waits for the answer, as ``answer`` does."""
+        with suppress(OSError):  # noticed when it is listened to
             self.send(command)
-        return self.answer(timeout, stop, f"no answer to '{command}'")
+        return self.answer(timeout, hung=f"no answer to '{command}'")
 
     def answer(
-        self, timeout: float = START_SECONDS, stop: Callable[[], bool] = lambda: False, hung: str = "no answer"
+        self, timeout: float = START_SECONDS, stop: Callable[[], bool] = _never, hung: str = "no answer"
     ) -> dict[str, Any]:
-        """Waits for an answer; otherwise as ``ask``."""
+        """As ``receive``, but the child does not end well without an answer."""
         told = self.receive(stop, timeout, hung)
         if told is None:
-            raise failure(0, self._said(), False)
+            raise self._failure(0)
         return told
 
     def receive(
-        self, stop: Callable[[], bool] = lambda: False, silence: float = math.inf, hung: str = "no word"
+        self, stop: Callable[[], bool] = _never, silence: float = math.inf, hung: str = "no word"
     ) -> dict[str, Any] | None:
         """What it says next; None if it has ended and all is well.
 
         Args:
             stop: becomes true when it is to end; it is then told to, and may go on talking for a while.
-            silence: seconds without a word after which it counts as hung.
+            silence: seconds without a word after which it counts as hung, and is killed.
             hung: what is said of it then.
 
         Raises:
@@ -165,7 +212,7 @@ class Child:
         now, limits = time.monotonic(), self._limits
         if now - self._looked > _LOOK_SECONDS and limits.memory < math.inf:
             self._looked = now
-            memory = self._family.memory()
+            memory = self._memory(now)
             if memory > limits.memory:
                 used, allowed = memory / 2**30, limits.memory / 2**30
                 message = f"its processes took {used:.1f} GiB of host memory, of {allowed:.1f}"
@@ -179,7 +226,22 @@ class Child:
         if self._told_to_stop is not None and now - self._told_to_stop >= limits.grace:
             self._kill(Cause.STOPPED, "it was stopped")
 
-    def _kill(self, cause: Cause, reason: str) -> None:
+    def _memory(self, now: float) -> int:
+        """Bytes of host memory that it and all that it has started hold now; notes their seconds, too."""
+        if self._family and now - self._counted > _COUNT_SECONDS:
+            self._counted = now
+            with suppress(psutil.Error):
+                self._family[1:] = self._family[0].children(recursive=True)
+        memory, cpu = 0, 0.0
+        for each in self._family:
+            with suppress(psutil.Error):
+                memory += each.memory_info().rss
+                times = each.cpu_times()
+                cpu += times.user + times.system + times.children_user + times.children_system
+        self.cpu_seconds = max(self.cpu_seconds, cpu)
+        return memory
+
+    def _kill(self, cause: Cause, reason: str) -> NoReturn:
         self._end_group()
         raise ChildError(cause, reason)
 
@@ -193,7 +255,19 @@ class Child:
         if self._told_to_stop is not None:
             raise ChildError(Cause.STOPPED, "it was stopped")
         if code != 0:
-            raise failure(code, self._said(), kernel_kills() > self._kernel_kills)
+            raise self._failure(code)
+
+    def _failure(self, code: int) -> ChildError:
+        """What the exit code means of a child that has not done what it was asked; negative for a signal."""
+        lines = self._errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = "\n".join(lines[-_LAST_LINES:])
+        if code == -signal.SIGKILL and _kernel_kills() > self._kernel_kills:
+            return ChildError(Cause.OUT_OF_MEMORY, "the kernel killed it for want of host memory")
+        if code < 0:
+            ended = f"its process was ended by {signal.Signals(-code).name}"
+            return ChildError(Cause.CRASHED, ended + (f": {said}" if said else ""))
+        reason = said or f"it ended with exit code {code} and without a word"
+        return ChildError(_CAUSES.get(code, Cause.CRASHED), reason, code)
 
     def _end_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -203,66 +277,55 @@ class Child:
                 os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _said(self) -> str:
-        said = self._errors.read_text(encoding="utf-8", errors="replace")
-        return "\n".join(said.strip().splitlines()[-_LAST_LINES:])
-
-
-class _Process(Protocol):
-    """What is asked of a process, however it was started."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
 
 class _Forked:
     """A process of ``multiprocessing`` that can be asked as one of ``subprocess``."""
 
-    def __init__(self, process: Any) -> None:
-        self._process = process
+    def __init__(self, module: str, connection: Any, errors: Path) -> None:
+        from runner.child.protocol import attend_forked
 
-    @property
-    def pid(self) -> int:
-        return int(self._process.pid)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch._dynamo", module])
+        self._process = context.Process(target=attend_forked, args=(module, connection, str(errors)))
+        self._process.start()
+        self.pid: int = self._process.pid or 0
 
     def poll(self) -> int | None:
-        code: int | None = self._process.exitcode
-        return code
+        return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
-        return int(self._process.exitcode)
+        return self._process.exitcode
 
 
-def _executed(module: str, connection: Any, errors: Path | None, threads: int | None) -> _Process:
+def _executed(module: str, descriptor: int, errors: Path | None, threads: int | None) -> subprocess.Popen[bytes]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     environment = safe_environment() | ({} if threads is None else dict.fromkeys(names, str(threads)))
+    code = f"from runner.child.protocol import attend_executed; attend_executed({module!r}, {descriptor})"
     with errors.open("ab") if errors else open(os.dup(2), "wb") as output:
         return subprocess.Popen(
-            [*PYTHON, "-m", "runner.child", module, str(connection.fileno())],
-            pass_fds=[connection.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
-            start_new_session=True,  # Ctrl-C is for the parent
+            [*PYTHON, "-c", code], pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env=environment, start_new_session=True,  # Ctrl-C is for the parent
         )  # fmt: skip
 
 
-def _forked(module: str, connection: Any, errors: Path | None, _threads: int | None) -> _Process:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", module])
-    process = context.Process(target=attend_forked, args=(module, connection, str(errors)))
-    process.start()
-    return _Forked(process)
+def _kernel_kills() -> int:
+    """How often this kernel has killed a process for want of memory."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _given(recipe: Recipe | Mapping[str, Any] | None, stages: Sequence[str] | None) -> dict[str, Any] | None:
     """A recipe with its secrets, for ``from_values``."""
-    if not isinstance(recipe, Recipe):
-        return None if recipe is None else {"values": dict(recipe), "path": "recipe", "origins": {}}
+    if recipe is None:
+        return None
+    if isinstance(recipe, Mapping):
+        return {"values": dict(recipe), "path": "recipe", "origins": {}}
     values = recipe.values(masked=False)
     if stages is not None:
         values["optimization"] = {kind: values["optimization"][kind] for kind in stages}

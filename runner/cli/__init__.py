@@ -1,4 +1,4 @@
-"""The command line: verbs only, one module for each group of them, heavy imports inside the verb."""
+"""The command line: verbs only, heavy imports inside the verb."""
 
 import os
 import sys
@@ -8,14 +8,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import ablate, data, plugins, profile, recipes, run, runs, study, tracking, verify
-from runner.cli.common import report, say
-from runner.cli.streams import clean_streams
+from runner.cli import data, plugins, prove, recipes, run, runs, study
+from runner.cli.common import clean_streams, report, say
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.secrets import redact
-
-GROUPS = (run, runs, verify, ablate, profile, study, recipes, plugins, data, tracking)
-"""The modules that add verbs, in the order in which ``--help`` lists them."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +19,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for verb in (
+    run.run, run.resume, runs.ls, runs.sync, prove.verify, prove.ablate, prove.profile, recipes.validate, recipes.show,
+    recipes.recipes, plugins.plugins, recipes.schema, runs.compare, runs.ui, runs.doctor,
+):  # fmt: skip
+    app.command()(verb)
+app.add_typer(study.app, name="study")
+app.add_typer(data.app, name="data")
 
 
 def _version(asked: bool) -> None:
@@ -54,10 +57,6 @@ def runner(
     Exit codes: 0 done, 1 the run failed, 2 the command line or the recipe is wrong, 3 a gate failed, 4 inconclusive,
     5 storage unavailable, 6 diverged, 7 no usable checkpoint, 75 preempted, 130 interrupted, 143 terminated.
     """
-
-
-for group in GROUPS:
-    group.add_to(app)
 
 
 def main() -> NoReturn:

@@ -1,32 +1,39 @@
-"""What verbs share: their options, and how they talk."""
+"""What verbs share: their options, and how they talk, through which no secret passes."""
 
+import io
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVarTuple
 
-import typer
+from typer import Argument, Option, echo
 
 from runner.system.errors import RunnerError
 from runner.system.secrets import redact, redact_values
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from runner.plugin.registry import Registry
 
+_Shown = TypeVarTuple("_Shown")
 SCHEMA_VERSION = 1
 """Of everything that ``--json`` prints."""
 
-RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe file, the lock of a run, or the name of a recipe that ships.")
+RecipeName = Annotated[
+    str, Argument(metavar="RECIPE", help="A recipe file, the lock of a run, or the name of a recipe that ships.")
 ]
-SetOption = Annotated[
+Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated."),
+    Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated."),
 ]
-PluginOption = Annotated[
+PluginFiles = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE", help="A Python file with plugins of your own; may be repeated."),
+    Option("--plugin", metavar="FILE", help="A Python file with plugins of your own; may be repeated."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 
 
 def open_registry(plugin_files: list[Path] | None) -> "Registry":
@@ -36,10 +43,21 @@ def open_registry(plugin_files: list[Path] | None) -> "Registry":
     return Registry(plugin_files or ())
 
 
+def output(
+    as_json: bool, data: Callable[[], dict[str, Any]], show: "Callable[[*_Shown, Console], None]", *shown: *_Shown
+) -> None:
+    """Prints the result of a verb: its data as JSON, or what a person is shown of it."""
+    if as_json:
+        print_json(data())
+        return
+    from rich.console import Console
+
+    show(*shown, Console())
+
+
 def print_json(data: dict[str, Any]) -> None:
     """Prints one JSON object with its schema version on stdout, secrets masked."""
-    whole = {"schema_version": SCHEMA_VERSION, **redact_values(data)}
-    typer.echo(json.dumps(whole, indent=2, ensure_ascii=False))
+    echo(json.dumps({"schema_version": SCHEMA_VERSION, **redact_values(data)}, indent=2, ensure_ascii=False))
 
 
 def report(error: RunnerError) -> None:
@@ -54,4 +72,37 @@ def report(error: RunnerError) -> None:
 
 def say(text: str) -> None:
     """Talks to the user on stderr."""
-    typer.echo(text, err=True)
+    echo(text, err=True)
+
+
+def be_silent(_text: str) -> None:
+    """What ``--quiet`` puts in place of ``say``."""
+
+
+class CleanStream(io.TextIOWrapper):
+    """A text stream over the bytes of another one, that masks secrets in every text it is given."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        stream.flush()
+        super().__init__(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        self._stream = stream  # its end would close the bytes
+
+    def write(self, text: str) -> int:
+        """Writes the text without its secrets; returns the length of what was given."""
+        super().write(redact(text))
+        return len(text)
+
+
+def clean_streams() -> None:
+    """Replaces stdout and stderr of this process: plugins, libraries and warnings write to them, too."""
+    sys.stdout, sys.stderr = _cleaned(sys.stdout), _cleaned(sys.stderr)
+
+
+def _cleaned(stream: TextIO) -> TextIO:
+    return CleanStream(stream) if isinstance(stream, io.TextIOWrapper) else stream

@@ -4,35 +4,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner.cli.common import JsonOption, PluginOption, open_registry, print_json, say
+from runner.cli.common import AsJson, PluginFiles, open_registry, print_json, say
 from runner.system.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
     from runner.plugin.files import DataFile
     from runner.plugin.registry import Registry
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of a file that 'runner data list' shows.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the verbs."""
-    data = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=_HELP)
-    data.command(name="list")(list_files)
-    data.command()(get)
-    data.command()(where)
-    app.add_typer(data, name="data")
-
-
-_HELP = """List, fetch and find the published files that data sources read.
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""List, fetch and find the published files that data sources read.
 
 They are looked for in a recipe's [bold]data.root[/], then in RUNNER_DATA, then in the user's cache; they are fetched
 into RUNNER_DATA if it is set, or else into the cache.
 
 [bold]runner data get tinyshakespeare.txt[/]
-"""
+""",
+)
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of a file that 'runner data list' shows.")]
 
 
-def list_files(plugin: PluginOption = None, as_json: JsonOption = False) -> None:
+@app.command("list")
+def list_files(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
     """List the files: what each is, which sources read it, and whether it is here."""
     from runner.plugin.files import find
 
@@ -50,12 +44,14 @@ def list_files(plugin: PluginOption = None, as_json: JsonOption = False) -> None
         typer.echo(f"    {each['about']}")
 
 
-def get(name: NameArgument, plugin: PluginOption = None) -> None:
+@app.command()
+def get(name: NameArgument, plugin: PluginFiles = None) -> None:
     """Download a file from its pinned address, and check its SHA-256; prints its path."""
     typer.echo(fetched(_named(name, open_registry(plugin))))
 
 
-def where(name: NameArgument, plugin: PluginOption = None) -> None:
+@app.command()
+def where(name: NameArgument, plugin: PluginFiles = None) -> None:
     """Print the path of a file that is here."""
     from runner.plugin.files import find, folders
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -54,22 +54,27 @@ def examine(workspace: Workspace, broken_plugins: Mapping[str, str]) -> list[Che
         workspace: where runs would be kept.
         broken_plugins: why they cannot be imported, by the name of the plugin.
     """
-    parts: list[Callable[[], Iterator[Check]]] = [
-        _packages,
-        _torch,
-        _compiler,
-        lambda: _plugins(broken_plugins),
-        lambda: _workspace(workspace),
-        lambda: _store(workspace),
-        lambda: _runs(workspace),
-        _memory,
+    remedy = "reinstall or remove its distribution"
+    plugins = [Check(f"plugin {name}", "warn", f"cannot be imported: {reason}", remedy)
+               for name, reason in broken_plugins.items()]  # fmt: skip
+    memory = psutil.virtual_memory()
+    available = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
+    little = memory.available < _MEMORY_GIB * _GIB
+    return [
+        *_packages(),
+        *_torch(),
+        _compiler(),
+        *(plugins or [Check("plugins", "ok", "all can be imported")]),
+        *_workspace(workspace),
+        *_store(workspace),
+        *_runs(workspace),
+        _warn_if(little, "memory", available, "end other programs, or keep less data in memory"),
     ]
-    return [check for part in parts for check in part()]
 
 
-def to_json(checks: list[Check]) -> dict[str, Any]:
-    """Plain data with a ``schema_version``."""
-    return {"schema_version": 1, "ok": not failed(checks), "checks": [asdict(check) for check in checks]}
+def data(checks: list[Check]) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {"ok": not failed(checks), "checks": [asdict(check) for check in checks]}
 
 
 def failed(checks: list[Check]) -> bool:
@@ -107,6 +112,10 @@ def _packages() -> Iterator[Check]:
     yield Check("packages", "ok", ", ".join(found))
 
 
+def _warn_if(bad: bool, name: str, found: str, remedy: str) -> Check:
+    return Check(name, "warn", found, remedy) if bad else Check(name, "ok", found)
+
+
 def _torch() -> Iterator[Check]:
     try:
         import torch
@@ -115,16 +124,11 @@ def _torch() -> Iterator[Check]:
         return
     cores, threads = usable_cores(), torch.get_num_threads()
     yield Check("processor", "ok", f"{cpu_model()}, {cores} cores usable")
-    if threads > cores:
-        yield Check("threads", "warn", f"{threads} threads on {cores} cores", f"set OMP_NUM_THREADS={cores}")
-    else:
-        yield Check("threads", "ok", f"{threads} on {cores} cores")
+    yield _warn_if(threads > cores, "threads", f"{threads} on {cores} cores", f"set OMP_NUM_THREADS={cores}")
     yield from _cuda(torch)
-    bf16 = sorted({"avx512_bf16", "amx_bf16"} & cpu_flags())
-    if bf16:
-        yield Check("bf16 on the processor", "ok", ", ".join(bf16))
-    else:
-        yield Check("bf16 on the processor", "warn", "not in hardware", "leave optimization.amp off on the CPU")
+    bf16 = ", ".join(sorted({"avx512_bf16", "amx_bf16"} & cpu_flags()))
+    remedy = "leave optimization.amp off on the CPU"
+    yield _warn_if(not bf16, "bf16 on the processor", bf16 or "not in hardware", remedy)
 
 
 def _cuda(torch: Any) -> Iterator[Check]:
@@ -146,26 +150,18 @@ def _cuda(torch: Any) -> Iterator[Check]:
         yield Check("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
 
 
-def _compiler() -> Iterator[Check]:
+def _compiler() -> Check:
     """What ``torch.compile`` needs to build kernels for the CPU."""
     command = os.environ.get("CXX") or "g++"
     path = shutil.which(command) or shutil.which("clang++")
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if path is None:
         remedy = "install g++ or name a C++ compiler in CXX, or leave optimization.compile off"
-        yield Check("compiler", "warn", f"no C++ compiler ({command})", remedy)
-    elif not header.exists():
+        return Check("compiler", "warn", f"no C++ compiler ({command})", remedy)
+    if not header.exists():
         remedy = "install Python's development headers, or leave optimization.compile off"
-        yield Check("compiler", "warn", f"{path}, but {header} is missing", remedy)
-    else:
-        yield Check("compiler", "ok", path)
-
-
-def _plugins(broken: Mapping[str, str]) -> Iterator[Check]:
-    for name, reason in broken.items():
-        yield Check(f"plugin {name}", "warn", f"cannot be imported: {reason}", "reinstall or remove its distribution")
-    if not broken:
-        yield Check("plugins", "ok", "all can be imported")
+        return Check("compiler", "warn", f"{path}, but {header} is missing", remedy)
+    return Check("compiler", "ok", path)
 
 
 def _workspace(workspace: Workspace) -> Iterator[Check]:
@@ -176,10 +172,7 @@ def _workspace(workspace: Workspace) -> Iterator[Check]:
         return
     yield Check("workspace", "ok", str(root) if nearest == root else f"{root}, made by the first run")
     free = psutil.disk_usage(str(nearest)).free / _GIB
-    if free < _DISK_GIB:
-        yield Check("disk", "warn", f"{free:.1f} GiB free", f"free some, or name another disk in {VARIABLE}")
-    else:
-        yield Check("disk", "ok", f"{free:.0f} GiB free")
+    yield _warn_if(free < _DISK_GIB, "disk", f"{free:.1f} GiB free", f"free some, or name another disk in {VARIABLE}")
 
 
 def _store(workspace: Workspace) -> Iterator[Check]:
@@ -219,12 +212,3 @@ def _runs(workspace: Workspace) -> Iterator[Check]:
 
 def _names(runs: Sequence[str]) -> str:
     return ", ".join(runs[:_SHOWN_RUNS]) + (", ..." if len(runs) > _SHOWN_RUNS else "")
-
-
-def _memory() -> Iterator[Check]:
-    memory = psutil.virtual_memory()
-    found = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
-    if memory.available < _MEMORY_GIB * _GIB:
-        yield Check("memory", "warn", found, "end other programs, or keep less data in memory")
-    else:
-        yield Check("memory", "ok", found)

@@ -1,13 +1,19 @@
-"""How a training goes, while it goes: a bar on a terminal, plain lines elsewhere."""
+"""What is shown of a training: how it goes, a bar on a terminal and plain lines elsewhere, and what it has come to."""
 
 import time
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
+
+from runner.system.secrets import redact
+
+if TYPE_CHECKING:
+    from runner.train.run import RunResult
 
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.2
@@ -24,7 +30,7 @@ class _Bar(Progress):
         yield Text(self.details, no_wrap=True, overflow="ellipsis")
 
 
-class ProgressDisplay:
+class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
     """Shows steps per second, the headline metrics and the time left on stderr."""
 
     def __init__(self, console: Console, name: str, goal: int, unit: str, headline: Sequence[str]) -> None:
@@ -32,23 +38,17 @@ class ProgressDisplay:
         self.started = self.shown = 0.0
         self.bar: _Bar | None = None
         if console.is_terminal:
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            )
+            name_column = TextColumn("{task.description}", markup=False)
+            columns = (name_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self.bar = _Bar(*columns, console=console, transient=True)
             self.task = self.bar.add_task(name, total=goal)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ProgressDisplay":
         if self.bar:
             self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar:
             self.bar.stop()
 
@@ -62,7 +62,11 @@ class ProgressDisplay:
             return
         self.shown = now
         speed = (step - self.first) / (now - self.started)
-        details = ", ".join([f"{speed:,.0f} {self.unit}/s", *self._newest(metrics)])
+        details = f"{speed:,.0f} {self.unit}/s"
+        for name in self.headline:
+            value = metrics.get(f"train/{name}", metrics.get(f"eval/{name}"))
+            if value is not None:
+                details += f", {name} {value:.3g}"
         if self.bar:
             self.bar.details = details
             self.bar.update(self.task, completed=min(step, self.goal))
@@ -73,10 +77,49 @@ class ProgressDisplay:
             soft_wrap=True, highlight=False, markup=False,
         )  # fmt: skip
 
-    def _newest(self, metrics: dict[str, float]) -> list[str]:
-        shown = []
-        for name in self.headline:
-            value = metrics.get(f"train/{name}", metrics.get(f"eval/{name}"))
-            if value is not None:
-                shown.append(f"{name} {value:.3g}")
-        return shown
+
+def show(result: "RunResult", headline: Sequence[str], console: Console) -> None:
+    """Prints what was learnt, how fast, with which stages, and where to find it."""
+    table = Table(title=Text(f"{result.run_name}: {result.status}"), title_justify="left", show_header=False, box=None)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    following = [result.resume, "runner ls"]
+    if result.status == "FINISHED":
+        following = [f"runner compare {result.run_name.rpartition('-')[2]} OTHER_RUN", "runner ui"]
+    for label, lines in (
+        ("learnt", _learnt(result.metrics, headline)),
+        ("speed", _speed(result)),
+        ("stages", _stages(result)),
+        ("run", [f"MLflow id {result.run_id}", result.run_dir]),
+        ("next", following),
+    ):
+        for position, line in enumerate(lines):
+            table.add_row("" if position else label, Text(redact(line)))
+    console.print(table)
+
+
+def _learnt(metrics: dict[str, float], headline: Sequence[str]) -> list[str]:
+    evaluated = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
+    ordered = [name for name in headline if name in evaluated] + sorted(set(evaluated) - set(headline))
+    return [f"{name} {evaluated[name]:.4g}" for name in ordered] or ["nothing was evaluated"]
+
+
+def _speed(result: "RunResult") -> list[str]:
+    metrics = result.metrics
+    resumed = "" if result.resumed_at is None else f" since it was resumed at {result.resumed_at:,}"
+    lines = [f"{result.seconds:.0f} s in all{resumed}"]
+    if "perf/update_ms" in metrics:
+        first = metrics.get("perf/first_update_seconds", 0.0)
+        lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {first:.1f} s")
+    shares = {name: value for name, value in metrics.items() if name.startswith("perf/") and name.endswith("_share")}
+    if shares:
+        lines.append(", ".join(f"{name[5:-6]} {value:.0%}" for name, value in sorted(shares.items())))
+    return lines
+
+
+def _stages(result: "RunResult") -> list[str]:
+    lines = []
+    for report in result.stages:
+        state = "active" if report.active else f"inactive: {report.reason}"
+        lines.append("; ".join([f"{report.kind} {state}", *report.notes]))
+    return lines or ["none: this is the baseline"]

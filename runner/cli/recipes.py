@@ -1,41 +1,25 @@
-"""Verbs that read recipes: ``validate``, ``show`` and ``recipes``."""
+"""Verbs that read recipes: ``validate``, ``show``, ``recipes`` and ``schema``."""
 
+import json
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option, echo
 
-from runner.cli.common import (
-    JsonOption,
-    PluginOption,
-    RecipeArgument,
-    SetOption,
-    open_registry,
-    print_json,
-    report,
-    say,
-)
+from runner.cli.common import AsJson, PluginFiles, RecipeName, Sets, open_registry, print_json, report, say
 from runner.system.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from runner.recipe.document import Problem
-    from runner.recipe.recipe import Recipe
-
-Recipes = Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")]
-OriginOption = Annotated[bool, typer.Option("--origin", help="Say after every value where it was written.")]
-CopyOption = Annotated[
-    str | None, typer.Option("--copy", metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")
-]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the verbs."""
-    app.command()(validate)
-    app.command()(show)
-    app.command()(recipes)
-
-
-def validate(recipe: Recipes, sets: SetOption = None, plugin: PluginOption = None, as_json: JsonOption = False) -> None:
+def validate(
+    recipe: Annotated[list[str], Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")],
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    as_json: AsJson = False,
+) -> None:
     """Check recipes and say everything that is wrong with them.
 
     Every problem is shown with its file, line and column; the exit code is 2 if there is any.
@@ -57,20 +41,21 @@ def validate(recipe: Recipes, sets: SetOption = None, plugin: PluginOption = Non
         else:
             results.append({"recipe": reference, "valid": True, "problems": [], "digest": loaded.digest})
             if not as_json:
-                typer.echo(f"{reference}: valid ({_summary(loaded)})")
+                stages = ", ".join(loaded.stages) or "no stage"
+                echo(f"{reference}: valid ({loaded.model.kind} on {loaded.data.kind} with {stages})")
     valid = all(result["valid"] for result in results)
     if as_json:
         print_json({"valid": valid, "recipes": results})
     if not valid:
-        raise typer.Exit(ExitCode.USAGE)
+        raise Exit(ExitCode.USAGE)
 
 
 def show(
-    recipe: RecipeArgument,
-    sets: SetOption = None,
-    plugin: PluginOption = None,
-    origin: OriginOption = False,
-    as_json: JsonOption = False,
+    recipe: RecipeName,
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    origin: Annotated[bool, Option("--origin", help="Say after every value where it was written.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a recipe with nothing left to extends, --set and defaults.
 
@@ -84,10 +69,15 @@ def show(
         origins = {path: str(place) for path, place in loaded.origins.items()}
         print_json({"recipe": loaded.values(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))
     else:
-        typer.echo("\n".join(render(loaded.values(), loaded.origins if origin else None)))
+        echo("\n".join(render(loaded.values(), loaded.origins if origin else None)))
 
 
-def recipes(copy: CopyOption = None, as_json: JsonOption = False) -> None:
+def recipes(
+    copy: Annotated[
+        str | None, Option("--copy", metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """List the recipes that ship, or copy one to start your own.
 
     [bold]runner recipes --copy marl_phase2[/]
@@ -104,7 +94,17 @@ def recipes(copy: CopyOption = None, as_json: JsonOption = False) -> None:
         return
     width = max(map(len, found), default=0)
     for each in listing:
-        typer.echo(f"{each['name']:{width}}  {each['summary']}".rstrip())
+        echo(f"{each['name']:{width}}  {each['summary']}".rstrip())
+
+
+def schema(plugin: PluginFiles = None) -> None:
+    """Print the JSON Schema of recipes, from the plugins that are registered.
+
+    [bold]runner schema > recipe.schema.json[/]
+    """
+    from runner.recipe.schema import schema as recipe_schema
+
+    echo(json.dumps(recipe_schema(open_registry(plugin)), indent=2, ensure_ascii=False))
 
 
 def _copy(name: str, found: dict[str, Path]) -> None:
@@ -119,31 +119,17 @@ def _copy(name: str, found: dict[str, Path]) -> None:
             file.write(found[bare].read_text(encoding="utf-8"))
     except FileExistsError:
         raise UsageError(f"{target} exists already, and is not overwritten") from None
-    typer.echo(target)
+    echo(target)
     say("for completion in your editor: runner schema > recipe.schema.json")
 
 
 def _first_comment(path: Path) -> str:
     """The first line of the comment at the top of a recipe, past the line for editors."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        if "yaml-language-server" not in line:
-            return line.removeprefix("#").strip()
-    return ""
-
-
-def _summary(recipe: "Recipe") -> str:
-    stages = ", ".join(recipe.stages) or "no stage"
-    return f"{recipe.model.kind} on {recipe.data.kind} with {stages}"
+    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return next((line.removeprefix("#").strip() for line in comment if "yaml-language-server" not in line), "")
 
 
 def _problem(problem: "Problem") -> dict[str, Any]:
     place = problem.place
-    return {
-        "source": str(place.source),
-        "line": place.line,
-        "column": place.column,
-        "path": problem.path,
-        "message": problem.message,
-    }
+    facts = {"source": str(place.source), "line": place.line, "column": place.column}
+    return {**facts, "path": problem.path, "message": problem.message}

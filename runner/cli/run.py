@@ -1,10 +1,11 @@
 """The verbs that train: ``run`` and ``resume``."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-import typer
+from typer import Argument, Exit, Option
 
-from runner.cli.common import JsonOption, PluginOption, RecipeArgument, SetOption, open_registry, print_json, say
+from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, open_registry, output, say
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -13,37 +14,25 @@ if TYPE_CHECKING:
     from runner.cli.progress import ProgressDisplay
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
-    from runner.tracking import RunFolder, Workspace
+    from runner.tracking import RunFolder
     from runner.train.run import RunResult
 
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")
-]
 DriftOption = Annotated[
-    bool, typer.Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")
+    bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")
 ]
-DownloadOption = Annotated[bool, typer.Option("--download", help="Fetch the published files that its data need.")]
-RunArgument = Annotated[
-    str, typer.Argument(metavar="[RUN]", help="A name, its digits, MLflow's id, the beginning of one, or 'latest'.")
-]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the verbs."""
-    app.command()(run)
-    app.command()(resume)
 
 
 def run(
-    recipe: RecipeArgument,
-    sets: SetOption = None,
-    plugin: PluginOption = None,
-    resume: ResumeOption = False,
+    recipe: RecipeName,
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")
+    ] = False,
     allow_drift: DriftOption = False,
-    download: DownloadOption = False,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    download: Annotated[bool, Option("--download", help="Fetch the published files that its data need.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a recipe and log it to MLflow.
 
@@ -80,18 +69,18 @@ def run(
     from runner.tracking import workspace
     from runner.train.run import run as train
 
-    with _display(loaded, quiet) as display:
-        result = train(loaded, registry, workspace(), display)
-    _finish(result, loaded, as_json)
+    _train(loaded, quiet, as_json, lambda display: train(loaded, registry, workspace(), display))
 
 
 def resume(
-    run: RunArgument = "latest",
+    run: Annotated[
+        str, Argument(metavar="[RUN]", help="A name, its digits, MLflow's id, the beginning of one, or 'latest'.")
+    ] = "latest",
     allow_drift: DriftOption = False,
-    sets: SetOption = None,
-    plugin: PluginOption = None,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
 
@@ -104,77 +93,19 @@ def resume(
     """
     from runner.tracking import workspace
     from runner.tracking.recovery import reap
-    from runner.tracking.workspace import find
+    from runner.tracking.workspace import find, folders
 
     here = workspace()
     reap(here)
-    folder = _newest_resumable(here) if run == "latest" else find(here.runs, run)
-    _resume(folder, open_registry(plugin), sets, allow_drift, quiet, as_json)
-
-
-def _resume(
-    folder: "RunFolder", registry: "Registry", sets: list[str] | None, allow_drift: bool, quiet: bool, as_json: bool
-) -> None:
-    from runner.recipe.loader import load
-    from runner.recipe.lock import LOCK_NAME, drift
-
-    lock = folder.path / LOCK_NAME
-    if reason := folder.resumable:
-        error = UsageError if lock.exists() else CheckpointError
-        raise error(f"run {folder.name} cannot be resumed: {reason}")
-    _refuse_without_plugins(lock, registry, f"runner resume {folder.name}")
-    recipe = load(lock, sets or (), registry)
-    changes = drift(lock, recipe, registry)
-    for change in changes:
-        say(f"drift: {change}")
-    drifted = [str(change) for change in changes if change.matters]
-    if drifted and not allow_drift:
-        raise UsageError(
-            f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
-            "accept them with --allow-drift"
-        )
-
-    from runner.tracking import workspace
-    from runner.train.run import resume as train_on
-
-    say(f"resuming {folder.name}")
-    with _display(recipe, quiet) as display:
-        result = train_on(recipe, registry, workspace(), folder, display, drifted)
-    _finish(result, recipe, as_json)
-
-
-def _refuse_without_plugins(lock: "Path", registry: "Registry", command: str) -> None:
-    """Says which plugin files a lock needs that are not on the command line, and the command that has them."""
-    from runner.recipe.lock import missing_plugins, read_lock
-
-    missing = missing_plugins(read_lock(lock), registry.files)
-    if missing:
-        names = ", ".join(path.name for path in missing)
-        whole = registry.command(command, missing)
-        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
-
-
-def _display(recipe: "Recipe", quiet: bool) -> "ProgressDisplay":
-    """Shows how a training goes."""
-    from rich.console import Console
-
-    from runner.cli.progress import ProgressDisplay
-
-    unit, length = recipe.length
-    return ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline)
-
-
-def _finish(result: "RunResult", recipe: "Recipe", as_json: bool) -> None:
-    """Shows what came of a training, and exits."""
-    from rich.console import Console
-
-    from runner.cli.closing import show
-
-    if as_json:
-        print_json(result.data())
+    if run == "latest":
+        found = folders(here.runs)
+        folder = next((each for each in found if not each.resumable), None)
+        if folder is None:
+            why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
+            raise UsageError(f"no run in {here.runs} can be resumed{':' + why if why else ''}")
     else:
-        show(result, Console(), recipe.headline)
-    raise typer.Exit(result.exit_code)
+        folder = find(here.runs, run)
+    _resume(folder, open_registry(plugin), sets or (), allow_drift, quiet, as_json)
 
 
 def _unfinished(digest: str) -> "RunFolder | None":
@@ -192,12 +123,54 @@ def _unfinished(digest: str) -> "RunFolder | None":
     return None
 
 
-def _newest_resumable(workspace: "Workspace") -> "RunFolder":
-    from runner.tracking.workspace import folders
+def _resume(
+    folder: "RunFolder", registry: "Registry", sets: Sequence[str], allow_drift: bool, quiet: bool, as_json: bool
+) -> NoReturn:
+    from runner.recipe.loader import load
+    from runner.recipe.lock import LOCK_NAME, drift
 
-    found = folders(workspace.runs)
-    fitting = next((folder for folder in found if not folder.resumable), None)
-    if fitting is None:
-        why = "".join(f"\n    {folder.name}: {folder.resumable}" for folder in found[:8])
-        raise UsageError(f"no run in {workspace.runs} can be resumed{':' + why if why else ''}")
-    return fitting
+    lock = folder.path / LOCK_NAME
+    if reason := folder.resumable:
+        error = UsageError if lock.exists() else CheckpointError
+        raise error(f"run {folder.name} cannot be resumed: {reason}")
+    _refuse_without_plugins(lock, registry, f"runner resume {folder.name}")
+    recipe = load(lock, sets, registry)
+    changes = drift(lock, recipe, registry)
+    for change in changes:
+        say(f"drift: {change}")
+    drifted = [str(change) for change in changes if change.matters]
+    if drifted and not allow_drift:
+        raise UsageError(
+            f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
+            "accept them with --allow-drift"
+        )
+
+    from runner.tracking import workspace
+    from runner.train.run import resume as train_on
+
+    say(f"resuming {folder.name}")
+    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, workspace(), folder, display, drifted))
+
+
+def _refuse_without_plugins(lock: "Path", registry: "Registry", command: str) -> None:
+    """Says which plugin files a lock needs that are not on the command line, and the command that has them."""
+    from runner.recipe.lock import missing_plugins, read_lock
+
+    missing = missing_plugins(read_lock(lock), registry.files)
+    if missing:
+        names = ", ".join(path.name for path in missing)
+        whole = registry.command(command, missing)
+        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
+
+
+def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]") -> NoReturn:
+    """Trains, shows how it goes and what came of it, and exits."""
+    from rich.console import Console
+
+    from runner.cli.progress import ProgressDisplay, show
+
+    unit, length = recipe.length
+    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline) as display:
+        result = train(display)
+    output(as_json, result.data, show, result, recipe.headline)
+    raise Exit(result.exit_code)

@@ -1,51 +1,44 @@
 """The verbs that search: ``study plan``, ``run``, ``worker``, ``show`` and ``best``."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from typer import Argument, Option
 
-from runner.cli.common import JsonOption, PluginOption, SetOption, open_registry, print_json, say
+from runner.cli.common import AsJson, PluginFiles, Quiet, Sets, be_silent, open_registry, output, say
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.study.summary import Summary
     from runner.tracking import Workspace
     from runner.train.signals import Stop
 
-FileArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A file of kind study.")]
-StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Forget what the study has tried, and begin anew.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-ForecastOption = Annotated[
-    bool, typer.Option("--forecast/--no-forecast", help="Train the recipe for half a minute, to say how long it takes.")
-]
-TrialOption = Annotated[
-    int | None, typer.Option("--trial", min=0, metavar="NUMBER", help="This trial, instead of the best one.")
-]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the verbs."""
-    study = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=_HELP)
-    for verb in (plan, run, worker, show, best):
-        study.command()(verb)
-    app.add_typer(study, name="study")
-
-
-_HELP = """Search stages and hyperparameters of a recipe together, with Optuna.
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""Search stages and hyperparameters of a recipe together, with Optuna.
 
 [bold]runner study plan experiments/marl_search.yaml[/]   what will be tried, and what it will cost
 
 [bold]runner study run experiments/marl_search.yaml[/]    try it; the same command goes on after any interruption
-"""
+""",
+)
+FileArgument = Annotated[str, Argument(metavar="STUDY", help="A file of kind study.")]
+StudyArgument = Annotated[str, Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
 
 
+@app.command()
 def plan(
     study: FileArgument,
-    sets: SetOption = None,
-    plugin: PluginOption = None,
-    forecast: ForecastOption = True,
-    as_json: JsonOption = False,
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    forecast: Annotated[
+        bool, Option("--forecast/--no-forecast", help="Train the recipe for half a minute, to say how long it takes.")
+    ] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a study will try, what it will cost, and what stands in its way."""
     from runner.study.definition import load_study
@@ -53,25 +46,21 @@ def plan(
     registry = open_registry(plugin)
     definition = load_study(study, sets or (), registry)
 
-    from rich.console import Console
-
     from runner.study.plan import plan as look_ahead
     from runner.study.report import show_plan
 
     planned = look_ahead(definition, registry.files, forecast)
-    if as_json:
-        print_json(planned.data())
-    else:
-        show_plan(planned, Console())
+    output(as_json, planned.data, show_plan, planned)
 
 
+@app.command()
 def run(
     study: FileArgument,
-    sets: SetOption = None,
-    plugin: PluginOption = None,
-    fresh: FreshOption = False,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    fresh: Annotated[bool, Option("--fresh", help="Forget what the study has tried, and begin anew.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search; given again after an interruption, the same command goes on.
 
@@ -93,7 +82,7 @@ def run(
     here = workspace()
     if fresh:
         forget(definition, here)
-    told = _silent if quiet else say
+    told = be_silent if quiet else say
 
     def search(stop: "Stop") -> str:
         if definition.config.budget.parallel == 1:
@@ -103,12 +92,13 @@ def run(
     _search(search, definition.config.name, here, as_json)
 
 
+@app.command()
 def worker(
     study: StudyArgument,
-    sets: SetOption = None,
-    plugin: PluginOption = None,
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Join a study as one more worker, on this machine or on another with the same OPTUNA_STORAGE.
 
@@ -123,26 +113,33 @@ def worker(
     here, registry = workspace(), open_registry(plugin)
     file, begun_with = file_of(study, here)
     definition = load_study(file, [*begun_with, *(sets or ())], registry)
-    told = _silent if quiet else say
 
     def search(stop: "Stop") -> str:
-        return work(definition, here, registry.files, stop, told)
+        return work(definition, here, registry.files, stop, be_silent if quiet else say)
 
     _search(search, definition.config.name, here, as_json)
 
 
-def show(study: StudyArgument, as_json: JsonOption = False) -> None:
+@app.command()
+def show(study: StudyArgument, as_json: AsJson = False) -> None:
     """Show the best trials, what decided, what every stage was worth, failures by cause, and the budget."""
     from runner.study.search import find, write_report
     from runner.tracking import workspace
 
     here = workspace()
     found, summary = find(study, here)
-    write_report(found, summary, here.root / "studies" / found.study_name)
-    _show(study, here, as_json)
+    folder = here.root / "studies" / found.study_name
+    write_report(found, summary, folder)
+    _show(summary, folder, as_json)
 
 
-def best(study: StudyArgument, trial: TrialOption = None) -> None:
+@app.command()
+def best(
+    study: StudyArgument,
+    trial: Annotated[
+        int | None, Option("--trial", min=0, metavar="NUMBER", help="This trial, instead of the best one.")
+    ] = None,
+) -> None:
     """Print the recipe of the best trial, as YAML that runner run accepts.
 
     With several objectives it is the one of the Pareto front that is best in the first.
@@ -159,8 +156,9 @@ def best(study: StudyArgument, trial: TrialOption = None) -> None:
     typer.echo(recipe_text(found, summary, number), nl=False)
 
 
-def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_json: bool) -> None:
+def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_json: bool) -> NoReturn:
     """Searches, shows what came of it, and exits."""
+    from runner.study.search import find
     from runner.train.signals import stop_on_signals
 
     with stop_on_signals() as stop:
@@ -169,29 +167,18 @@ def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_js
         say("not all trials are finished; the same command goes on")
     elif ended:
         say(f"not all trials are finished: {ended}; a larger budget goes on")
-    if not _show(name, here, as_json) and not stop:
+    found, summary = find(name, here)
+    _show(summary, here.root / "studies" / found.study_name, as_json)
+    if not summary.best and not stop:
         raise RunnerError("no trial counts: what became of them is above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)
 
 
-def _show(name: str, here: "Workspace", as_json: bool) -> bool:
-    """Shows a study; whether any trial of it counts."""
-    from rich.console import Console
-
+def _show(summary: "Summary", folder: "Path", as_json: bool) -> None:
     from runner.study.report import show as show_summary
-    from runner.study.search import REPORT, find
+    from runner.study.search import REPORT
 
-    study, summary = find(name, here)
-    if as_json:
-        print_json(summary.data())
-        return bool(summary.best)
-    folder = here.root / "studies" / study.study_name
     where = [f"report: {folder / REPORT}"]
     if summary.best:
-        where.append(f"the recipe to use: runner study best {study.study_name} > best.yaml")
-    show_summary(summary, Console(), where)
-    return bool(summary.best)
-
-
-def _silent(_text: str) -> None:
-    """Shows nothing."""
+        where.append(f"the recipe to use: runner study best {folder.name} > best.yaml")
+    output(as_json, summary.data, lambda console: show_summary(summary, console, where))

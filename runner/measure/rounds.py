@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.child.outcome import ChildError
-from runner.child.spawn import START_SECONDS, Child
+from runner.child.spawn import START_SECONDS, Child, ChildError
 from runner.compare.noninferiority import FEWEST_ROUNDS, of_ratios
 from runner.system.errors import RunnerError
 from runner.train.assemble import resolve_device

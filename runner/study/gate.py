@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.child.limits import Limits
 from runner.child.protocol import Parent
-from runner.child.spawn import START_SECONDS, Child
+from runner.child.spawn import START_SECONDS, Child, Limits
 from runner.compare.verdict import Outcome
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError

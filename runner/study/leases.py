@@ -13,7 +13,7 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy import insert as sql_insert
 from sqlalchemy import update as sql_update
 
-from runner.system.liveness import Owner
+from runner.system.processes import Owner
 
 BEAT_SECONDS = 5.0
 DEAD_SECONDS = 60.0

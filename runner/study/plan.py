@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from runner.child.outcome import Cause
+from runner.child.spawn import Cause
 from runner.plugin.contract import Contract, Statistical
 from runner.study.config import VERIFY
 from runner.study.definition import Definition

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from runner.child.limits import Limits
-from runner.child.outcome import Cause, ChildError
-from runner.child.spawn import Child
+from runner.child.spawn import Cause, Child, ChildError, Limits
 from runner.recipe.recipe import Recipe
 from runner.study.config import StudyConfig
 from runner.study.training import SPOOL

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from optuna.study import Study
 
-from runner.child.limits import Limits
-from runner.child.outcome import ChildError
 from runner.child.protocol import Parent
-from runner.child.spawn import Child
+from runner.child.spawn import Child, ChildError, Limits
 from runner.plugin.registry import Registry
 from runner.recipe.document import dump_inline, read
 from runner.recipe.loader import shipped

@@ -13,7 +13,7 @@ from typing import Any
 
 from optuna.trial import Trial, TrialState
 
-from runner.child.outcome import Cause
+from runner.child.spawn import Cause
 from runner.compare.verdict import Outcome
 from runner.recipe.document import RecipeError
 from runner.recipe.recipe import Recipe

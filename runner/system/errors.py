@@ -19,6 +19,10 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+OUT_OF_MEMORY = 77
+"""Exit code of a child process in which an allocation failed; no verb ends with it."""
+
+
 class RunnerError(Exception):
     """A failure with a message for the user; shown without a traceback."""
 

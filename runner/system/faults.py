@@ -7,8 +7,6 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.system.errors import UsageError
-
 VARIABLE = "RUNNER_FAULTS"
 POINTS = (
     "start.folder",  # the run's folder exists, MLflow knows nothing of it
@@ -60,6 +58,8 @@ def parse(text: str) -> dict[str, _Fault]:
     for spec in filter(None, text.split(",")):
         match = _SPEC.fullmatch(spec.strip())
         if match is None:
+            from runner.system.errors import UsageError
+
             raise UsageError(
                 f"{VARIABLE}: '{spec}' is not POINT=ACTION[@VISIT[+]]; points: {', '.join(POINTS)}; "
                 f"actions: {', '.join(ACTIONS)}"
@@ -80,21 +80,15 @@ def reach(point: str, path: Path | None = None, last: int | None = None) -> None
         path: the file that has just been written, for ``torn``.
         last: how many of its bytes were written last, if not all.
     """
-    if _armed:
-        _act(point, path, last)
-
-
-def _act(point: str, path: Path | None, last: int | None) -> None:
     fault = _armed.get(point)
     if fault is None:
         return
     fault.visits += 1
     if fault.visits != fault.at and not (fault.onwards and fault.visits > fault.at):
         return
-    if fault.action == "raise":
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-    if fault.action == "enospc":
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if fault.action in ("raise", "enospc"):
+        code = errno.EIO if fault.action == "raise" else errno.ENOSPC
+        raise OSError(code, os.strerror(code))
     if fault.action == "torn" and path is not None:
         size = path.stat().st_size
         os.truncate(path, size - (size if last is None else last) // 2)

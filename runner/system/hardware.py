@@ -22,20 +22,6 @@ _MEMORY_FILES = {
 """By type of file system: the files with limit and use, and in ``memory.stat`` what the kernel gives back at need."""
 
 
-def host_name() -> str:
-    """The name of this machine."""
-    return platform.node()
-
-
-@cache
-def boot_id() -> str:
-    """What differs from one start of this machine to the next."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # not Linux
-        return str(int(psutil.boot_time()))
-
-
 def hardware() -> dict[str, str | int]:
     """Facts about this machine that can change a measurement.
 

@@ -19,7 +19,7 @@ import psutil
 
 from runner.system.errors import StorageError
 from runner.system.faults import reach
-from runner.system.liveness import Owner
+from runner.system.processes import Owner
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, lines
 from runner.tracking.store import Store, shown

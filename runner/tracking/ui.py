@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner.system.errors import ExitCode, RunnerError
-from runner.system.python import PYTHON, safe_environment
+from runner.system.processes import PYTHON, safe_environment
 from runner.tracking.links import HOST, PORT, experiments_page
 from runner.tracking.store import QUIET, connect, is_http, shown
 from runner.tracking.workspace import Workspace

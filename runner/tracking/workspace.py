@@ -20,8 +20,7 @@ from pydantic import BaseModel, ValidationError
 from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
-from runner.system.hardware import boot_id
-from runner.system.liveness import Owner
+from runner.system.processes import Owner, boot_id
 
 VARIABLE = "RUNNER_WORKSPACE"
 RECORD = "run.json"

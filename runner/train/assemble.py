@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runner.child.outcome import Cause, ChildError
-from runner.child.spawn import Child
+from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.context import Context, Slots
 from runner.plugin.progress import Progress
 from runner.plugin.stage import Probe, Setting

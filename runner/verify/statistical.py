@@ -13,8 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from runner.child.outcome import Cause, ChildError
-from runner.child.spawn import Child
+from runner.child.spawn import Cause, Child, ChildError
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.verdict import Outcome, Verdict
 from runner.system import generators

@@ -12,9 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.child.limits import Limits
-from runner.child.outcome import Cause, ChildError
-from runner.child.spawn import Child
+from runner.child.spawn import Cause, Child, ChildError, Limits
 
 TALKER = """
     import os, signal, subprocess, sys, time
@@ -124,8 +122,9 @@ def test_a_child_that_keeps_to_no_limit_is_ended(limits, command, cause, reason)
 def test_nobody_is_left_of_a_child_that_was_stopped():
     with Child("talker") as child:
         pids = child.ask("family")["pids"]
+        child.send("sleep")
         with pytest.raises(ChildError) as caught:
-            child.ask("sleep", stop=lambda: True)
+            child.receive(lambda: True)
         assert caught.value.cause is Cause.STOPPED
         assert all(map(gone, pids))
 

@@ -8,7 +8,7 @@ import typer
 from ablations import analysed, case, result
 from typer.testing import CliRunner
 
-from runner.cli import ablate as verb
+from runner.cli.prove import ablate
 from runner.measure.ablate import Ablated
 from runner.measure.recommend import recommend
 from runner.recipe.document import RecipeError
@@ -21,7 +21,7 @@ FAST = {"stacked_agents": 3.0}
 @pytest.fixture
 def invoke(monkeypatch):
     app = typer.Typer()
-    verb.add_to(app)
+    app.command()(ablate)
     app.callback()(lambda: None)  # or the only verb would have no name
     asked = []
 

@@ -5,8 +5,7 @@ import traceback
 
 import pytest
 
-from runner.cli.common import print_json, report, say
-from runner.cli.streams import clean_streams
+from runner.cli.common import clean_streams, print_json, report, say
 from runner.system import secrets
 from runner.system.errors import RunnerError
 from runner.system.secrets import MASK, register

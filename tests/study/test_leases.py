@@ -12,7 +12,7 @@ import pytest
 
 from runner.study import leases as module
 from runner.study.leases import Leases
-from runner.system.liveness import Owner
+from runner.system.processes import Owner
 
 HOLD = """
 import sys

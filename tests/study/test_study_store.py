@@ -18,7 +18,7 @@ from runner.study.sampler import PerTrialSampler
 from runner.study.search import fresh
 from runner.study.store import DEFINITION, TOP_UP, VARIABLE, StudyStore, storage_errors, verdict_key
 from runner.system.errors import ExitCode, StorageError, UsageError
-from runner.system.liveness import Owner
+from runner.system.processes import Owner
 from runner.tracking import workspace
 
 OPEN = """

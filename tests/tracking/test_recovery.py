@@ -1,14 +1,14 @@
 import errno
 import fcntl
 import os
+import platform
 import time
 
 import psutil
 import pytest
 from run_folders import run_folder
 
-from runner.system.hardware import boot_id, host_name
-from runner.system.liveness import Owner
+from runner.system.processes import Owner, boot_id
 from runner.tracking import RunFolder, recovery, workspace
 from runner.tracking.recovery import Delivery, deliver, reap
 from runner.tracking.spool import Spool, unsent
@@ -16,7 +16,7 @@ from runner.tracking.store import Store
 from runner.tracking.workspace import STALE_SECONDS
 
 ELSEWHERE = Owner(pid=1, host="elsewhere", boot_id="another")
-REBOOTED = Owner(pid=1, host=host_name(), boot_id="another")
+REBOOTED = Owner(pid=1, host=platform.node(), boot_id="another")
 HERE = Owner(pid=os.getpid(), host="renamed", boot_id=boot_id())
 
 

@@ -8,7 +8,7 @@ import pytest
 from running import tiny
 
 from runner.api import Objective
-from runner.child.outcome import Cause, ChildError
+from runner.child.spawn import Cause, ChildError
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.system.errors import DivergedError, RunnerError, UsageError

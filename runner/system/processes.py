@@ -1,13 +1,31 @@
-"""Whether a process that has left its name somewhere still lives."""
+"""How this project starts Python, and whether a process that has left its name somewhere still lives."""
 
 import os
+import platform
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Self
 
 import psutil
 from pydantic import BaseModel
 
-from runner.system.hardware import boot_id, host_name
+PYTHON = (sys.executable, "-P")
+"""An interpreter that imports nothing from the directory it is started in, where other people's files may lie."""
+
+
+def safe_environment() -> dict[str, str]:
+    """This process's environment, in which the interpreters that a child starts are as careful."""
+    return {**os.environ, "PYTHONSAFEPATH": "1"}
+
+
+@cache
+def boot_id() -> str:
+    """What differs from one start of this machine to the next."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return str(int(psutil.boot_time()))
 
 
 class Owner(BaseModel, frozen=True):
@@ -26,7 +44,7 @@ class Owner(BaseModel, frozen=True):
     def this_process(cls) -> Self:
         """The process that asks."""
         pid = os.getpid()
-        return cls(pid=pid, host=host_name(), boot_id=boot_id(), namespace=_namespace(), born=_born(pid))
+        return cls(pid=pid, host=platform.node(), boot_id=boot_id(), namespace=_namespace(), born=_born(pid))
 
     @property
     def here(self) -> bool:
@@ -42,7 +60,7 @@ class Owner(BaseModel, frozen=True):
         if self.here:
             return _born(self.pid) == self.born
         # A container that shares the name of its machine has lived since that was started.
-        is_before_boot = self.host == host_name() and self.boot_id != boot_id() and seen < psutil.boot_time()
+        is_before_boot = self.host == platform.node() and self.boot_id != boot_id() and seen < psutil.boot_time()
         return False if is_before_boot else None
 
 

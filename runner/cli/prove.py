@@ -1,0 +1,135 @@
+"""The verbs that prove: ``verify``, ``ablate`` and ``profile``."""
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Exit, Option
+
+from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, be_silent, open_registry, output, say
+from runner.system.errors import ExitCode
+
+
+def verify(
+    recipe: RecipeName,
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    stage: Annotated[
+        list[str] | None, Option("--stage", help="Only this stage, or 'all' for the recipe; may be repeated.")
+    ] = None,
+    updates: Annotated[
+        int, Option("--updates", min=2, help="Updates that are compared for Exact and Close stages.")
+    ] = 20,
+    steps: Annotated[
+        int | None, Option("--steps", min=1, help="Length of a training for Statistical stages; the recipe's own.")
+    ] = None,
+    seeds: Annotated[int, Option("--seeds", min=3, help="The most pairs of trainings for one stage.")] = 8,
+    budget: Annotated[float, Option("--budget", min=0, help="Seconds after which no training is begun.")] = 3600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether the stages of a recipe keep what they promise, each alone and all together.
+
+    Exact: the same bits as without. Close: the same algebra in float64, and no more rounding than the baseline in
+    float32. Statistical: whole trainings with paired seeds, until it is clear that no more than the margin is lost.
+
+    The exit code is 0 if all pass, 3 if one fails, 4 if something is not clear.
+
+    [bold]runner verify marl_phase1[/]
+
+    [bold]runner verify marl_phase2 --stage amp --seeds 4[/]
+    """
+    from runner.recipe.loader import load
+
+    registry = open_registry(plugin)
+    loaded = load(recipe, sets or (), registry)
+
+    from runner.verify.gate import Options, show, verify_recipe
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
+    report = verify_recipe(loaded, registry, Options(updates, steps, seeds, budget, tuple(stage or ())), say)
+    output(as_json, report.data, show, report)
+    raise Exit(report.exit_code)
+
+
+def ablate(
+    experiment: Annotated[
+        str, Argument(metavar="EXPERIMENT|RECIPE", help="A file of kind ablation, a recipe, or a recipe that ships.")
+    ],
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    budget: Annotated[
+        float | None, Option("--budget", min=1.0, metavar="SECONDS", help="Time to measure, instead of the file's.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option("--out", metavar="FOLDER", help="Where the result goes, instead of the workspace.")
+    ] = None,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Begin anew, although an interrupted ablation could be continued.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what every stage is worth on this machine.
+
+    The baseline (twice), each stage alone, each phase, all, and all but each run in child processes that take turns.
+    The report, with tables, plots and the recipe to use, is in [bold].runner/ablations[/]; --out names another folder.
+    Given again after an interruption, the same command goes on.
+
+    Exit codes: 0 done, 3 the gate failed a variant, 4 this machine is too noisy to tell.
+
+    [bold]runner ablate experiments/marl_phases/marl_phases.yaml[/]
+
+    [bold]runner ablate marl_phase3 --set data.followers=1 --budget 300[/]
+    """
+    from runner.measure.ablate import ablate as measure
+    from runner.measure.experiment import load_experiment
+    from runner.measure.report import show
+    from runner.tracking import workspace
+    from runner.verify.gate import quick
+
+    registry = open_registry(plugin)
+    loaded = load_experiment(experiment, sets or (), registry)
+    if budget is not None:
+        loaded = loaded.within(budget)
+    command = shlex.join(["runner", *sys.argv[1:]])
+    done = measure(loaded, registry, workspace(), out, fresh, command, quick, be_silent if quiet else say)
+    output(as_json, done.data, show, done.result)
+    raise Exit(done.exit_code)
+
+
+def profile(
+    recipe: RecipeName,
+    sets: Sets = None,
+    plugin: PluginFiles = None,
+    updates: Annotated[int, Option("--updates", min=1, max=1000, help="Updates that are profiled.")] = 5,
+    warmup: Annotated[
+        float,
+        Option("--warmup", min=0, metavar="SECONDS", help="The longest to wait, once compiled, for steady updates."),
+    ] = 60.0,
+    out: Annotated[
+        Path | None, Option("--out", metavar="FOLDER", help="Where the trace goes, instead of the workspace.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say where the time of an update goes: slots, operators and kernels, host syncs.
+
+    A few updates are profiled once they are steady, and timed without the profiler, too. Their Chrome trace is in
+    [bold].runner/profiles[/]; --out names another folder.
+
+    [bold]runner profile marl_phase2[/]
+
+    [bold]runner profile marl_baseline --set data.followers=1 --updates 20 --json[/]
+    """
+    from runner.recipe.loader import load
+
+    registry = open_registry(plugin)
+    loaded = load(recipe, sets or (), registry)
+
+    from runner.measure.profile import profile as measure
+    from runner.measure.profile_report import show
+    from runner.tracking import workspace
+
+    result = measure(loaded, registry, workspace(), out, updates, warmup)
+    output(as_json, result.data, show, result)
