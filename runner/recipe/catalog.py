@@ -28,11 +28,7 @@ class Catalog(Protocol):
         """The kinds that a section may name, sorted; imports nothing."""
 
     def get(self, section: Section, kind: str) -> type[Any]:
-        """The face of a kind: a ``LearnerConfig``, ``SourceConfig`` or ``Stage`` class.
-
-        Raises:
-            RunnerError: it cannot be imported, or is not what it should be.
-        """
+        """The face of a kind; a ``RunnerError`` if it cannot be imported, or is not what it should be."""
 
     def provider(self, section: Section, kind: str) -> Provider:
         """Who brought it."""

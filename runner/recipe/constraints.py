@@ -27,11 +27,9 @@ def conflicts(
 
     Args:
         root: the recipe, for the places.
-        model: its learner.
-        data: its source.
-        train: its length.
-        stages: those that are on and whose settings are valid, in the order in which they attach.
-        switched: every stage that the recipe names, valid or not, with whether it is on.
+        model, data, train: its sections.
+        stages: those that are on and valid, in the order in which they attach.
+        switched: whether each stage that the recipe names is on, be it valid or not.
     """
     found = list(_of_length(data, train)) if train is not None else []
     if model is not None and data is not None and model.learns_from != data.provides:

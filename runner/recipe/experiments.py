@@ -21,10 +21,7 @@ def fill_experiment(model: type[Model], kind: str, what: str, root: Node, proble
         kind: its ``kind``.
         what: what cannot be done with a file of another kind, for a message: ``ablated``.
         root: the file.
-        problems: what has been found wrong with it so far.
-
-    Raises:
-        RecipeError: everything that is wrong with it, each at its line.
+        problems: what has been found wrong with it so far; with the rest they are a ``RecipeError``.
     """
     given = root.get("kind")
     if given is not None and given.value != kind:
@@ -49,16 +46,15 @@ def moved(problem: Problem, written: Sequence[Node], recipe: Node) -> Problem:
         written: the nodes of the first assignments that ``load`` was given; later ones came from the command line.
         recipe: where the file names its recipe.
     """
-    place = problem.place
-    source = place.source
-    if isinstance(source, str) and source.startswith("--set #"):
-        number = int(source.removeprefix("--set #"))
-        if number > len(written):  # on the command line, where it is counted without those of the file
-            return replace(problem, place=replace(place, source=f"--set #{number - len(written)}"))
-        node = written[number - 1]
-        quote = node.spelled[:1] in "'\""
-        column = node.place.column + max(0, place.column - 1) + quote
-        return replace(problem, place=replace(node.place, column=column))
-    if place == Place(source) and isinstance(source, str):  # no such recipe
+    place, source = problem.place, str(problem.place.source)
+    if place == Place(source):  # no such recipe
         return replace(problem, place=recipe.place, path="recipe", message=f"'{source}': {problem.message}")
-    return problem
+    if isinstance(place.source, Path) or not source.startswith("--set #"):
+        return problem
+    number = int(source.removeprefix("--set #"))
+    if number > len(written):  # on the command line, where it is counted without those of the file
+        return replace(problem, place=replace(place, source=f"--set #{number - len(written)}"))
+    node = written[number - 1]
+    is_quoted = node.spelled[:1] in "'\""
+    column = node.place.column + max(0, place.column - 1) + is_quoted
+    return replace(problem, place=replace(node.place, column=column))

@@ -54,11 +54,8 @@ def fill(
         model: what the mapping should be.
         node: the mapping.
         path: its dotted path, for messages; empty for the document.
-        problems: receives everything that is wrong with it.
+        problems: receives everything that is wrong with it; then the result is None.
         others: keys that may stand beside the model's own, for suggestions.
-
-    Returns:
-        The filled model, or None if anything is wrong.
     """
     for leaf in secret_nodes(model, node):  # before a message can quote it, whether or not it is valid
         register(str(leaf.value), leaf.spelled.strip("\"'"))
@@ -83,47 +80,37 @@ def fill(
 
 
 def plugin_section(root: Node, section: Section, catalog: Catalog, problems: list[Problem]) -> Any:
-    """The settings of a section with a ``kind``.
+    """The settings of a section with a ``kind``: an instance of the kind's face, or None if anything is wrong with it.
 
-    Returns:
-        An instance of the kind's face, or None if anything is wrong with it.
+    Those of an unknown kind are judged by the kind that was probably meant; or else, as far as the keys are the same,
+    by the one that has most keys in common.
     """
     node, known = root.get(section), catalog.kinds(section)
     if node is not None and not isinstance(node.value, dict):
         problems.append(node.problem(section, f"should be a mapping with a kind, got {node.shown}"))
         return None
-    kind = root.get(section, "kind")
+    written = dict(_mapping(node))
+    kind = written.pop("kind", None)
     if node is None or kind is None:
         problems.append((node or root).key_problem(f"{section}.kind", f"is missing: one of {', '.join(known)}"))
         return None
-    settings = replace(node, value={key: child for key, child in _mapping(node).items() if key != "kind"})
+    name = str(kind.value)
     if kind.value in known:
         try:
-            face = catalog.get(section, str(kind.value))
+            face = catalog.get(section, name)
         except RunnerError as error:
             problems.append(kind.problem(section, str(error)))
             return None
-        return fill(face, settings, section, problems)
-    hint = suggestion(str(kind.value), known)
-    problems.append(kind.problem(f"{section}.kind", f"unknown kind {kind.shown}{hint}"))
-    _fill_as_if(nearest(str(kind.value), known), settings, section, catalog, problems)
-    return None
-
-
-def _fill_as_if(meant: str | None, settings: Node, section: Section, catalog: Catalog, problems: list[Problem]) -> None:
-    """Says what else is wrong with the settings of an unknown kind.
-
-    They are judged by the kind that was probably meant; or else, as far as the keys are the same, by the one that has
-    most keys in common.
-    """
-    written = _mapping(settings)
-    faces = [face_of(catalog, section, kind) for kind in ([meant] if meant else catalog.kinds(section))]
-    fields = {face: face.model_fields.keys() for face in faces if face}  # what cannot be imported is no concern here
-    face = max(fields, key=lambda face: len(written.keys() & fields[face]), default=None)
+        return fill(face, replace(node, value=written), section, problems)
+    problems.append(kind.problem(f"{section}.kind", f"unknown kind {kind.shown}{suggestion(name, known)}"))
+    meant = nearest(name, known)
+    faces = [face for each in ([meant] if meant else known) if (face := face_of(catalog, section, each))]
+    face = max(faces, key=lambda face: len(written.keys() & face.model_fields.keys()), default=None)
     if face is not None and meant is None:
-        settings = replace(settings, value={key: written[key] for key in written if key in fields[face]})
-    if face is not None and settings.value:
-        fill(face, settings, section, problems)
+        written = {key: child for key, child in written.items() if key in face.model_fields}
+    if face is not None and written:
+        fill(face, replace(node, value=written), section, problems)
+    return None
 
 
 def face_of(catalog: Catalog, section: Section, kind: str) -> Any:
@@ -137,8 +124,7 @@ def stages(root: Node, catalog: Catalog, problems: list[Problem]) -> tuple[dict[
     """The stages that a recipe names.
 
     Returns:
-        Those that are on and whose settings are valid, in the order in which they attach; and all, valid or not, with
-        whether they are on.
+        Those that are on and valid, in the order in which they attach; and whether each is on, be it valid or not.
     """
     found: dict[str, StageConfig] = {}
     switched: dict[str, bool] = {}
@@ -195,12 +181,7 @@ def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
 
 
 def secret_nodes(declared: Any, node: Node) -> Iterator[Node]:
-    """The scalars that are written where a ``SecretStr`` is declared.
-
-    Args:
-        declared: a model, or the annotation of a field.
-        node: what is written there.
-    """
+    """The scalars in a node that are written where a model, or the annotation of a field, has a ``SecretStr``."""
     if isinstance(declared, type) and issubclass(declared, BaseModel):
         for name, field in declared.model_fields.items():
             child = node.get(name)
@@ -266,7 +247,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int | str | None]:
-    """Follows a location, passing over what is no part of the document (names of union members).
+    """Where a location leads, without what is no part of the document (names of union members).
 
     Returns:
         The keys that are in the document, the node they lead to, and the last part if it leads nowhere.
@@ -294,11 +275,9 @@ def _models_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[type[
     """The models that may stand at a location; a union member's name chooses between them."""
     models = [model]
     for part in loc:
-        fields = [each.model_fields[part] for each in models if isinstance(part, str) and part in each.model_fields]
-        if fields:
-            models = [inner for field in fields for inner in _models_in(field.annotation)]
-        else:
-            models = [each for each in models if part in _tags(each)] or models
+        fields = [field for each in models if (field := each.model_fields.get(str(part)))]
+        inner = [found for field in fields for found in _models_in(field.annotation)]
+        models = inner if fields else [each for each in models if part in _tags(each)] or models
     return models
 
 

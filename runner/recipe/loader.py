@@ -29,7 +29,7 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
 
     Args:
         reference: a file (a recipe, or the ``recipe.lock.yaml`` of a run), or the bare name of a recipe that ships.
-        sets: assignments ``a.b.c=VALUE`` that override the file.
+        sets: assignments ``a.b.c=VALUE`` that override the file, the last one winning.
         catalog: the plugins that the recipe may name.
 
     Raises:
@@ -51,10 +51,7 @@ def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Sequ
         values: with secrets.
         path: of the file that it was loaded from, which is not read.
         origins: source, whether that is a file, line, column and text of the place of every value.
-        catalog: the plugins that the recipe may name.
-
-    Raises:
-        RecipeError: it is not valid here, for example because a plugin is missing.
+        catalog: the plugins of this process; if it lacks one, that is a ``RecipeError``.
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
@@ -126,26 +123,25 @@ def find(reference: str | Path) -> Path:
     Raises:
         RecipeError: there is no such recipe; the nearest name is in the message.
     """
-    path = Path(reference)
-    if os.path.isfile(path):  # unlike Path.is_file, it takes a name that is too long for one that is not there
-        return path
-    bare = _bare_name(str(reference))
-    if bare in shipped():
-        return shipped()[bare]
-    if os.path.exists(path):
-        return path  # a folder or a pipe: reading it tells
-    if bare is not None:
-        hint = suggestion(bare, shipped())
-        raise RecipeError([Problem(Place(str(reference)), "", f"no such file, and no recipe of that name ships{hint}")])
+    path, name = Path(reference), str(reference)
+    found = _file(Path(), name)
+    if found is not None or os.path.exists(path):
+        return found or path  # a folder or a pipe: reading it tells
+    if name == path.name:
+        hint = suggestion(name.removesuffix(SUFFIX), shipped())
+        raise RecipeError([Problem(Place(name), "", f"no such file, and no recipe of that name ships{hint}")])
     folder = path.absolute().parent
     known = [shown_path(sibling) for sibling in folder.glob(f"*{SUFFIX}")] if os.path.isdir(folder) else []
     near = nearest(shown_path(path), known)
     raise RecipeError([Problem(Place(path), "", "no such file" + (f" - did you mean '{near}'?" if near else ""))])
 
 
-def _bare_name(reference: str) -> str | None:
-    """``marl_phase2`` for itself and for ``marl_phase2.yaml``; None for anything with a folder."""
-    return reference.removesuffix(SUFFIX) if reference == Path(reference).name else None
+def _file(folder: Path, reference: str) -> Path | None:
+    """The file that is meant, seen from a folder; or the recipe of that name that ships."""
+    if os.path.isfile(folder / reference):  # unlike Path.is_file, it takes a name that is too long
+        return folder / reference
+    is_bare = reference == Path(reference).name
+    return shipped().get(reference.removesuffix(SUFFIX)) if is_bare else None
 
 
 def is_lock(path: Path) -> bool:
@@ -154,17 +150,27 @@ def is_lock(path: Path) -> bool:
 
 
 def layers(path: Path, sets: Sequence[str], problems: list[Problem]) -> list[Node]:
-    """What a recipe in a file is laid together from: what it extends, the file, and each assignment.
-
-    Args:
-        path: the file.
-        sets: assignments ``a.b.c=VALUE``, the last one winning.
-        problems: receives what does not keep the rest from being read.
+    """What a recipe is laid together from: what its file extends, the lowest first, the file, and each assignment.
 
     Raises:
         RecipeError: a file or an assignment cannot be read, or ``extends`` runs in a circle.
     """
-    files = list(_documents(path, problems))
+    files: list[Node] = []
+    chain: list[Path] = []
+    while not is_lock(path):
+        root = read(path, problems)
+        assert isinstance(root.value, dict)
+        extends = root.value.pop("extends", None)
+        files.append(root)
+        if extends is None:
+            break
+        chain.append(path.resolve())
+        path = _parent(extends, path, problems)
+        if path.resolve() in chain:
+            circle = " -> ".join(link.name for link in (*chain, path))
+            raise RecipeError([*problems, extends.problem("extends", f"runs in a circle: {circle}")])
+    else:
+        files.append(_locked(read(path, problems)))
     return [*reversed(files), *(_assignment(number, text, problems) for number, text in enumerate(sets, start=1))]
 
 
@@ -190,38 +196,17 @@ def merge(base: Node, over: Node) -> Node:
     return replace(section, value=children, leftover=False)
 
 
-def _documents(path: Path, problems: list[Problem]) -> Iterator[Node]:
-    """What stands in a recipe's file, then in the one that it extends, and so on."""
-    chain: list[Path] = []
-    while True:
-        root = read(path, problems)
-        if is_lock(path):
-            yield _locked(root)
-            return
-        assert isinstance(root.value, dict)
-        extends = root.value.pop("extends", None)
-        yield root
-        if extends is None:
-            return
-        chain.append(path.resolve())
-        path = _parent(extends, path, problems)
-        if path.resolve() in chain:
-            circle = " -> ".join(link.name for link in (*chain, path))
-            raise RecipeError([*problems, extends.problem("extends", f"runs in a circle: {circle}")])
-
-
 def _parent(extends: Node, path: Path, problems: list[Problem]) -> Path:
     name = extends.value
     if not isinstance(name, str) or not name:
         message = "should be the path of a recipe, or the name of one that ships"
         raise RecipeError([*problems, extends.problem("extends", message)])
-    if os.path.isfile(path.parent / name):
-        return path.parent / name
-    bare = _bare_name(name)
-    if bare in shipped():
-        return shipped()[bare]
-    known = {sibling.name for sibling in path.parent.glob(f"*{SUFFIX}")} - {path.name} | set(shipped())
-    raise RecipeError([*problems, extends.problem("extends", f"no such recipe: '{name}'{suggestion(name, known)}")])
+    found = _file(path.parent, name)
+    if found is None:
+        known = {sibling.name for sibling in path.parent.glob(f"*{SUFFIX}")} - {path.name} | set(shipped())
+        message = f"no such recipe: '{name}'{suggestion(name, known)}"
+        raise RecipeError([*problems, extends.problem("extends", message)])
+    return found
 
 
 def _locked(root: Node) -> Node:
