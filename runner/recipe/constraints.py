@@ -25,11 +25,8 @@ def conflicts(
 ) -> Iterator[Problem]:
     """Everything that contradicts something else; parts that are not valid are None, and not judged.
 
-    Args:
-        root: the recipe, for the places.
-        model, data, train: its sections.
-        stages: those that are on and valid, in the order in which they attach.
-        switched: whether each stage that the recipe names is on, be it valid or not.
+    ``stages`` are those that are on and valid, in the order in which they attach; ``switched`` says of every stage that
+    the recipe names whether it is on. ``root`` tells the places.
     """
     found = list(_of_length(data, train)) if train is not None else []
     if model is not None and data is not None and model.learns_from != data.provides:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,11 +11,9 @@ from typing import Any
 
 from runner import __version__
 from runner.recipe.catalog import Catalog, Provider, Section
-from runner.recipe.code import code_digests
-from runner.recipe.document import Node, Place, Problem, RecipeError, dump, parse, read
+from runner.recipe.document import Place, Problem, RecipeError, dump, parse, read
 from runner.recipe.fill import secrets_of
-from runner.recipe.git import Checkout, source
-from runner.recipe.packages import versions
+from runner.recipe.provenance import Checkout, code_digests, source, versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
@@ -83,28 +81,22 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | 
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:
-    """Copies the file that a recipe was loaded from, with every secret in it masked.
+    """Copies the file that a recipe was loaded from, with every secret in it masked, also what was replaced since.
 
     Raises:
         OSError: the file cannot be read, or the copy not be written.
     """
     text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
     with suppress(RecipeError):  # it was changed after it was loaded
-        text = _masked(text, secrets_of(recipe, parse(text, recipe.path, [])))
+        starts = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
+        spans = set()  # what an alias repeats stands there once
+        for leaf in secrets_of(recipe, parse(text, recipe.path, [])):
+            if leaf.value is not None:
+                start = text.index(leaf.spelled, starts[leaf.place.line - 1] + leaf.place.column - 1)
+                spans.add((start, start + len(leaf.spelled)))
+        for start, end in sorted(spans, reverse=True):
+            text = f"{text[:start]}'{MASK}'{text[end:]}"
     write_durably(target, redact(text))
-
-
-def _masked(text: str, secrets: Iterable[Node]) -> str:
-    """A document with a mask in place of these scalars, also of those that an assignment has replaced since."""
-    starts = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
-    spans = set()  # what an alias repeats stands there once
-    for leaf in secrets:
-        if leaf.value is not None:
-            start = text.index(leaf.spelled, starts[leaf.place.line - 1] + leaf.place.column - 1)
-            spans.add((start, start + len(leaf.spelled)))
-    for start, end in sorted(spans, reverse=True):
-        text = f"{text[:start]}'{MASK}'{text[end:]}"
-    return text
 
 
 def read_lock(lock: Path) -> dict[str, Any]:
@@ -116,11 +108,20 @@ def read_lock(lock: Path) -> dict[str, Any]:
     problems: list[Problem] = []
     try:
         root = read(lock, problems)
-        problems += _damage(root, lock)
-        if problems:
-            raise RecipeError(problems)
     except RecipeError as error:
         raise RecipeError([*error.problems, Problem(Place(lock), "", _REMEDY)]) from None
+    version = root.get("lock")
+    if version is None or type(version.value) is not int:
+        message = "should be the format's version: this is no whole lock"
+        problems.append(Problem(Place(lock), "lock", message))
+    if root.get("recipe") is None:
+        problems.append(Problem(Place(lock), "recipe", "is missing"))
+    for section in (*_MATTERS, *_SHOWN):
+        node = root.get(section)
+        if node is not None and not isinstance(node.value, dict):
+            problems.append(node.key_problem(section, "should be a mapping"))
+    if problems:
+        raise RecipeError([*problems, Problem(Place(lock), "", _REMEDY)])
     values: dict[str, Any] = root.plain()
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
@@ -128,36 +129,14 @@ def read_lock(lock: Path) -> dict[str, Any]:
     return values
 
 
-def _damage(root: Node, lock: Path) -> Iterator[Problem]:
-    version = root.get("lock")
-    if version is None or type(version.value) is not int:
-        yield Problem(Place(lock), "lock", "should be the format's version: this is no whole lock")
-    if root.get("recipe") is None:
-        yield Problem(Place(lock), "recipe", "is missing")
-    for section in (*_MATTERS, *_SHOWN):
-        node = root.get(section)
-        if node is not None and not isinstance(node.value, dict):
-            yield node.key_problem(section, "should be a mapping")
-
-
 def missing_plugins(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Path]:
-    """Plugin files that a lock was written with and of whose names none is given.
-
-    Args:
-        locked: the lock, as ``read_lock`` returns it.
-        given: plugin files on the command line.
-    """
+    """Plugin files that a lock, as ``read_lock`` returns it, was written with and of whose names none is given."""
     names = {path.name for path in given}
     return [path for path in map(Path, locked.get(PLUGIN_FILES) or ()) if path.name not in names]
 
 
 def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[Drift]:
-    """What has changed since a lock was written: first what matters.
-
-    Args:
-        lock: the lock.
-        recipe: the recipe that was loaded from it.
-        catalog: who brings the plugins now.
+    """What has changed since a lock was written, from which the recipe was loaded: first what matters.
 
     Raises:
         RecipeError: the lock is missing or damaged.
@@ -168,10 +147,9 @@ def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[Drift]:
     for section in (*_MATTERS, *_SHOWN):
         old, new = dict(flatten(locked.get(section) or {})), dict(flatten(facts[section]))
         names = old.keys() & new.keys() if section in _OF_MACHINE else old.keys() | new.keys()
-        for name in sorted(names):
-            if str(old.get(name)) != str(new.get(name)):
-                was, now = str(old.get(name, "absent")), str(new.get(name, "absent"))
-                found.append(Drift(f"{section}.{name}", was, now, section in _MATTERS))
+        for name in sorted(name for name in names if str(old.get(name)) != str(new.get(name))):
+            was, now = str(old.get(name, "absent")), str(new.get(name, "absent"))
+            found.append(Drift(f"{section}.{name}", was, now, section in _MATTERS))
     return found
 
 

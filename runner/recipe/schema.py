@@ -14,6 +14,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SWITCH: Json = {"enum": ["on", "off", True, False]}
 _GROUPED_DIGITS = r"^[-+]?[0-9.]+(_[0-9.]+)+([eE][-+]?[0-9]+)?$"
 """``60_000``: a number for the runner, text for an editor that reads plain YAML 1.2."""
+_EXTENDS = "The recipe below this one: a path relative to this file, or the name of one that ships."
 _VALUES = ("const", "default", "enum", "examples")
 """Keywords that hold values, not schemas."""
 
@@ -30,10 +31,7 @@ def schema(catalog: Catalog) -> Json:
     definitions: Json = {}
     head: Json = _model(Head, "recipe", definitions)["properties"]
     properties = head | {
-        "extends": {
-            "type": "string",
-            "description": "The recipe below this one: a path relative to this file, or the name of one that ships.",
-        },
+        "extends": {"type": "string", "description": _EXTENDS},
         "model": _section("model", "What learns.", catalog, definitions),
         "data": _section("data", "Where batches come from.", catalog, definitions),
         "optimizer": _optimizer(catalog, definitions),
@@ -43,26 +41,34 @@ def schema(catalog: Catalog) -> Json:
         },
         "train": _model(TrainConfig, "train", definitions),
         "optimization": {
-            "type": "object",
+            **_closed({kind: _stage(kind, catalog, definitions) for kind in catalog.kinds("optimization")}),
             "description": "Speed-ups and memory savings: each on, off, or on with settings.",
-            "properties": {kind: _stage(kind, catalog, definitions) for kind in catalog.kinds("optimization")},
-            "additionalProperties": False,
         },
         "tracking": _model(TrackingConfig, "tracking", definitions),
     }
-    document: Json = {"$schema": DIALECT, "title": "Recipe", "type": "object", "properties": properties}
-    document |= {"additionalProperties": False, "$defs": definitions}
-    loosened: Json = _loosened(document)
-    return loosened
+    document = {"$schema": DIALECT, "title": "Recipe", **_closed(properties), "$defs": definitions}
+    return dict(_loosened(document))
 
 
 def _section(section: Section, description: str, catalog: Catalog, definitions: Json) -> Json:
     forms = []
     for kind in catalog.kinds(section):
-        face = face_of(catalog, section, kind)
-        form: Json = _model(face, f"{section}.{kind}", definitions) if face else {"type": "object"}
+        form = _plugin(section, kind, catalog, definitions)
         forms.append({**form, "properties": {"kind": {"const": kind}, **form.get("properties", {})}})
     return {"description": description, "anyOf": forms}
+
+
+def _stage(kind: str, catalog: Catalog, definitions: Json) -> Json:
+    settings = _plugin("optimization", kind, catalog, definitions)
+    description = settings.pop("description", "")
+    if settings.get("properties") == {}:
+        return {"description": description, **_SWITCH}
+    return {"description": description, "anyOf": [_SWITCH, {**settings, "minProperties": 1}]}
+
+
+def _plugin(section: Section, kind: str, catalog: Catalog, definitions: Json) -> Json:
+    face = face_of(catalog, section, kind)
+    return _model(face, f"{section}.{kind}", definitions) if face else {"type": "object"}
 
 
 def _optimizer(catalog: Catalog, definitions: Json) -> Json:
@@ -82,24 +88,17 @@ def _optimizer(catalog: Catalog, definitions: Json) -> Json:
     forms = []
     for kind in kinds():
         settings = {name: argument.schema() for name, argument in signature(kind).items()}
-        properties = {"kind": {"const": kind}, **settings, **common}
-        forms.append({"type": "object", "properties": properties, "additionalProperties": False})
+        forms.append(_closed({"kind": {"const": kind}, **settings, **common}))
     definitions["optimizer"] = {"anyOf": forms}
     one: Json = {"$ref": "#/$defs/optimizer"}
     faces = (face_of(catalog, "model", kind) for kind in catalog.kinds("model"))
     roles = sorted({role for face in faces if face for role in face.roles})
-    by_role: Json = {"type": "object", "properties": dict.fromkeys(roles, one), "additionalProperties": False}
     description = "One of torch.optim for all roles of the learner, or one for each; left out, the learner's own."
-    return {"description": description, "anyOf": [one, by_role]}
+    return {"description": description, "anyOf": [one, _closed(dict.fromkeys(roles, one))]}
 
 
-def _stage(kind: str, catalog: Catalog, definitions: Json) -> Json:
-    face = face_of(catalog, "optimization", kind)
-    settings = _model(face, f"optimization.{kind}", definitions) if face else {"type": "object"}
-    if face and not settings["properties"]:
-        return {"description": settings.get("description", ""), **_SWITCH}
-    description = settings.pop("description", "")
-    return {"description": description, "anyOf": [_SWITCH, {**settings, "minProperties": 1}]}
+def _closed(properties: Json) -> Json:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def _model(model: type[Config], name: str, definitions: Json) -> Json:

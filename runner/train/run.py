@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.recipe.git import source
 from runner.recipe.lock import LOCK_NAME, copy_recipe, write_lock
+from runner.recipe.provenance import source
 from runner.system import generators
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.faults import reach

@@ -14,7 +14,7 @@ from children import start
 from running import forked, result_of
 
 from runner.plugin.registry import Registry
-from runner.recipe.code import code_digests
+from runner.recipe.provenance import code_digests
 
 UNIQUE = itertools.count()
 FACE = """

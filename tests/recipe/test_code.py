@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runner.api import StageConfig
 from runner.plugin.registry import Registry
-from runner.recipe.code import code_digests
+from runner.recipe.provenance import code_digests
 
 ROOT = Path(__file__).parents[2]
 UNIQUE = itertools.count()
@@ -131,7 +131,7 @@ def test_installed_without_a_checkout_the_same_sources_have_the_same_digest(tmp_
 
     def digest():
         code = (
-            "import runner, sys; from runner.recipe.code import code_digests; print(code_digests([])['runner']);"
+            "import runner, sys; from runner.recipe.provenance import code_digests; print(code_digests([])['runner']);"
             f"assert runner.__file__.startswith({str(tmp_path)!r}) and 'torch' not in sys.modules"
         )
         command = [sys.executable, "-B", "-c", code]
@@ -150,7 +150,7 @@ def test_installed_without_a_checkout_the_same_sources_have_the_same_digest(tmp_
 @given(st.lists(st.binary(max_size=3), min_size=2, max_size=4))
 def test_no_two_trees_share_a_digest(tmp_path_factory, contents):
     """A line moved from one file to the next is another tree."""
-    from runner.recipe.code import _digest
+    from runner.recipe.provenance import _digest
 
     folder = tmp_path_factory.mktemp("tree")
 

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from runner.recipe.git import checkout
+from runner.recipe.provenance import checkout
 
 
 @pytest.fixture

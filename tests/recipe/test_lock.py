@@ -12,9 +12,9 @@ from faces import RECIPE, FakeCatalog, write_recipe
 
 from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError, read
-from runner.recipe.git import Checkout, checkout
 from runner.recipe.loader import load
 from runner.recipe.lock import Drift, drift, read_lock, write_lock
+from runner.recipe.provenance import Checkout, checkout
 from runner.system.secrets import MASK
 
 PASSWORD = "model.password=hunter2"
@@ -291,7 +291,7 @@ def test_changes_are_a_patch_without_files_that_hold_secrets(repository):
 
 @needs_git
 def test_the_patch_is_written_beside_the_lock(repository, monkeypatch):
-    monkeypatch.setattr("runner.recipe.git.runner.__file__", str(repository / "nowhere" / "__init__.py"))
+    monkeypatch.setattr("runner.recipe.provenance.runner.__file__", str(repository / "nowhere" / "__init__.py"))
     (repository / "run").mkdir()
     path = write_recipe(repository, RECIPE + "# changed\n")
     recipe = load(path, (), FakeCatalog())
@@ -323,7 +323,7 @@ def test_results_are_no_change_of_the_source(repository):
 
 @needs_git
 def test_a_patch_keeps_names_and_no_secret(repository, monkeypatch):
-    monkeypatch.setattr("runner.recipe.git.runner.__file__", str(repository / "nowhere" / "__init__.py"))
+    monkeypatch.setattr("runner.recipe.provenance.runner.__file__", str(repository / "nowhere" / "__init__.py"))
     path = write_recipe(repository, RECIPE + "# it was swordfish\n")
     (repository / "a.py").write_text("password = words[i]\nadmin = 'swordfish'\ndb = 'redis://me:hunter3@host'\n")
     subprocess.run(["git", "add", "-N", "a.py"], cwd=repository, check=True)

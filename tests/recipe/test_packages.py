@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from runner.recipe.packages import versions
+from runner.recipe.provenance import versions
 
 WORLD = {
     "proven-runner 1.0": (
@@ -91,5 +91,5 @@ def test_of_this_environment_torch_computes_and_mlflow_does_not():
 
 
 def test_nothing_heavy_is_imported_for_it():
-    code = "import sys; from runner.recipe.packages import versions; versions([]); assert 'torch' not in sys.modules"
+    code = "import sys; from runner.recipe.provenance import versions; versions([]); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,235 @@
+"""What a run is made from beside its recipe: the code, its commit, and the packages that it finds.
+
+Digests of code do not depend on where or how it is installed.
+"""
+
+import ast
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import runner
+
+_PACKAGE, _DISTRIBUTION = "runner", "proven-runner"
+_ELSEWHERE = ("plugins", "recipes")
+"""Folders that only an installed package holds; in a checkout they lie beside it."""
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of what distributions have installed, in whichever environment."""
+_SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
+"""Files that are kept out of a patch even if somebody tracks them."""
+_DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--no-color")
+_COMPUTES = ("torch", "numpy")
+_TOOL_EXTRAS = frozenset({"nvidia", "plots"})
+"""Extras of the runner that no result depends on; any other one brings what computes (environments)."""
+_DEVELOPMENT = frozenset({"dev", "docs", "lint", "test", "testing", "tests"})
+"""Extras that no run uses."""
+
+
+def code_digests(faces: Iterable[type]) -> dict[str, str]:
+    """SHA-256 of the Python sources that take part in a run with these classes of plugins; imports none of them.
+
+    By package: ``runner`` with the plugins that ship, for every other plugin the package that its face is defined in,
+    and what these import from outside of installed packages, whose versions a lock has; by file name where that is a
+    single file.
+    """
+    own, shipped = _files(find_spec(_PACKAGE)), _files(find_spec(f"{_PACKAGE}.plugins"))
+    own = {name: path for name, path in own.items() if name.split("/")[0] not in _ELSEWHERE}
+    sources = {_PACKAGE: own | {f"plugins/{name}": path for name, path in shipped.items()}}
+    seen = set(sources[_PACKAGE].values())
+    names = sorted({face.__module__ for face in faces if face.__module__.split(".")[0] != _PACKAGE})
+    queue = [(name, _outermost(name)) for name in names]
+    for name, spec in queue:  # which grows by what is imported
+        files = {each: path for each, path in _files(spec).items() if path not in seen}
+        if spec is not None and spec.origin is not None:
+            name = spec.name if spec.submodule_search_locations else Path(spec.origin).name
+        sources.setdefault(name, {}).update(files)
+        seen.update(files.values())
+        queue += [(each, spec) for path in files.values() for each in _imports(path) if (spec := _outside(each))]
+    return {name: _digest(files) for name, files in sources.items()}
+
+
+def _files(spec: ModuleSpec | None) -> dict[str, Path]:
+    """The Python files of a package that can be imported, by their path in it; or the file that a module is."""
+    if spec is None or spec.origin is None:
+        return {}
+    if not spec.submodule_search_locations:
+        path = Path(spec.origin)
+        return {path.name: path} if path.is_file() else {}
+    files = {}
+    for folder in spec.submodule_search_locations:
+        for path in Path(folder).rglob("*.py"):
+            name = path.relative_to(folder)
+            # An editor's backup or lock (``.#loop.py``) cannot.
+            if path.is_file() and all(part.isidentifier() for part in name.with_suffix("").parts):
+                files[name.as_posix()] = path
+    return files
+
+
+def _imports(path: Path) -> list[str]:
+    """Absolute names of all that a file says it imports, also inside functions; sorted."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):  # templates and the like; what is imported in truth has been parsed by Python
+        return []
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return sorted(found)
+
+
+def _outside(name: str) -> ModuleSpec | None:
+    """As ``_outermost``; None for what ships with the runner or with Python, or a distribution has installed."""
+    if name.split(".")[0] in (_PACKAGE, *sys.stdlib_module_names):
+        return None
+    spec = _outermost(name)
+    path = Path(spec.origin or "") if spec is not None else Path()
+    return spec if path.suffix == ".py" and not _INSTALLED & set(path.parts) else None
+
+
+def _outermost(name: str) -> ModuleSpec | None:
+    """The outermost package or module around a name that is not a mere namespace; None if there is none."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        try:
+            spec = find_spec(".".join(parts[:depth]))  # above it are namespaces alone, which run no code
+        except (ImportError, ValueError):
+            return None
+        if spec is None or spec.origin is not None:
+            return spec
+    return None
+
+
+def _digest(files: dict[str, Path]) -> str:
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A commit and what has been changed since in tracked files."""
+
+    commit: str
+    patch: str
+    """For ``git apply``; empty if nothing has changed."""
+
+    @property
+    def patch_sha256(self) -> str | None:
+        """SHA-256 of the patch; None if there is none."""
+        return hashlib.sha256(self.patch.encode("utf-8", "surrogateescape")).hexdigest() if self.patch else None
+
+
+def source(recipe: Path, results: Path | None = None) -> Checkout | None:
+    """The checkout that the runner itself runs from, or else the one that a recipe lies in; as ``checkout``."""
+    package = Path(runner.__file__)
+    # An installed package may lie in somebody's checkout without being part of it.
+    is_tracked = _git(package.parent, "ls-files", "--error-unmatch", package.name) is not None
+    return checkout(package.parent if is_tracked else recipe.absolute().parent, results)
+
+
+def checkout(folder: Path, results: Path | None = None) -> Checkout | None:
+    """The checkout that a folder lies in, but for ``results`` in it; None if there is none, or git cannot tell."""
+    top, commit = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD")
+    if not top or not commit:
+        return None
+    excluded = [f":(exclude,glob,icase)**/{pattern}" for pattern in _SECRETS]
+    if results is not None and results.resolve().is_relative_to(top.strip()):
+        excluded.append(f":(exclude,literal,top){results.resolve().relative_to(top.strip())}")
+    patch = _git(Path(top.strip()), *_DIFF, "HEAD", "--", ".", *excluded)
+    return None if patch is None else Checkout(commit.strip(), patch)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "--no-optional-locks", *_without_programs(git, folder), "-C", str(folder), *arguments]
+    result = subprocess.run(command, capture_output=True, check=False)
+    return result.stdout.decode("utf-8", "surrogateescape") if result.returncode == 0 else None
+
+
+@cache
+def _without_programs(git: str, folder: Path) -> tuple[str, ...]:
+    """Options for a repository that somebody else has made, which may name programs for git to start."""
+    filters = ("config", "--local", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
+    found = subprocess.run([git, "-C", str(folder), *filters], capture_output=True, check=False, text=True)
+    settings = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}"]
+    settings += [f"{name}=" for name in found.stdout.splitlines()]
+    return tuple(part for setting in settings for part in ("-c", setting))
+
+
+class _Found(NamedTuple):
+    version: str | None
+    """None if it is not installed."""
+    needs: list[tuple[str, set[str]]]
+    """Its requirements by normalised name, each with the extras that bring it."""
+
+
+def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Versions of what is installed, by normalised name; an extra is in use as far as its packages are installed.
+
+    Args:
+        providers: the distributions of the plugins in use; what is none, such as a file, is passed over.
+
+    Returns:
+        Of the packages that can change a result, with everything they need: torch, numpy, the distributions of plugins,
+        environments. Then of all others that the runner and its other requirements need.
+    """
+    others = {_normalised(provider) for provider in providers} - {_DISTRIBUTION}
+    computing = {*_COMPUTES, *others}
+    computing |= {name for other in others for name, extras in _find(other).needs if extras - _DEVELOPMENT}
+    own = _find(_DISTRIBUTION).needs
+    computing |= {name for name, extras in own if extras - _TOOL_EXTRAS - _DEVELOPMENT}
+    tools = {_DISTRIBUTION} | {name for name, extras in own if extras & _TOOL_EXTRAS}
+    # A plugin needs the runner, but not the runner's tools: the closure ends there.
+    packages = _closure(computing, {_DISTRIBUTION})
+    return packages, _closure(tools, packages)
+
+
+def _closure(roots: Iterable[str], without: Iterable[str]) -> dict[str, str]:
+    """Versions of these distributions and of all that they need, as far as they are installed."""
+    found: dict[str, str] = {}
+    seen, queue = set(without), list(roots)
+    while queue:
+        name = queue.pop()
+        if name not in seen:
+            seen.add(name)
+            version, needs = _find(name)
+            queue += [need for need, extras in needs if not extras]
+            if version is not None:
+                found[name] = version
+    return dict(sorted(found.items()))
+
+
+def _find(name: str) -> _Found:
+    """What the environment says of a distribution, or of the name of a file."""
+    try:
+        metadata = distribution(name).metadata  # parsed at every access
+    except (PackageNotFoundError, ValueError):
+        return _Found(None, [])
+    except FileNotFoundError:  # what the backport of importlib.metadata, once imported, says of one without metadata
+        return _Found("unknown", [])
+    needs = []
+    for requirement in metadata.get_all("Requires-Dist", ()):
+        extras = set(re.findall(r"""extra\s*==\s*["']([^"']+)["']""", requirement))
+        needs.append((_normalised(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]), extras))
+    return _Found(str(metadata.get_all("Version", ["unknown"])[0]), needs)
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
