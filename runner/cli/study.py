@@ -76,7 +76,8 @@ def run(
     definition = load_study(study, sets or (), registry)
 
     from runner.study.search import fresh as forget
-    from runner.study.search import work, work_together
+    from runner.study.search import work_together
+    from runner.study.worker import work
     from runner.tracking import workspace
 
     here = workspace()
@@ -107,7 +108,8 @@ def worker(
     [bold]CUDA_VISIBLE_DEVICES=1 runner study worker experiments/marl_search.yaml[/]
     """
     from runner.study.definition import load_study
-    from runner.study.search import file_of, work
+    from runner.study.search import file_of
+    from runner.study.worker import work
     from runner.tracking import workspace
 
     here, registry = workspace(), open_registry(plugin)
@@ -123,7 +125,8 @@ def worker(
 @app.command()
 def show(study: StudyArgument, as_json: AsJson = False) -> None:
     """Show the best trials, what decided, what every stage was worth, failures by cause, and the budget."""
-    from runner.study.search import find, write_report
+    from runner.study.report import write_report
+    from runner.study.summary import find
     from runner.tracking import workspace
 
     here = workspace()
@@ -146,7 +149,8 @@ def best(
 
     [bold]runner study best marl_search > best.yaml[/]
     """
-    from runner.study.search import find, recipe_text
+    from runner.study.report import recipe_text
+    from runner.study.summary import find
     from runner.tracking import workspace
 
     found, summary = find(study, workspace())
@@ -158,7 +162,7 @@ def best(
 
 def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_json: bool) -> NoReturn:
     """Searches, shows what came of it, and exits."""
-    from runner.study.search import find
+    from runner.study.summary import find
     from runner.train.signals import stop_on_signals
 
     with stop_on_signals() as stop:
@@ -175,8 +179,8 @@ def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_js
 
 
 def _show(summary: "Summary", folder: "Path", as_json: bool) -> None:
+    from runner.study.report import REPORT
     from runner.study.report import show as show_summary
-    from runner.study.search import REPORT
 
     where = [f"report: {folder / REPORT}"]
     if summary.best:

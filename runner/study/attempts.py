@@ -1,19 +1,27 @@
-"""What the study's storage keeps of a trial beside Optuna's own: its attempts, from when each begins, and its end."""
+"""What a trial keeps beside Optuna's own: its attempts, what they took, and what they came to by what they logged."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
-from optuna.trial import FrozenTrial, Trial
 
-from runner.study.config import BudgetConfig
-from runner.study.values import Interval, union
+from runner.system.errors import UsageError
+from runner.system.names import suggestion
+from runner.tracking.spool import lines
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optuna.trial import FrozenTrial, Trial
+
+    from runner.study.config import BudgetConfig, ObjectiveConfig, StudyConfig
     from runner.study.leases import Lease
 
 ATTEMPTS, RECIPE, VALUES, CAUSE, REASON, OVERHEAD, NEIGHBOURS, VERDICT = (
@@ -23,17 +31,13 @@ ATTEMPTS, RECIPE, VALUES, CAUSE, REASON, OVERHEAD, NEIGHBOURS, VERDICT = (
 """Attributes of a trial."""
 DISTURBED = 0.1
 """The share of the processor that others may take before a measurement of speed counts as disturbed."""
-GATE = "gate"
-"""Stands in the place of a seed where the gate was asked."""
 KILLED = "killed with its worker"
+Interval = tuple[float, float]
+"""Begin and end in seconds since 1970."""
 
 
 class Attempts:
-    """The attempts at one trial; each has ``begin``, ``seed`` and, when it is over, ``end`` and ``cause``.
-
-    Args:
-        trial: of this worker.
-    """
+    """The attempts at one trial, each with ``begin``, ``seed`` (or what else it is) and then ``end`` and ``cause``."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -58,10 +62,6 @@ class Attempts:
         """Those at one training, with one of these causes if any are given."""
         return [each for each in self._all if each["seed"] == seed and (not causes or each.get("cause") in causes)]
 
-    def intervals(self, seed: int | str) -> list[Interval]:
-        """When one training went on."""
-        return [(each["begin"], each["end"]) for each in self.of(seed) if "end" in each]
-
 
 @dataclass(frozen=True)
 class Used:
@@ -81,18 +81,13 @@ class Used:
 
 
 def used(trials: Sequence[FrozenTrial], leases: Sequence[Lease] = ()) -> Used:
-    """What the study has used in all its sessions and workers.
-
-    Args:
-        trials: of the study.
-        leases: say how long an attempt that has not ended was alive.
-    """
+    """What the study has used in all its sessions and workers; leases say how long what has not ended was alive."""
     seen = {lease.trial: lease.seen for lease in leases}
-    intervals: list[Interval] = []
-    for trial in trials:
-        for each in trial.user_attrs.get(ATTEMPTS, ()):
-            end = each.get("end") or max(each["begin"], seen.get(trial.number, each["begin"]))
-            intervals.append((each["begin"], end))
+    intervals = [
+        (each["begin"], each.get("end") or max(each["begin"], seen.get(trial.number, 0.0)))
+        for trial in trials
+        for each in trial.user_attrs.get(ATTEMPTS, ())
+    ]
     finished = sum(trial.state.is_finished() for trial in trials)
     return Used(finished, union(intervals), sum(end - begin for begin, end in intervals))
 
@@ -102,18 +97,89 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._cores = sorted(psutil.Process().cpu_affinity() or ()) if hasattr(psutil.Process, "cpu_affinity") else None
-        self._began = time.monotonic()
-        self._busy = self._now()
+        self._began, self._worked = time.monotonic(), sum(self._times())
 
     def share(self, own_seconds: float) -> float:
         """The share of the processors' time that was not this one's own, 0 to 1."""
-        spent = (time.monotonic() - self._began) * max(1, len(self._times()))
-        return min(1.0, max(0.0, self._now() - self._busy - own_seconds) / max(1e-9, spent))
+        times = self._times()
+        spent = (time.monotonic() - self._began) * max(1, len(times))
+        return min(1.0, max(0.0, sum(times) - self._worked - own_seconds) / max(1e-9, spent))
 
-    def _times(self) -> list[Any]:
+    def _times(self) -> list[float]:
+        """Seconds that each processor has worked."""
         every = psutil.cpu_times(percpu=True)
-        return [every[core] for core in self._cores if core < len(every)] if self._cores else list(every)
+        own = [every[core] for core in self._cores if core < len(every)] if self._cores else every
+        return [sum(each) - each.idle - getattr(each, "iowait", 0.0) for each in own]
 
-    def _now(self) -> float:
-        """Seconds that these processors have worked."""
-        return float(sum(sum(each) - each.idle - getattr(each, "iowait", 0.0) for each in self._times()))
+
+class Point(NamedTuple):
+    """One logged value."""
+
+    at: float
+    """Seconds since 1970."""
+    step: int
+    value: float
+
+
+Logged = Mapping[str, Sequence[Point]]
+
+
+def logged_by(spool: Path, prefix: str) -> Logged:
+    """All that a training logged, by metric, in order."""
+    found: dict[str, list[Point]] = defaultdict(list)
+    for line, _ in lines(spool):
+        for name, value in line.metrics.items():
+            found[name.removeprefix(prefix)].append(Point(line.t / 1e3, line.step, value))
+    return found
+
+
+def objectives(config: StudyConfig, logged: Logged, active: Sequence[Interval]) -> dict[str, float | None]:
+    """The value of every objective by what one training logged, and by when it was active.
+
+    None if what it is to reach was not reached; a ``UsageError`` if a metric was not logged.
+    """
+    return {name: _value(each, _points(name, logged), active) for name, each in config.objectives.items()}
+
+
+def bounds(config: StudyConfig, logged: Logged) -> dict[str, float]:
+    """How far the last value of every bounded metric is beyond its bound; 0 or less is within. Raises as above."""
+    found = {}
+    for name, bound in config.constraints.items():
+        if not isinstance(bound, str):
+            last = _points(name, logged)[-1].value
+            below = -math.inf if bound.min is None else bound.min - last
+            above = -math.inf if bound.max is None else last - bound.max
+            found[name] = math.inf if math.isnan(last) else max(below, above)
+    return found
+
+
+def union(intervals: Sequence[Interval]) -> float:
+    """Seconds that at least one of the intervals covers."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _value(objective: ObjectiveConfig, points: Sequence[Point], active: Sequence[Interval]) -> float | None:
+    sign = 1 if objective.direction == "maximize" else -1
+    if objective.reach is not None:
+        first = next((point for point in points if sign * point.value >= sign * objective.reach), None)
+        if first is None or objective.reach_in == "progress":
+            return None if first is None else float(first.step)
+        return union([(begin, min(end, first.at)) for begin, end in active if begin < first.at])
+    values = [point.value for point in points]
+    if objective.value in (None, "last"):
+        return values[-1]
+    if any(map(math.isnan, values)):  # which has no order
+        return math.nan
+    if objective.value == "best":
+        return sign * max(sign * value for value in values)
+    return statistics.fmean(values) if objective.value == "mean" else statistics.median(values)
+
+
+def _points(name: str, logged: Logged) -> Sequence[Point]:
+    if not logged.get(name):
+        raise UsageError(f"no metric '{name}' was logged{suggestion(name, logged)}")
+    return logged[name]

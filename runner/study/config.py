@@ -1,23 +1,31 @@
-"""What a study's file can say."""
+"""What a study's file can say, and the search space that it spans."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from runner.plugin.config import Config
+from runner.recipe.document import Scalar, dump_inline
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
 
 KIND: Final = "study"
 VERIFY: Final = "verify"
+STAGES: Final = "optimization"
+OFF = "off"
 Real: TypeAlias = float
 Whole: TypeAlias = int
 Positive = Annotated[Real, Field(gt=0)]
 Count = Annotated[Whole, Field(ge=1)]
-Direction = Literal["maximize", "minimize"]
 
 
 class ParameterConfig(Config):
@@ -64,7 +72,7 @@ class ParameterConfig(Config):
 class ObjectiveConfig(Config):
     """What a metric is wanted to be."""
 
-    direction: Direction
+    direction: Literal["maximize", "minimize"]
     """Whether more is better."""
     value: Literal["last", "best", "mean", "median"] | None = None
     """Which of the values that a training logs counts; the last unless told."""
@@ -227,3 +235,131 @@ class StudyConfig(Config):
         if len(self.objectives) > 1 or objective.reach is not None:
             return "off"
         return "wilcoxon" if self.seeds > 1 else "median"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One setting that is searched."""
+
+    path: str
+    config: ParameterConfig
+    needs: tuple[str, ...] = ()
+    """The stages that have to be on in a trial for the setting to exist there."""
+
+    @property
+    def stage(self) -> str | None:
+        """The stage that it switches, if it does."""
+        section, _, kind = self.path.partition(".")
+        return kind if section == STAGES and "." not in kind else None
+
+    @property
+    def levels(self) -> list[Any]:
+        """Values that stand for all others when it is asked what is allowed: every choice, or both ends."""
+        return list(self.config.choice or self.config.float or self.config.int or ())
+
+    @property
+    def count(self) -> float:
+        """How many values it has; infinite for a range of real numbers."""
+        if self.config.choice is not None:
+            return len(self.config.choice)
+        if self.config.float is not None and self.config.step is None:
+            return math.inf
+        low, high = self.levels
+        return 1 + float(round((high - low) / (self.config.step or 1)))
+
+    def suggested(self, trial: Trial) -> Any:
+        """The setting that Optuna suggests, or has suggested before the trial was interrupted."""
+        config = self.config
+        if config.float is not None:
+            return trial.suggest_float(self.path, *config.float, log=config.log, step=config.step)
+        if config.int is not None:
+            return trial.suggest_int(self.path, *config.int, log=config.log, step=int(config.step or 1))
+        choices = {label(choice): choice for choice in self.levels}
+        return choices[trial.suggest_categorical(self.path, list(choices))]
+
+    def has(self, value: Any) -> bool:
+        """Whether a number is in the range."""
+        low, high = self.levels
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            return False
+        step = self.config.step or (1 if self.config.int is not None else None)
+        return step is None or math.isclose((value - low) / step, round((value - low) / step), abs_tol=1e-9)
+
+    def __str__(self) -> str:
+        config = self.config
+        if config.choice is not None:
+            return f"one of {', '.join(str(label(choice)) for choice in config.choice)}"
+        low, high = self.levels
+        how = ", logarithmic" if config.log else f", in steps of {config.step:g}" if config.step else ""
+        return f"{low:g} to {high:g}{how}"
+
+
+@dataclass(frozen=True)
+class Space:
+    """All settings that are searched, switches of stages first and none before what it needs."""
+
+    parameters: tuple[Parameter, ...]
+    on: frozenset[str]
+    """The stages that are on in the recipe."""
+
+    @property
+    def switches(self) -> dict[str, Parameter]:
+        """The parameters that switch a stage, by stage."""
+        return {parameter.stage: parameter for parameter in self.parameters if parameter.stage is not None}
+
+    @property
+    def configurations(self) -> float:
+        """How many there are, conditions aside; infinite with a range of real numbers."""
+        return math.prod(parameter.count for parameter in self.parameters)
+
+    def settle(self, ask: Callable[[Parameter], Any]) -> dict[str, Any]:
+        """The value of every setting that exists, by path; asked for where its stages are on.
+
+        A stage whose requirements are not met is off.
+        """
+        on, settled = set(self.on), dict[str, Any]()
+        for parameter in self.parameters:
+            if on.issuperset(parameter.needs):
+                settled[parameter.path] = ask(parameter)
+            elif parameter.stage is not None:
+                settled[parameter.path] = OFF
+            if parameter.stage is not None:
+                (on.add if is_on(settled[parameter.path]) else on.discard)(parameter.stage)
+        return settled
+
+
+def ordered(parameters: Sequence[Parameter], requirements: Mapping[str, Collection[str]]) -> list[Parameter]:
+    """The parameters of a file with what they need by what every stage requires, none before what it depends on."""
+    switches = {parameter.stage: parameter for parameter in parameters if parameter.stage is not None}
+    arranged, seen = list[Parameter](), set[str]()
+
+    def arrange(stage: str) -> None:
+        if stage not in switches or stage in seen:
+            return
+        seen.add(stage)  # also stages that need each other come to an end
+        for required in requirements[stage]:
+            arrange(required)
+        arranged.append(replace(switches[stage], needs=tuple(requirements[stage])))
+
+    for stage in switches:
+        arrange(stage)
+    for parameter in parameters:
+        if parameter.stage is None:
+            keys = parameter.path.split(".")
+            arranged.append(replace(parameter, needs=(keys[1],) if keys[0] == STAGES else ()))
+    return arranged
+
+
+def label(value: Any) -> Scalar:
+    """A choice as Optuna keeps it: a scalar as it is, anything else spelled on one line."""
+    return value if isinstance(value, Scalar) else dump_inline(value)
+
+
+def figure(value: Any) -> str:
+    """A number with four digits, anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def is_on(value: Any) -> bool:
+    """Whether the value of a stage switches it on."""
+    return value not in (OFF, False)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
-from runner.recipe.catalog import Catalog
-from runner.recipe.document import Node, Place, Problem, RecipeError, dump_inline, read
+from runner.recipe.document import Node, Problem, RecipeError, Scalar, dump_inline, read
 from runner.recipe.experiments import beside, fill_experiment, moved
 from runner.recipe.loader import find, load, secret_assignments
-from runner.recipe.recipe import Recipe
-from runner.study.config import KIND, VERIFY, StudyConfig
-from runner.study.space import OFF, STAGES, Parameter, Space, Value, assignments, is_on, label, ordered
+from runner.recipe.recipe import Recipe, flatten
+from runner.study.config import KIND, OFF, STAGES, VERIFY, Parameter, Space, StudyConfig, is_on, label, ordered
 from runner.system.errors import RunnerError
 from runner.system.names import suggestion
+from runner.system.secrets import redact_values
+
+if TYPE_CHECKING:
+    from runner.recipe.catalog import Catalog
+    from runner.recipe.document import Place
 
 _FIXED = {
     "name": "it names the runs",
@@ -28,7 +31,7 @@ _FIXED = {
     "extends": "it can only stand in a recipe",
 }
 """Settings that cannot be searched, with the reason."""
-UNESSENTIAL: Final = frozenset({"budget", "limits", "retries", "recipe", "set"})
+_UNESSENTIAL = {"budget", "limits", "retries", "recipe", "set"}
 """Settings that may change while a study goes on; recipe and assignments count by what they come to."""
 _LOGGED = ("eval/", "train/", "perf/")
 
@@ -47,47 +50,35 @@ class Definition:
     catalog: Catalog
 
     def recipe_of(self, values: Mapping[str, Any], seed: int | None = None) -> Recipe:
-        """The recipe of one trial.
-
-        Args:
-            values: the searched settings by path.
-            seed: that of the training; the recipe's own unless told.
-
-        Raises:
-            RecipeError: this combination is impossible.
-        """
+        """The recipe with these settings by path, or a ``RecipeError``; with its own seed unless told."""
         seeded = [] if seed is None else [f"seed={seed}"]
-        return load(_reference(self.path, self.config), (*self.sets, *assignments(values), *seeded), self.catalog)
+        return load(beside(self.path, self.config.recipe), (*self.sets, *assignments(values), *seeded), self.catalog)
 
-    def as_given(self) -> dict[str, Value] | None:
+    def as_given(self) -> dict[str, Scalar] | None:
         """The settings of the recipe as it is, by path as Optuna keeps them; None if the space leaves one out."""
         given = self.recipe.values()
+
+        def own(parameter: Parameter) -> Any:
+            value = _lookup(given, parameter.path)
+            if parameter.config.choice is None:
+                if parameter.has(value):
+                    return value
+                raise LookupError(parameter.path)
+            below = [each.path for each in self.space.parameters if each.path.startswith(f"{parameter.path}.")]
+            for choice in parameter.config.choice:
+                rest = {path: _lookup(given, path) for path in below} if is_on(choice) else {}  # they are searched too
+                with suppress(RecipeError):
+                    if _lookup(self.recipe_of({parameter.path: choice, **rest}).values(), parameter.path) == value:
+                        return choice
+            raise LookupError(parameter.path)
+
         try:
-            settled = self.space.settle(lambda parameter: self._given(parameter, given))
+            settled = self.space.settle(own)
         except LookupError:
             return None
-        exist = {each.path: each for each in self.space.parameters if each.path in settled}
-        on = {each.stage for each in exist.values() if each.stage and is_on(settled[each.path])} | self.space.on
-        return {path: label(settled[path]) for path, each in exist.items() if on.issuperset(each.needs)}
-
-    def _given(self, parameter: Parameter, values: Mapping[str, Any]) -> Any:
-        """The recipe's own value of a setting.
-
-        Raises:
-            LookupError: it is none of those that are searched.
-        """
-        own = _lookup(values, parameter.path)
-        if parameter.config.choice is None:
-            if parameter.has(own):
-                return own
-            raise LookupError(parameter.path)
-        below = [each.path for each in self.space.parameters if each.path.startswith(f"{parameter.path}.")]
-        for choice in parameter.config.choice:
-            rest = {path: _lookup(values, path) for path in below} if is_on(choice) else {}  # they are searched too
-            with suppress(RecipeError):
-                if _lookup(self.recipe_of({parameter.path: choice, **rest}).values(), parameter.path) == own:
-                    return choice
-        raise LookupError(parameter.path)
+        on = {stage for stage, each in self.space.switches.items() if is_on(settled[each.path])} | self.space.on
+        exist = [each for each in self.space.parameters if each.path in settled and on.issuperset(each.needs)]
+        return {each.path: label(settled[each.path]) for each in exist}
 
     @property
     def seeds(self) -> list[int]:
@@ -95,20 +86,38 @@ class Definition:
         return [self.recipe.seed + number for number in range(self.config.seeds)]
 
     @property
+    def essentials(self) -> dict[str, Any]:
+        """The study's settings that decide what a trial is and what it comes to; budget and limits do not."""
+        return self.config.model_dump(mode="json", exclude=_UNESSENTIAL)
+
+    @property
     def digest(self) -> str:
-        """SHA-256 of all that decides what a trial is and what it comes to; budget and limits do not."""
-        config = self.config.model_dump(mode="json", exclude=set(UNESSENTIAL))
-        parts = [config, self.recipe.digest]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        """SHA-256 of all that decides what a trial is and what it comes to."""
+        return hashlib.sha256(json.dumps([self.essentials, self.recipe.digest], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What the study's storage keeps of it, without secrets."""
+        whole = {
+            "digest": self.digest,
+            "file": str(self.path.resolve()),
+            "sets": list(self.sets[len(self.config.set) :]),
+            "config": self.config.model_dump(mode="json"),
+            "recipe": self.recipe.values(),
+        }
+        described: dict[str, Any] = json.loads(json.dumps(redact_values(whole)))
+        return described
+
+    def differing(self, described: Mapping[str, Any]) -> list[str]:
+        """The dotted paths of what decides and is not as it was described."""
+        kept = {name: value for name, value in described["config"].items() if name not in _UNESSENTIAL}
+        old = dict(flatten({**kept, "recipe": described["recipe"]}))
+        now = dict(flatten({**self.essentials, "recipe": self.described["recipe"]}))
+        return sorted(name for name in old.keys() | now.keys() if old.get(name) != now.get(name))
 
 
 def load_study(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Definition:
-    """Reads and validates a study's file.
-
-    Args:
-        reference: the file.
-        sets: assignments for the recipe from the command line, after those of the file.
-        catalog: the plugins that the recipe may name.
+    """Reads and validates a study's file, its recipe with assignments of the command line after those of the file.
 
     Raises:
         RecipeError: everything that is wrong with it, each at its line.
@@ -118,23 +127,26 @@ def load_study(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> 
     root = read(path, problems)
     config = fill_experiment(StudyConfig, KIND, "searched", root, problems)
     try:
-        recipe = load(_reference(path, config), (*config.set, *sets), catalog)
+        recipe = load(beside(path, config.recipe), (*config.set, *sets), catalog)
     except RecipeError as error:
         written = root.items("set")
         raise RecipeError([moved(problem, written, root.get("recipe") or root) for problem in error.problems]) from None
-    for name in (*config.objectives, *config.constraints):
-        if name != VERIFY and not name.startswith(_LOGGED):
-            section = "objectives" if name in config.objectives else "constraints"
-            message = f"is no metric that a training logs: their names begin with {', '.join(_LOGGED)}"
-            problems.append(Problem((root.get(section, name) or root).anchor, f"{section}.{name}", message))
+    for section, metrics in (("objectives", config.objectives), ("constraints", config.constraints)):
+        for name in metrics:
+            if name != VERIFY and not name.startswith(_LOGGED):
+                message = f"is no metric that a training logs: their names begin with {', '.join(_LOGGED)}"
+                problems.append(Problem((root.get(section, name) or root).anchor, f"{section}.{name}", message))
     if problems:
         raise RecipeError(problems)
-    check = _Check(root, config, (*config.set, *sets), recipe, catalog, path)
-    space = check.space()
-    check.values(space)
-    if check.problems:
-        raise RecipeError(check.problems)
-    return Definition(path, config, check.sets, recipe, space, catalog)
+    bare = Definition(path, config, (*config.set, *sets), recipe, Space((), frozenset(recipe.stages)), catalog)
+    definition = replace(bare, space=_space(bare, root))
+    _try_values(definition, root)
+    return definition
+
+
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """Settings as ``--set`` takes them."""
+    return [f"{path}={dump_inline(value)}" for path, value in values.items()]
 
 
 def _lookup(values: Mapping[str, Any], path: str) -> Any:
@@ -144,141 +156,107 @@ def _lookup(values: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def _said(problem: Problem, shown: Parameter) -> str:
-    return problem.message if problem.path == shown.path else f"{problem.path}: {problem.message}"
+def _anchor(root: Node, path: str) -> Place:
+    return (root.get("space", path) or root).anchor
 
 
-def _reference(path: Path, config: StudyConfig) -> str | Path:
-    return beside(path, config.recipe)
+def _space(bare: Definition, root: Node) -> Space:
+    """The space of a definition that has none yet, in order; a ``RecipeError`` if a path cannot be searched."""
+    paths, on, known = bare.config.space, bare.space.on, bare.catalog.kinds(STAGES)
+    problems: list[Problem] = []
 
+    def refuse(path: str, message: str) -> None:
+        problems.append(Problem(_anchor(root, path), f"space.{path}", message))
 
-@dataclass
-class _Check:
-    """Finds what is wrong with a space."""
-
-    root: Node
-    config: StudyConfig
-    sets: tuple[str, ...]
-    recipe: Recipe
-    catalog: Catalog
-    path: Path
-
-    def __post_init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def space(self) -> Space:
-        """The space in order; raises if its paths alone are wrong.
-
-        Raises:
-            RecipeError: a path cannot be searched.
-        """
-        for path in self.config.space:
-            self._refuse_path(path)
-        if self.problems:
-            raise RecipeError(self.problems)
-        parameters = [Parameter(path, config) for path, config in self.config.space.items()]
-        stages = {path.split(".")[1] for path in self.config.space if path.startswith(f"{STAGES}.")}
-        requirements = {kind: self._requires(kind) for kind in sorted(stages)}
-        on = frozenset(self.recipe.stages)
-        space = Space(tuple(ordered(parameters, requirements)), on)
-        switched = {parameter.stage for parameter in parameters}
-        for parameter in space.parameters:
-            for kind in parameter.needs:
-                if kind not in on and kind not in switched:
-                    message = f"never exists: '{kind}' is off in the recipe, and the study does not switch it"
-                    self._add(self._anchor(parameter.path), parameter.path, message)
-        if self.problems:
-            raise RecipeError(self.problems)
-        return space
-
-    def values(self, space: Space) -> None:
-        """Loads the recipe with every value, and with every two of them."""
-        alone: set[tuple[str, str]] = set()
-        for parameter in space.parameters:
-            refused = [self._refusals(space, {parameter.path: value}, parameter) for value in parameter.levels()]
-            if refused[0] and all(each == refused[0] for each in refused):  # it is not the value that is wrong
-                for message in refused[0]:
-                    self._add(self._anchor(parameter.path), parameter.path, message)
-            else:
-                self._add_all(parameter, refused)
-            levels = zip(parameter.levels(), refused, strict=True)
-            alone |= {(parameter.path, dump_inline(value)) for value, messages in levels if messages}
-        for one, other in itertools.combinations(space.parameters, 2):
-            for first in one.levels():
-                pairs = [{one.path: first, other.path: second} for second in other.levels()]
-                known = [any((path, dump_inline(value)) in alone for path, value in pair.items()) for pair in pairs]
-                refused = [[] if old else self._refusals(space, p, other) for p, old in zip(pairs, known, strict=True)]
-                self._add_all(other, refused)
-
-    def _add_all(self, parameter: Parameter, refused: Sequence[Sequence[str]]) -> None:
-        for number, messages in enumerate(refused):
-            for message in messages:
-                self._add(self._value(parameter.path, number), parameter.path, message)
-
-    def _refusals(self, space: Space, wanted: Mapping[str, Any], shown: Parameter) -> list[str]:
-        """Why the recipe cannot be loaded with these values, and stages as they have to be for these to exist."""
-        settled = space.settle(lambda parameter: wanted.get(parameter.path, self._harmless(parameter, wanted, space)))
-        settled = {path: value for path, value in settled.items() if path in wanted or space.find(path).stage}
-        if any(path not in settled or settled[path] != value for path, value in wanted.items()):
-            return []  # the values exclude each other, so no trial has both
-        try:
-            recipe = load(_reference(self.path, self.config), (*self.sets, *assignments(settled)), self.catalog)
-        except RecipeError as error:
-            company = [f"{path}: {dump_inline(value)}" for path, value in wanted.items() if path != shown.path]
-            beside_it = f", with {' and '.join(company)}" if company else ""
-            return [f"{_said(problem, shown)}{beside_it}" for problem in error.problems]
-        secret = {each.partition("=")[0] for each in secret_assignments(recipe)}
-        if any(each == shown.path or each.startswith(f"{shown.path}.") for each in secret):
-            return ["cannot be searched: it is a secret, and what is tried is kept"]
-        return []
-
-    def _harmless(self, parameter: Parameter, wanted: Mapping[str, Any], space: Space) -> Any:
-        """A value for a stage that is not asked about: on where one of the others needs it, else as in the recipe."""
-        levels = parameter.levels()
-        needed = {kind for path in wanted for kind in self._needs(space.find(path), space)}
-        switched_on = [level for level in levels if is_on(level)]
-        if parameter.stage in needed | space.on and switched_on:
-            return switched_on[0]
-        return next((level for level in levels if not is_on(level)), levels[0])
-
-    def _needs(self, parameter: Parameter, space: Space) -> Iterator[str]:
-        for kind in parameter.needs:
-            yield kind
-            switch = next((each for each in space.parameters if each.stage == kind), None)
-            if switch is not None:
-                yield from self._needs(switch, space)
-
-    def _refuse_path(self, path: str) -> None:
+    for path in paths:
         keys = path.split(".")
-        anchor = self._anchor(path)
         if keys[0] in _FIXED:
-            self._add(anchor, path, f"cannot be searched: {_FIXED[keys[0]]}")
-        elif keys[0] == STAGES and len(keys) > 1 and keys[1] not in self.catalog.kinds(STAGES):
-            self._add(anchor, path, f"unknown stage{suggestion(keys[1], self.catalog.kinds(STAGES))}")
+            refuse(path, f"cannot be searched: {_FIXED[keys[0]]}")
+        elif keys[0] == STAGES and len(keys) > 1 and keys[1] not in known:
+            refuse(path, f"unknown stage{suggestion(keys[1], known)}")
         elif len(keys) < 2 and keys[0] != "device":
-            self._add(anchor, path, "should be the dotted path of a setting, like optimizer.lr")
-        for other in self.config.space:
+            refuse(path, "should be the dotted path of a setting, like optimizer.lr")
+        for other in paths:
             is_switch = keys[0] == STAGES and len(other.split(".")) == 2
             if path.startswith(f"{other}.") and not is_switch:
-                self._add(anchor, path, f"is part of '{other}', which is searched as a whole")
-
-    def _requires(self, kind: str) -> tuple[str, ...]:
+                refuse(path, f"is part of '{other}', which is searched as a whole")
+    if problems:
+        raise RecipeError(problems)
+    requirements = {}
+    for kind in sorted({path.split(".")[1] for path in paths if path.startswith(f"{STAGES}.")}):
         try:
-            return tuple(self.catalog.get(STAGES, kind).requires)
+            requirements[kind] = tuple(bare.catalog.get(STAGES, kind).requires)
         except RunnerError as error:
-            raise RecipeError([Problem(self._anchor(f"{STAGES}.{kind}"), STAGES, str(error))]) from None
+            raise RecipeError([Problem(_anchor(root, f"{STAGES}.{kind}"), STAGES, str(error))]) from None
+    space = Space(tuple(ordered([Parameter(*each) for each in paths.items()], requirements)), on)
+    for parameter in space.parameters:
+        for kind in parameter.needs:
+            if kind not in on and kind not in space.switches:
+                message = f"never exists: '{kind}' is off in the recipe, and the study does not switch it"
+                refuse(parameter.path, message)
+    if problems:
+        raise RecipeError(problems)
+    return space
 
-    def _anchor(self, path: str) -> Place:
-        node = self.root.get("space", path)
-        return (node or self.root).anchor
 
-    def _value(self, path: str, number: int) -> Place:
-        """Where the value of that number stands."""
-        for name in ("choice", "float", "int"):
-            values = self.root.items("space", path, name)
-            if number < len(values):
-                return values[number].place
-        return self._anchor(path)
+def _try_values(definition: Definition, root: Node) -> None:
+    """Loads the recipe with every value, and with every two; a ``RecipeError`` for those that it cannot have."""
+    parameters = definition.space.parameters
+    problems: list[Problem] = []
 
-    def _add(self, place: Place, path: str, message: str) -> None:
-        self.problems.append(Problem(place, f"space.{path}", message))
+    def refuse(path: str, messages: Sequence[str], number: int | None = None) -> None:
+        """Says it at the key, or at the value of that number."""
+        values = [value for name in ("choice", "float", "int") for value in root.items("space", path, name)]
+        place = _anchor(root, path) if number is None or number >= len(values) else values[number].place
+        problems.extend(Problem(place, f"space.{path}", message) for message in messages)
+
+    alone: set[tuple[str, str]] = set()
+    for parameter in parameters:
+        refused = [_refusals(definition, {parameter.path: value}, parameter.path) for value in parameter.levels]
+        if refused[0] and all(each == refused[0] for each in refused):  # it is not the value that is wrong
+            refuse(parameter.path, refused[0])
+        else:
+            for number, messages in enumerate(refused):
+                refuse(parameter.path, messages, number)
+        levels = zip(parameter.levels, refused, strict=True)
+        alone |= {(parameter.path, dump_inline(value)) for value, messages in levels if messages}
+    for one, other in itertools.combinations(parameters, 2):
+        for first, (number, second) in itertools.product(one.levels, enumerate(other.levels)):
+            pair = {one.path: first, other.path: second}
+            if alone.isdisjoint((path, dump_inline(value)) for path, value in pair.items()):
+                refuse(other.path, _refusals(definition, pair, other.path), number)
+    if problems:
+        raise RecipeError(problems)
+
+
+def _refusals(definition: Definition, wanted: Mapping[str, Any], shown: str) -> list[str]:
+    """Why the recipe cannot be loaded with these values, and stages as they have to be for these to exist."""
+    space, switches = definition.space, definition.space.switches
+    waiting = [kind for each in space.parameters if each.path in wanted for kind in each.needs]
+    needed = set[str]()
+    while waiting:
+        kind = waiting.pop()
+        if kind not in needed:
+            needed.add(kind)
+            waiting += switches[kind].needs if kind in switches else ()
+
+    def harmless(parameter: Parameter) -> Any:
+        """A value for a stage that is not asked about: on where one of the others needs it, else as in the recipe."""
+        wants_on = parameter.stage in needed | space.on
+        return next((each for each in parameter.levels if is_on(each) == wants_on), parameter.levels[0])
+
+    settled = space.settle(lambda each: wanted.get(each.path, harmless(each)))
+    if any(path not in settled or settled[path] != value for path, value in wanted.items()):
+        return []  # the values exclude each other, so no trial has both
+    asked = {*wanted, *(each.path for each in switches.values())}
+    try:
+        recipe = definition.recipe_of({path: value for path, value in settled.items() if path in asked})
+    except RecipeError as error:
+        company = " and ".join(f"{path}: {dump_inline(value)}" for path, value in wanted.items() if path != shown)
+        beside_it = f", with {company}" if company else ""
+        said = [p.message if p.path == shown else f"{p.path}: {p.message}" for p in error.problems]
+        return [f"{message}{beside_it}" for message in said]
+    secret = [each.partition("=")[0] for each in secret_assignments(recipe)]
+    if any(each == shown or each.startswith(f"{shown}.") for each in secret):
+        return ["cannot be searched: it is a secret, and what is tried is kept"]
+    return []

@@ -6,48 +6,40 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Column, Engine, Float, Integer, MetaData, String, Table, create_engine, exc, select
-from sqlalchemy import delete as sql_delete
-from sqlalchemy import insert as sql_insert
-from sqlalchemy import update as sql_update
+from sqlalchemy import BigInteger, String, delete, exc, insert, select, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from runner.system.processes import Owner
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 BEAT_SECONDS = 5.0
 DEAD_SECONDS = 60.0
 """A holder on another machine that has not been heard of for so long is taken for dead."""
 _WAIT_SECONDS = 0.2
 
-_METADATA = MetaData()
-_TABLE = Table(
-    "runner_leases",
-    _METADATA,
-    Column("study", String(128), primary_key=True),
-    Column("trial", Integer, primary_key=True),
-    Column("worker", String(64), nullable=False),
-    Column("place", String(256), nullable=False),
-    Column("pid", BigInteger, nullable=False),
-    Column("born", Float, nullable=False),
-    Column("beats", BigInteger, nullable=False),
-    Column("seen", Float, nullable=False),
-)
+
+class _Base(MappedAsDataclass, DeclarativeBase):
+    pass
 
 
-@dataclass(frozen=True)
-class Lease:
-    """Who holds a trial."""
+class Lease(_Base):
+    """Who holds a trial: a row, unique by study and trial."""
 
-    trial: int
-    worker: str
-    place: str
+    __tablename__ = "runner_leases"
+    study: Mapped[str] = mapped_column(String(128), primary_key=True)
+    trial: Mapped[int] = mapped_column(primary_key=True)
+    worker: Mapped[str] = mapped_column(String(64))
+    place: Mapped[str] = mapped_column(String(256))
     """Machine, boot and process namespace: where ``pid`` means this process."""
-    pid: int
-    born: float
+    pid: Mapped[int] = mapped_column(BigInteger)
+    born: Mapped[float]
     """When the process began, which tells it from a later one with the same number."""
-    beats: int
-    seen: float
+    beats: Mapped[int] = mapped_column(BigInteger)
+    seen: Mapped[float]
     """When it was last heard of, in seconds since 1970 by its own clock."""
 
     @property
@@ -57,53 +49,34 @@ class Lease:
         return Owner(pid=self.pid, host=host, boot_id=boot, namespace=namespace, born=self.born)
 
 
-@dataclass
-class _Watched:
-    first: int
-    """Beats when it was first seen."""
-    beats: int
-    since: float
-    """When they last changed, by the own clock."""
-
-
 class Leases:
     """The leases of one study, for one worker.
 
     A lease changes hands by one conditional statement, so that only one of several workers that find its holder dead
-    gets it; a holder that was taken for dead learns it from its next beat.
-
-    Args:
-        url: the database.
-        study: the study's name.
-        dead_seconds: without a beat, seen from here, after which a holder elsewhere is dead.
+    gets it; a holder that was taken for dead learns it from its next beat. One elsewhere is dead after so many seconds
+    without a beat, as seen from here.
     """
 
-    def __init__(self, url: str, study: str, dead_seconds: float = DEAD_SECONDS) -> None:
+    def __init__(self, engine: Engine, study: str, dead_seconds: float = DEAD_SECONDS) -> None:
         self.worker = uuid.uuid4().hex
-        self._engine = _open(url)
-        self._study = study
-        self._dead_seconds = dead_seconds
-        self._watched: dict[tuple[str, int], _Watched] = {}
+        self._engine, self._study, self._dead_seconds = engine, study, dead_seconds
+        self._watched: dict[tuple[str, int], tuple[int, int, float]] = {}
+        with suppress(exc.OperationalError, exc.ProgrammingError, exc.IntegrityError):  # another worker made it
+            _Base.metadata.create_all(engine)
 
     def claim(self, trial: int) -> bool:
         """Takes a trial that nobody holds, or whose holder is dead; false if it belongs to another."""
-        holder = self.holder(trial)
-        own = Owner.this_process()
-        place = f"{own.host} {own.boot_id} {own.namespace}"
-        mine = {"worker": self.worker, "place": place, "pid": own.pid, "born": own.born, "beats": 0,
-                "seen": time.time()}  # fmt: skip
+        holder, own = self.holder(trial), Owner.this_process()
+        mine = {"worker": self.worker, "place": f"{own.host} {own.boot_id} {own.namespace}", "pid": own.pid,
+                "born": own.born, "beats": 0, "seen": time.time()}  # fmt: skip
         if holder is None:
-            statement = sql_insert(_TABLE).values(study=self._study, trial=trial, **mine)
             try:
-                with self._engine.begin() as connection:
-                    connection.execute(statement)
+                self._execute(insert(Lease).values(study=self._study, trial=trial, **mine))
             except exc.IntegrityError:
                 return False
-            return True
-        if not self.is_dead(holder):
-            return False
-        unchanged = (_TABLE.c.worker == holder.worker) & (_TABLE.c.beats == holder.beats)
-        return self._update(trial, unchanged, **mine)
+            return True  # not every database counts what is inserted
+        unchanged = (Lease.worker == holder.worker) & (Lease.beats == holder.beats)
+        return self.is_dead(holder) and self._execute(update(Lease).where(self._row(trial), unchanged).values(**mine))
 
     @contextmanager
     def waiting(self, trial: int) -> Iterator[None]:
@@ -117,13 +90,16 @@ class Leases:
 
     def beat(self, trial: int) -> bool:
         """Says that this worker lives; false if the trial is no longer its own."""
-        return self._update(trial, _TABLE.c.worker == self.worker, beats=_TABLE.c.beats + 1, seen=time.time())
+        mine = update(Lease).where(self._row(trial), Lease.worker == self.worker)
+        return self._execute(mine.values(beats=Lease.beats + 1, seen=time.time()))
 
     def release(self, trial: int) -> None:
         """Gives a trial up."""
-        mine = (_TABLE.c.study == self._study) & (_TABLE.c.trial == trial) & (_TABLE.c.worker == self.worker)
-        with self._engine.begin() as connection:
-            connection.execute(sql_delete(_TABLE).where(mine))
+        self._execute(delete(Lease).where(self._row(trial), Lease.worker == self.worker))
+
+    def clear(self) -> None:
+        """Forgets all leases of the study."""
+        self._execute(delete(Lease).where(Lease.study == self._study))
 
     def holder(self, trial: int) -> Lease | None:
         """Who holds a trial; None if nobody does."""
@@ -131,10 +107,8 @@ class Leases:
 
     def all(self) -> list[Lease]:
         """The leases of the study."""
-        columns = [_TABLE.c[name] for name in Lease.__dataclass_fields__]
-        with self._engine.connect() as connection:
-            rows = connection.execute(select(*columns).where(_TABLE.c.study == self._study)).all()
-        return [Lease(*row) for row in rows]
+        with Session(self._engine) as session:
+            return list(session.scalars(select(Lease).where(Lease.study == self._study)))
 
     def living(self) -> list[Lease]:
         """The leases whose holders live; one elsewhere is watched until it beats, or has been silent for too long."""
@@ -145,50 +119,29 @@ class Leases:
                 return known
             time.sleep(_WAIT_SECONDS)
 
-    def clear(self) -> None:
-        """Forgets all leases of the study."""
-        with self._engine.begin() as connection:
-            connection.execute(sql_delete(_TABLE).where(_TABLE.c.study == self._study))
-
     def is_dead(self, lease: Lease) -> bool:
         """Whether the process that holds a lease cannot come back to it."""
         alive = lease.owner.alive(lease.seen)
-        return time.monotonic() - self._watch(lease).since > self._dead_seconds if alive is None else not alive
+        return self._watch(lease)[1] > self._dead_seconds if alive is None else not alive
 
     def is_alive(self, lease: Lease) -> bool:
         """Whether its holder is known to live; one elsewhere may be neither dead nor alive for all that is known."""
-        if lease.owner.here:
-            return not self.is_dead(lease)
-        watched = self._watch(lease)
-        return watched.beats != watched.first and not self.is_dead(lease)
+        has_beaten, _ = self._watch(lease)
+        return (lease.owner.here or has_beaten) and not self.is_dead(lease)
 
-    def _watch(self, lease: Lease) -> _Watched:
-        """What is seen to change, because the clocks of two machines need not agree."""
+    def _watch(self, lease: Lease) -> tuple[bool, float]:
+        """Whether a holder has been seen to beat, and for how long not, by this clock: two clocks need not agree."""
         key, now = (lease.worker, lease.trial), time.monotonic()
-        watched = self._watched.setdefault(key, _Watched(lease.beats, lease.beats, now))
-        if watched.beats != lease.beats:
-            watched.beats, watched.since = lease.beats, now
-        return watched
+        first, beats, since = self._watched.get(key, (lease.beats, lease.beats, now))
+        if beats != lease.beats:
+            since = now
+        self._watched[key] = (first, lease.beats, since)
+        return lease.beats != first, now - since
 
-    def close(self) -> None:
-        """Closes the connections."""
-        self._engine.dispose()
+    def _row(self, trial: int) -> Any:
+        return (Lease.study == self._study) & (Lease.trial == trial)
 
-    def _update(self, trial: int, condition: object, **values: object) -> bool:
-        this = (_TABLE.c.study == self._study) & (_TABLE.c.trial == trial) & condition
+    def _execute(self, statement: Any) -> bool:
+        """Whether it has changed one row, for an update."""
         with self._engine.begin() as connection:
-            return int(connection.execute(sql_update(_TABLE).where(this).values(**values)).rowcount) == 1
-
-
-def connect_args(url: str) -> dict[str, int]:
-    """How long to wait for a database, in seconds: for the lock of a file, or for a server's answer."""
-    if url.startswith("sqlite"):
-        return {"timeout": 60}
-    return {"connect_timeout": 20} if url.startswith(("postgresql", "mysql")) else {}
-
-
-def _open(url: str) -> Engine:
-    engine = create_engine(url, connect_args=connect_args(url))
-    with suppress(exc.OperationalError, exc.ProgrammingError, exc.IntegrityError):  # another worker made it just now
-        _METADATA.create_all(engine)
-    return engine
+            return int(connection.execute(statement).rowcount) == 1

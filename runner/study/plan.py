@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from runner.child.spawn import Cause
-from runner.plugin.contract import Contract, Statistical
-from runner.study.config import VERIFY
-from runner.study.definition import Definition
-from runner.study.process import Training, limits_of
-from runner.study.space import STAGES
+from runner.plugin.contract import Statistical
+from runner.study.config import STAGES, VERIFY
+from runner.study.training import limits_of, train
 from runner.system.errors import RunnerError
 from runner.system.hardware import usable_cores
 from runner.system.names import shown_path
 from runner.train.assemble import resolve_device, setting_of
+
+if TYPE_CHECKING:
+    from runner.study.definition import Definition
 
 FORECAST_SECONDS = 30.0
 _LOUD = 0.25
@@ -60,35 +61,31 @@ class StudyPlan:
 
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
-        whole = asdict(self)
-        whole["configurations"] = None if self.configurations == float("inf") else self.configurations
-        return whole
+        return asdict(self) | ({} if math.isfinite(self.configurations) else {"configurations": None})
 
 
 def plan(definition: Definition, plugin_files: Sequence[Path], forecast: bool) -> StudyPlan:
-    """Looks ahead.
-
-    Args:
-        definition: the study's.
-        plugin_files: local plugin files that the recipe needs.
-        forecast: whether to train the recipe for half a minute, to say how long the study takes.
+    """Looks ahead; if it is to say how long the study takes, it trains the recipe for half a minute.
 
     Raises:
         RunnerError: the recipe cannot be trained here.
     """
     config, space = definition.config, definition.space
-    budget = config.budget
+    budget, limits = (
+        [f"{name} {value:g}" for name, value in section.model_dump().items() if value is not None]
+        for section in (config.budget, config.limits)
+    )
     return StudyPlan(
         name=config.name,
         recipe=shown_path(definition.recipe.path.resolve()),
         space=tuple((each.path, str(each), ", ".join(each.needs)) for each in space.parameters),
         configurations=space.configurations,
-        trials=budget.trials,
-        trainings=budget.trials * config.seeds,
-        budget=", ".join(f"{name} {value:g}" for name, value in budget.model_dump().items() if value is not None),
+        trials=config.budget.trials,
+        trainings=config.budget.trials * config.seeds,
+        budget=", ".join(budget),
         sampler=config.sampler.kind,
         pruner=config.pruner_kind,
-        limits=tuple(f"{name} {value:g}" for name, value in config.limits.model_dump().items() if value is not None),
+        limits=tuple(limits),
         remarks=tuple(_remarks(definition)),
         forecast=_forecast(definition, plugin_files) if forecast else None,
     )
@@ -102,15 +99,15 @@ def _remarks(definition: Definition) -> Iterator[str]:
         if load > _LOUD:
             yield f"the load is {load:.1f} for each core of this machine: what is measured now says little"
     if config.constraints.get(VERIFY) == "pass":
-        for parameter in space.parameters:
-            stage = parameter.stage
-            if stage and isinstance(_contract(definition, stage), Statistical):
+        setting = setting_of(recipe, resolve_device(recipe.device))
+        for stage in space.switches:
+            promised = (recipe.stages.get(stage) or definition.catalog.get(STAGES, stage)()).contract(setting)
+            if isinstance(promised, Statistical):
                 yield (
                     f"{stage} promises what only whole trainings can show (Statistical): with verify: pass no "
                     "configuration with it counts; verify: no_fail lets it through"
                 )
-    evaluates = recipe.train.evaluate_every
-    if config.pruner_kind in ("median", "hyperband") and evaluates is None:
+    if config.pruner_kind in ("median", "hyperband") and recipe.train.evaluate_every is None:
         yield "nothing is pruned: train.evaluate_every is null, so that a training is judged at its end only"
     if recipe.train.checkpoint_every is None:
         yield "train.checkpoint_every is null: a trial that is interrupted begins anew"
@@ -119,52 +116,35 @@ def _remarks(definition: Definition) -> Iterator[str]:
     conditional = [each.path for each in space.parameters if each.needs]
     if conditional:
         yield f"exists only where its stage is on, or what it requires: {', '.join(conditional)}"
-    fixed_on = [kind for kind in recipe.stages if not any(each.stage == kind for each in space.parameters)]
+    fixed_on = [kind for kind in recipe.stages if kind not in space.switches]
     if fixed_on:
         yield f"on in every trial: {', '.join(fixed_on)}"
 
 
-def _contract(definition: Definition, stage: str) -> Contract:
-    """What a stage promises on this machine, with the recipe's settings or those that nobody wrote."""
-    recipe = definition.recipe
-    config = recipe.stages.get(stage) or definition.catalog.get(STAGES, stage)()
-    return config.contract(setting_of(recipe, resolve_device(recipe.device)))
-
-
 def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:
     """Trains the recipe as it is for a while, and takes its pace in the second half of that for the study's."""
-    recipe, config = definition.recipe, definition.config
-    _, goal = recipe.length
-    begun = time.monotonic()
+    recipe, config, budget = definition.recipe, definition.config, definition.config.budget
+    goal, begun = recipe.length[1], time.monotonic()
     seen: list[tuple[float, int]] = []
 
-    def enough() -> bool:
-        if training.step != (seen[-1][1] if seen else 0):
-            seen.append((time.monotonic(), training.step))
+    def enough(step: int) -> bool:
+        if step != (seen[-1][1] if seen else 0):
+            seen.append((time.monotonic(), step))
         return time.monotonic() - begun > FORECAST_SECONDS
 
-    folder = Path(tempfile.mkdtemp(prefix="runner-forecast-"))
-    try:
-        training = Training(recipe, folder, "", "", plugin_files, limits_of(config), lambda *_: True, enough)
-        ended = training.run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if ended.cause not in (Cause.STOPPED, Cause.DONE):
-        raise RunnerError(f"the recipe as it is cannot be trained: {ended.cause}, {ended.reason}")
+    with tempfile.TemporaryDirectory(prefix="runner-forecast-", ignore_cleanup_errors=True) as folder:
+        ended = train(recipe, Path(folder), plugin_files, limits_of(config), enough)
     if ended.cause == Cause.DONE:
-        trial = ended.seconds * config.seeds
-        start = ended.seconds - (ended.training_seconds or 0.0)
-        return Forecast(start, (ended.training_seconds or 0.0) / goal, trial, _study(trial, definition))
-    if len(seen) < 4:
+        trained = ended.training_seconds or 0.0
+        start, pace, training = ended.seconds - trained, trained / goal, ended.seconds
+    elif ended.cause != Cause.STOPPED:
+        raise RunnerError(f"the recipe as it is cannot be trained: {ended.cause}, {ended.reason}")
+    elif len(seen) < 4:
         raise RunnerError(f"in {FORECAST_SECONDS:.0f} s the recipe as it is made too few steps for a forecast")
-    middle, last = seen[len(seen) // 2], seen[-1]
-    pace = (last[0] - middle[0]) / max(1, last[1] - middle[1])
-    start = max(0.0, seen[0][0] - begun)
-    trial = (last[0] - begun + pace * max(0, goal - last[1])) * config.seeds
-    return Forecast(start, pace, trial, _study(trial, definition))
-
-
-def _study(trial_seconds: float, definition: Definition) -> float:
-    budget = definition.config.budget
-    whole = trial_seconds * budget.trials / budget.parallel
-    return whole if budget.seconds is None else min(whole, budget.seconds + trial_seconds)
+    else:
+        middle, last = seen[len(seen) // 2], seen[-1]
+        start, pace = max(0.0, seen[0][0] - begun), (last[0] - middle[0]) / max(1, last[1] - middle[1])
+        training = last[0] - begun + pace * max(0, goal - last[1])
+    trial = training * config.seeds
+    study = trial * budget.trials / budget.parallel
+    return Forecast(start, pace, trial, study if budget.seconds is None else min(study, budget.seconds + trial))

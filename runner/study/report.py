@@ -1,52 +1,70 @@
-"""What a study has come to: tables for a terminal, and one HTML page that needs nothing beside it."""
+"""What a study will come to or has come to: tables for a terminal, and a page that needs nothing beside it."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from runner.study.space import figure
+from runner.recipe.document import dump_inline
+from runner.recipe.render import render
+from runner.study.attempts import RECIPE
+from runner.study.config import figure
+from runner.system.errors import UsageError
+from runner.system.files import write_durably
 from runner.system.secrets import redact
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optuna.study import Study
+
     from runner.study.plan import StudyPlan
     from runner.study.summary import Row, Summary
 
+REPORT = "report.html"
+NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
+NO_VALUES = "No plots: no trial has a value yet."
 _MOST_ROWS = 12
 _NARROWEST = 8
-_TEMPLATE = "study.html.jinja"
-_CONFOUNDED = "Across the study, where other settings differ too: runner ablate measures a stage by itself."
+_OTHER, _BEST, _BAD, _RECIPE = "#4477aa", "#228833", "#bbbbbb", "#ee6677"
+"""Told apart also by those who see few colours (Paul Tol's bright scheme)."""
 
 
 def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
-    """Prints the best trials, what decided, what stages were worth, failures and budget.
-
-    Args:
-        summary: of the study.
-        console: wide or narrow.
-        where: what to look at next.
-    """
-    title = "Pareto front" if len(summary.objectives) > 1 else "best trial"
+    """Prints the best trials, what decided, what stages were worth, failures and budget, and where to look next."""
     if summary.best:
-        _print(_trials(summary, summary.best[:_MOST_ROWS], f"{summary.name}: {title}"), console)
-        recipe = next((row for row in summary.rows if row.is_recipe), None)
-        if recipe is not None and not recipe.best and recipe.values:
-            _print(_trials(summary, [recipe], "the recipe as it is"), console)
+        title = "Pareto front" if len(summary.objectives) > 1 else "best trial"
+        _print_trials(summary, summary.best[:_MOST_ROWS], f"{summary.name}: {title}", console)
+        for row in summary.rows:
+            if row.is_recipe and row.values and not row.best:
+                _print_trials(summary, [row], "the recipe as it is", console)
     else:
         console.print(Text(f"{summary.name}: no trial counts yet", style="bold"))
+    counting = sum(row.cause == "done" for row in summary.rows)
     for name, shares in summary.importance.items():
         told = ", ".join(f"{path} {share:.0%}" for path, share in shares.items() if share >= 0.005)
-        console.print(Text(f"what decides about {name}, by {len(_counting(summary))} trials: {told}"))
+        console.print(Text(f"what decides about {name}, by {counting} trials: {told}"))
     if summary.worth:
-        _print(_worth(summary), console)
-        console.print(Text(_CONFOUNDED, style="dim"))
+        rows = [
+            (
+                *(each.stage, _title(each.objective)),
+                *(f"{figure(each.on)} ({each.trials_on})", f"{figure(each.off)} ({each.trials_off})"),
+                f"{figure(each.on - each.off)} [{figure(each.low)}, {figure(each.high)}]",
+            )
+            for each in summary.worth
+        ]
+        columns = {"stage": False, "objective": False, "on": True, "off": True, "effect": True}
+        _print_table("stages", columns, rows, console)
+        confounded = "Across the study, where other settings differ too: runner ablate measures a stage by itself."
+        console.print(Text(confounded, style="dim"))
     for line in remarks(summary):
         console.print(Text(line))
     for line in where:
@@ -56,19 +74,18 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
 def remarks(summary: Summary) -> Iterator[str]:
     """Budget, failures and doubts, a line each."""
     used, budget = summary.used, summary.budget
-    left = "" if summary.seconds_left is None else f"; about {_time(summary.seconds_left)} left at this pace"
-    limit = f" of {_time(budget['seconds'])}" if budget["seconds"] else ""
-    device = f" of {_time(budget['device_seconds'])}" if budget["device_seconds"] else ""
+    pending = used.trials < budget["trials"] and summary.seconds_left is not None
+    left = f"; about {_time(summary.seconds_left or 0.0)} left at this pace" if pending else ""
+    limit, device = (f" of {_time(budget[n])}" if budget[n] else "" for n in ("seconds", "device_seconds"))
     yield (
         f"budget: {used.trials} of {budget['trials']} trials, {_time(used.seconds)}{limit}, "
-        f"{_time(used.device_seconds)}{device} on devices{left if used.trials < budget['trials'] else ''}"
+        f"{_time(used.device_seconds)}{device} on devices{left}"
     )
     if summary.causes:
         yield "trials: " + ", ".join(f"{count} {cause}" for cause, count in sorted(summary.causes.items()))
     for cause in sorted(set(summary.causes) - {"done", "pruned"}):
-        example = next(row for row in summary.rows if row.cause == cause)
-        numbers = ", ".join(str(row.number) for row in summary.rows if row.cause == cause)
-        yield f"  {cause} ({numbers}): {' '.join(example.reason.split())}"
+        rows = [row for row in summary.rows if row.cause == cause]
+        yield f"  {cause} ({', '.join(str(row.number) for row in rows)}): {' '.join(rows[0].reason.split())}"
     if summary.overhead_s is not None:
         yield f"around a trial's training: {summary.overhead_s:.1f} s in the median (start, log, finish)"
     if summary.disturbed:
@@ -77,14 +94,9 @@ def remarks(summary: Summary) -> Iterator[str]:
 
 def show_plan(plan: StudyPlan, console: Console) -> None:
     """Prints what a study will try and cost."""
-    table = Table(title=Text(f"{plan.name}: {plan.recipe}"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("setting", no_wrap=True)
-    for column in ("values", "needs"):
-        table.add_column(column, overflow="fold")
-    for path, values, needs in plan.space:
-        table.add_row(*map(Text, (_short(path), values, needs)))
-    console.print(table)
-    many = "endlessly many" if plan.configurations == float("inf") else f"{plan.configurations:,.0f}"
+    rows = [(_short(path), values, needs) for path, values, needs in plan.space]
+    _print_table(f"{plan.name}: {plan.recipe}", {"setting": False, "values": False, "needs": False}, rows, console)
+    many = f"{plan.configurations:,.0f}" if math.isfinite(plan.configurations) else "endlessly many"
     lines = [
         f"budget: {plan.budget}, {plan.trainings} trainings in all, of {many} configurations",
         f"sampler {plan.sampler}, pruner {plan.pruner}; limits of a training: {', '.join(plan.limits)}",
@@ -97,71 +109,151 @@ def show_plan(plan: StudyPlan, console: Console) -> None:
 
 
 def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
-    """One page with everything in it.
-
-    Args:
-        summary: of the study.
-        plots: pictures to put into the page.
-        hint: why there are none, if so.
-    """
+    """One page with everything in it, pictures too; a hint says why there are none, if so."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("runner.study", "."), autoescape=True, trim_blocks=True)
     environment.filters |= {"figure": figure, "time": _time}
-    pictures = [(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in plots]
-    page = environment.get_template(_TEMPLATE).render(
-        summary=summary, settings=_varying(summary.rows), remarks=list(remarks(summary)), plots=pictures, hint=hint
-    )
+    page = environment.get_template("study.html.jinja").render(
+        summary=summary, remarks=list(remarks(summary)), hint=hint,
+        settings=list(dict.fromkeys(path for row in summary.rows for path in row.settings)),
+        plots=[(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in plots],
+    )  # fmt: skip
     return redact(page)
 
 
-def _print(table: Table, console: Console) -> None:
-    """Prints a table; where it is too wide, titles and settings are folded and never a number."""
+def write_report(study: Study, summary: Summary, folder: Path) -> list[Path]:
+    """Writes report, pictures and the recipes of the best trials; returns all files."""
+    best = folder / "best"
+    best.mkdir(parents=True, exist_ok=True)
+    plots = draw(summary, folder)
+    hint = NO_PLOTS if any(row.values for row in summary.rows) else NO_VALUES
+    write_durably(folder / REPORT, html(summary, plots, hint))
+    for old in best.glob("*.yaml"):
+        old.unlink(missing_ok=True)
+    recipes = {best / f"trial-{row.number:04d}.yaml": recipe_text(study, summary, row.number) for row in summary.best}
+    for path, text in recipes.items():
+        write_durably(path, text)
+    return [folder / REPORT, *plots, *recipes]
+
+
+def recipe_text(study: Study, summary: Summary, number: int) -> str:
+    """The recipe of a trial as YAML that ``runner run`` accepts and that reproduces it; a ``UsageError`` if none."""
+    trials = study.get_trials(deepcopy=False)
+    kept = trials[number].user_attrs.get(RECIPE) if 0 <= number < len(trials) else None
+    if kept is None:
+        raise UsageError(f"study '{study.study_name}' has no trial {number} with a recipe")
+    row = next(row for row in summary.rows if row.number == number)
+    values = ", ".join(f"{name} {value:.6g}" for name, value in row.values.items())
+    settings = ", ".join(f"{path}: {dump_inline(value)}" for path, value in row.settings.items())
+    head = [f"# Trial {number} of study {study.study_name}: {values or row.cause}.", f"# Searched: {settings}"]
+    return "\n".join([*head, *render(kept)]) + "\n"
+
+
+def draw(summary: Summary, folder: Path) -> list[Path]:
+    """Draws what there is to see, as PNG: nothing if matplotlib is not installed, or nothing has a value yet."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+
+    if not any(row.values for row in summary.rows):
+        return []
+    pictures: dict[str, Callable[[Summary, Any], None]] = {"progress": _draw_progress}
+    if len(summary.objectives) > 1:
+        pictures["front"] = _draw_front
+    if summary.importance:
+        pictures["importance"] = _draw_importance
+    files = []
+    for name, picture in pictures.items():
+        size = (9.0, 2.6 * len(summary.objectives) + 0.6) if name == "progress" else (7.5, 4.8)
+        files.append(folder / f"{name}.png")
+        with rc_context({"font.size": 8}):
+            canvas = Figure(figsize=size, layout="constrained")
+            picture(summary, canvas)
+            canvas.savefig(files[-1], dpi=120)
+    return files
+
+
+def _draw_progress(summary: Summary, canvas: Any) -> None:
+    """Every objective over the trials, with the best so far."""
+    panels = canvas.subplots(len(summary.objectives), 1, squeeze=False, sharex=True)[:, 0]
+    counting = [row for row in summary.rows if row.cause == "done"]
+    without = [row.number for row in summary.rows if not row.values and row.state in ("PRUNED", "FAIL")]
+    for axes, (name, direction) in zip(panels, summary.objectives.items(), strict=True):
+        for row in summary.rows:
+            if row.values:
+                axes.plot(row.number, row.values[name], "o", color=_colour(row), markersize=6)
+        best = itertools.accumulate((row.values[name] for row in counting), max if direction == "maximize" else min)
+        axes.step([row.number for row in counting], list(best), where="post", color="black", linewidth=0.8)
+        axes.plot(without, [axes.get_ylim()[0]] * len(without), "x", color=_BAD, markersize=7)
+        axes.set_ylabel(name)
+    panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    panels[-1].set_xlabel("trial (green: best; red: recipe as it is; line: best so far; cross: no value)")
+
+
+def _draw_front(summary: Summary, canvas: Any) -> None:
+    """The first two objectives against each other."""
+    axes = canvas.subplots()
+    one, other = list(summary.objectives)[:2]
+    for row in sorted((row for row in summary.rows if row.values), key=lambda row: row.best):
+        place = row.values[one], row.values[other]
+        axes.plot(*place, "o", color=_colour(row), markersize=7 if row.best else 5)
+        if row.best or row.is_recipe:
+            label = f"{row.number}{' (recipe)' if row.is_recipe else ''}"
+            axes.annotate(label, place, (5, 4), textcoords="offset points")
+    front = sorted((row.values[one], row.values[other]) for row in summary.best)
+    if front:
+        axes.plot(*zip(*front, strict=True), color=_BEST, linewidth=0.8)
+    axes.set_xlabel(one)
+    axes.set_ylabel(other)
+    axes.set_title("Pareto front (green), the recipe as it is (red)")
+    axes.margins(0.1)
+
+
+def _draw_importance(summary: Summary, canvas: Any) -> None:
+    """How much every setting decides."""
+    panels = canvas.subplots(1, len(summary.importance), squeeze=False)[0]
+    for axes, (name, shares) in zip(panels, summary.importance.items(), strict=True):
+        names = [path.removeprefix("optimization.") for path in shares]
+        axes.barh(names, [100 * share for share in shares.values()], color=_OTHER)
+        axes.invert_yaxis()
+        axes.set_xlabel("%")
+        axes.set_title(name)
+
+
+def _colour(row: Row) -> str:
+    if row.is_recipe:
+        return _RECIPE
+    return _BEST if row.best else _OTHER if row.cause == "done" else _BAD
+
+
+def _print_trials(summary: Summary, rows: Sequence[Row], title: str, console: Console) -> None:
+    wanted = {f"{_title(n)} {'↑' if each == 'maximize' else '↓'}": True for n, each in summary.objectives.items()}
+    cells = []
+    for row in rows:
+        settings = [f"{_short(path)} {figure(value)}" for path, value in row.settings.items()]
+        verdict = [f"gate {row.verdict}"] if row.verdict else []
+        values = [figure(row.values[name]) for name in summary.objectives]
+        cells.append((f"{row.number}{' (recipe)' if row.is_recipe else ''}", *values, ", ".join(settings + verdict)))
+    _print_table(title, {"trial": True, **wanted, "settings": False}, cells, console)
+
+
+def _print_table(title: str, columns: Mapping[str, bool], rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Prints columns of numbers or not; where it is too wide, titles and settings are folded and never a number."""
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, is_number in columns.items():
+        how: JustifyMethod = "right" if is_number else "left"
+        table.add_column(Text(name), justify=how, overflow="fold", no_wrap=name == "setting")
+    for row in rows:
+        table.add_row(*map(Text, row))
     if console.measure(table, options=console.options.update(width=1000)).maximum > console.width:
         for column in table.columns:
             if column.justify == "right":
                 words = (word for cell in column.cells for word in str(cell).split())
                 column.width = max(_NARROWEST, *map(len, words))
     console.print(table)
-
-
-def _trials(summary: Summary, rows: Sequence[Row], title: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("trial", justify="right")
-    for name, direction in summary.objectives.items():
-        wanted = Text(f"{_title(name)} {'↑' if direction == 'maximize' else '↓'}")
-        table.add_column(wanted, justify="right", overflow="fold")
-    table.add_column("settings", overflow="fold")
-    for row in rows:
-        number = f"{row.number}{' (recipe)' if row.is_recipe else ''}"
-        values = [figure(row.values[name]) for name in summary.objectives]
-        verdict = [f"gate {row.verdict}"] if row.verdict else []
-        settings = [f"{_short(path)} {figure(value)}" for path, value in row.settings.items()]
-        table.add_row(number, *values, Text(", ".join(settings + verdict)))
-    return table
-
-
-def _worth(summary: Summary) -> Table:
-    table = Table(title=Text("stages"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("stage", "objective"):
-        table.add_column(column, overflow="fold")
-    for column in ("on", "off", "effect"):
-        table.add_column(column, justify="right", overflow="fold")
-    for each in summary.worth:
-        difference = f"{figure(each.on - each.off)} [{figure(each.low)}, {figure(each.high)}]"
-        on, off = f"{figure(each.on)} ({each.trials_on})", f"{figure(each.off)} ({each.trials_off})"
-        table.add_row(*map(Text, (each.stage, _title(each.objective), on, off, difference)))
-    return table
-
-
-def _counting(summary: Summary) -> list[Row]:
-    """The trials that importance and the worth of stages look at."""
-    return [row for row in summary.rows if row.cause == "done"]
-
-
-def _varying(rows: Sequence[Row]) -> list[str]:
-    """The paths of all settings that were searched, in order."""
-    return list(dict.fromkeys(path for row in rows for path in row.settings))
 
 
 def _title(metric: str) -> str:

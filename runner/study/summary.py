@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
@@ -15,22 +17,14 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from runner.study.attempts import (
-    ATTEMPTS,
-    CAUSE,
-    DISTURBED,
-    NEIGHBOURS,
-    OVERHEAD,
-    REASON,
-    VALUES,
-    VERDICT,
-    Used,
-    used,
-)
-from runner.study.config import StudyConfig
-from runner.study.leases import Lease
-from runner.study.space import STAGES, is_on
-from runner.study.store import DEFINITION
+from runner.study import attempts as kept
+from runner.study.attempts import Used, used
+from runner.study.config import Parameter, StudyConfig, is_on
+from runner.study.leases import Lease, Leases
+from runner.study.store import DEFINITION, StudyStore
+
+if TYPE_CHECKING:
+    from runner.tracking.workspace import Workspace
 
 FEWEST = 5
 """Trials with a stage, and without, that its worth needs."""
@@ -38,7 +32,7 @@ FEWEST_DECIDE = 16
 """Trials that importance needs; with fewer it mostly shows chance."""
 _TOP = 5
 """Trials that are the best, to importance, if a tenth of all are fewer."""
-RESAMPLES = 2000
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -111,119 +105,105 @@ class Summary:
         return asdict(self) | {"best": [row.number for row in self.best]}
 
 
-def summarise(study: Study, leases: Sequence[Lease] = ()) -> Summary:
-    """Reads a study.
+def find(reference: str, workspace: Workspace) -> tuple[Study, Summary]:
+    """A study by its name or its file, as it stands."""
+    with StudyStore.session(workspace) as store:
+        study = store.find(reference)
+        return study, summarise(study, Leases(store.storage.engine, study.study_name).all())
 
-    Args:
-        study: begun by the runner.
-        leases: who works on it now.
-    """
+
+def summarise(study: Study, leases: Sequence[Lease] = ()) -> Summary:
+    """Reads a study that was begun by the runner, and on which those who hold leases work now."""
     described = study.user_attrs[DEFINITION]
     config = StudyConfig.model_validate(described["config"])
     waits = TrialState.WAITING  # beyond a budget that was lowered
     trials = [t for t in study.get_trials(deepcopy=False) if t.number < config.budget.trials or t.state != waits]
-    front = {trial.number for trial in study.best_trials} if any(_counts(trial) for trial in trials) else set()
-    rows = [_row(trial, config, front) for trial in trials]
+    counting = [t for t in trials if t.state == TrialState.COMPLETE and all(v <= 0 for v in t.constraints.values())]
+    front = {trial.number for trial in study.best_trials} if counting else set()
+    rows = [_row(trial, config, trial.number in front) for trial in trials]
     spent = used(trials, leases)
-    done = [row for row in rows if row.state in ("COMPLETE", "PRUNED", "FAIL")]
-    pace = spent.seconds / len(done) if done else None
-    overheads = [trial.user_attrs[OVERHEAD] for trial in trials if OVERHEAD in trial.user_attrs]
+    done = [row for row, trial in zip(rows, trials, strict=True) if trial.state.is_finished()]
+    left = None
+    if done:
+        left = spent.seconds / len(done) * (len(trials) - len(done))
+        if config.budget.seconds is not None:
+            left = max(0.0, min(left, config.budget.seconds - spent.seconds))
+    overheads = [trial.user_attrs[kept.OVERHEAD] for trial in trials if kept.OVERHEAD in trial.user_attrs]
+    directions = [direction.name.lower() for direction in study.directions]
     return Summary(
         name=study.study_name,
         file=described["file"],
-        objectives={
-            name: "minimize" if direction == StudyDirection.MINIMIZE else "maximize"
-            for name, direction in zip(config.objectives, study.directions, strict=True)
-        },
+        objectives=dict(zip(config.objectives, directions, strict=True)),
         budget=config.budget.model_dump(mode="json"),
         used=spent,
-        seconds_left=None if pace is None else _left(pace * (len(trials) - len(done)), spent, config),
+        seconds_left=left,
         rows=rows,
-        importance=_importance(study, config, trials),
-        worth=_worths(rows, config),
+        importance=_importance(study, list(config.objectives), counting),
+        worth=_worths([row for row in rows if row.cause == "done"], config),
         causes=dict(Counter(row.cause for row in done)),
         overhead_s=statistics.median(overheads) if overheads else None,
-        disturbed=sum(trial.user_attrs.get(NEIGHBOURS, 0.0) > DISTURBED for trial in trials),
+        disturbed=sum(trial.user_attrs.get(kept.NEIGHBOURS, 0.0) > kept.DISTURBED for trial in trials),
     )
 
 
-def _left(seconds: float, spent: Used, config: StudyConfig) -> float:
-    limit = config.budget.seconds
-    return seconds if limit is None else max(0.0, min(seconds, limit - spent.seconds))
-
-
-def _counts(trial: FrozenTrial) -> bool:
-    return trial.state == TrialState.COMPLETE and all(value <= 0 for value in trial.constraints.values())
-
-
-def _row(trial: FrozenTrial, config: StudyConfig, front: set[int]) -> Row:
-    kept = trial.user_attrs
+def _row(trial: FrozenTrial, config: StudyConfig, best: bool) -> Row:
+    attributes, cause = trial.user_attrs, trial.state.name.lower()
+    reason = str(attributes.get(kept.REASON, ""))
     broken = [f"{name} is {value:.4g} beyond its bound" for name, value in trial.constraints.items() if value > 0]
-    cause = str(kept.get(CAUSE, trial.state.name.lower())) if trial.state.is_finished() else trial.state.name.lower()
     if trial.state == TrialState.COMPLETE and broken:
-        cause = "infeasible"
+        cause, reason = "infeasible", reason or ", ".join(broken)
+    elif trial.state.is_finished():
+        cause = str(attributes.get(kept.CAUSE, cause))
     return Row(
         number=trial.number,
         state=trial.state.name,
         cause=cause,
-        reason=str(kept.get(REASON, "")) or (", ".join(broken) if cause == "infeasible" else ""),
+        reason=reason,
         values=dict(zip(config.objectives, trial.values or (), strict=False)),
-        settings=kept.get(VALUES, {}),
-        verdict=str(kept.get(VERDICT, {}).get("outcome", "")),
-        best=trial.number in front,
+        settings=attributes.get(kept.VALUES, {}),
+        verdict=str(attributes.get(kept.VERDICT, {}).get("outcome", "")),
+        best=best,
         is_recipe=trial.number == 0 and bool(trial.system_attrs.get("fixed_params")),
-        seconds=used([trial]).device_seconds if ATTEMPTS in kept else 0.0,
+        seconds=used([trial]).device_seconds,
     )
 
 
-def _importance(study: Study, config: StudyConfig, trials: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
+def _importance(study: Study, names: Sequence[str], counting: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
     """How much each setting decides; PED-ANOVA looks at what sets the best trials apart."""
-    counting = [trial for trial in trials if _counts(trial)]
     if len(counting) < FEWEST_DECIDE:
         return {}
     evaluator = PedAnovaImportanceEvaluator(target_quantile=max(0.1, _TOP / len(counting)))
     plain = optuna.create_study(directions=study.directions)  # without what failed, and without this one's attributes
     for trial in counting:
-        kept = {"params": trial.params, "distributions": trial.distributions, "values": trial.values}
-        plain.add_trial(optuna.create_trial(**kept))
+        plain.add_trial(
+            optuna.create_trial(params=trial.params, distributions=trial.distributions, values=trial.values)
+        )
     found = {}
-    for number, name in enumerate(config.objectives):
-        sign = 1.0 if study.directions[number] == StudyDirection.MINIMIZE else -1.0
+    for number, (name, direction) in enumerate(zip(names, study.directions, strict=True)):
+        sign = 1.0 if direction == StudyDirection.MINIMIZE else -1.0
 
         def target(trial: FrozenTrial, number: int = number, sign: float = sign) -> float:
             return sign * float(trial.values[number])
 
-        if len({trial.values[number] for trial in counting}) == 1:
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that low is good, which the sign sees to
-            try:
+        if len({trial.values[number] for trial in counting}) > 1:
+            # It warns that low is good, which the sign sees to; and raises where nothing varies.
+            with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(ValueError, RuntimeError):
                 found[name] = dict(get_param_importances(plain, evaluator=evaluator, target=target))
-            except (ValueError, RuntimeError):  # nothing varies
-                continue
     return found
 
 
-def _worths(rows: Sequence[Row], config: StudyConfig) -> list[Worth]:
-    done = [row for row in rows if row.state == "COMPLETE" and row.cause == "done"]
+def _worths(done: Sequence[Row], config: StudyConfig) -> list[Worth]:
+    """Every stage that is switched, with the 95 % percentile bootstrap interval (Efron and Tibshirani 1993)."""
     found = []
-    for path in config.space:
-        section, _, stage = path.partition(".")
-        if section != STAGES or "." in stage:
+    for parameter, name in itertools.product(map(Parameter, config.space, config.space.values()), config.objectives):
+        if parameter.stage is None:
             continue
-        for name in config.objectives:
-            on = [row.values[name] for row in done if is_on(row.settings[path])]
-            off = [row.values[name] for row in done if not is_on(row.settings[path])]
-            if min(len(on), len(off)) >= FEWEST:
-                low, high = _interval(on, off)
-                middle = statistics.median(on), statistics.median(off)
-                found.append(Worth(stage, name, *middle, low, high, len(on), len(off)))
+        on = [row.values[name] for row in done if is_on(row.settings[parameter.path])]
+        off = [row.values[name] for row in done if not is_on(row.settings[parameter.path])]
+        if min(len(on), len(off)) >= FEWEST:
+            draw = np.random.default_rng(0)
+            medians = [np.median(draw.choice(each, (_RESAMPLES, len(each))), axis=1) for each in (on, off)]
+            low, high = map(float, np.quantile(medians[0] - medians[1], [0.025, 0.975]))
+            middle = statistics.median(on), statistics.median(off)
+            found.append(Worth(parameter.stage, name, *middle, low, high, len(on), len(off)))
     return found
-
-
-def _interval(on: Sequence[float], off: Sequence[float]) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the difference of two medians (Efron and Tibshirani 1993)."""
-    draw = np.random.default_rng(0)
-    medians = [np.median(draw.choice(each, (RESAMPLES, len(each))), axis=1) for each in (on, off)]
-    low, high = np.quantile(medians[0] - medians[1], [0.025, 0.975])
-    return float(low), float(high)

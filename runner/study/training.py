@@ -1,68 +1,169 @@
-"""One training of a trial in its child process; it goes on from a checkpoint in its folder, if there is one."""
+"""One training of a trial, and the gate's verdict before it: as the worker sees them, and in their child processes."""
 
 from __future__ import annotations
 
+import math
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.child.protocol import Parent
-from runner.plugin.registry import Registry
+from runner.child.spawn import START_SECONDS, Cause, Child, ChildError, Limits
 from runner.recipe.lock import LOCK_NAME, drift, write_lock
 from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.errors import CheckpointError
+from runner.system.errors import CheckpointError, ExitCode, RunnerError
+from runner.system.hardware import available_memory
+from runner.tracking.spool import place_of
 from runner.tracking.tracker import Recorder
+from runner.tracking.workspace import SPOOL
 from runner.train.assemble import assemble
 from runner.train.checkpoint import reader as checkpoint
 from runner.train.loop import CHECKPOINTS, Loop
 from runner.train.signals import Stop, stop_on_signals
 
-SPOOL = "spool.jsonl"
-SIGN_SECONDS = 0.5
+if TYPE_CHECKING:
+    from runner.child.protocol import Parent
+    from runner.study.config import StudyConfig
+
+PRUNED = "pruned"
+"""The cause where a training was told not to go on, because it will not be among the best."""
+_GRACE_SECONDS = 30.0
+"""For a checkpoint, after SIGTERM."""
+_SIGN_SECONDS = 0.5
+_free_at_first = cache(available_memory)
 
 
-class ReportingRecorder(Recorder):
-    """Logs to a spool, which the parent carries to MLflow, and tells the parent how far the training is."""
+@dataclass(frozen=True)
+class Ended:
+    """How a training ended."""
 
-    def __init__(self, spool: Path, cursor: int | None, step: int, parent: Parent, stop: Stop) -> None:
-        super().__init__(spool, cursor, step, parent.options["prefix"])
-        self._metric, self._parent, self._stop = parent.options["metric"], parent, stop
-        self._told = 0.0
-        self.pruned = False
+    cause: str
+    """A ``Cause``, or ``PRUNED``."""
+    reason: str
+    seconds: float = 0.0
+    training_seconds: float | None = None
+    """Without starting and ending the process; None if it did not come to its end."""
+    cpu_seconds: float = 0.0
+    """Of the process and its children, as far as seen."""
+    anew: bool = False
+    """Whether it has to begin anew, because its checkpoints cannot be gone on from."""
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs metrics of one step; asks whether to go on if one of them decides that."""
-        super().log(metrics, step)
-        if self._metric in metrics:
-            self._ask(float(metrics[self._metric]), step)
 
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Gives a sign of life, twice a second at most."""
-        if time.monotonic() - self._told > SIGN_SECONDS:
-            self._told = time.monotonic()
-            self._parent.tell(step=step)
+def train(
+    recipe: Recipe,
+    folder: Path,
+    plugin_files: Sequence[Path],
+    limits: Limits,
+    stop: Callable[[int], bool],
+    go_on: Callable[[float, int], bool] = lambda _value, _step: True,
+    metric: str = "",
+    prefix: str = "",
+) -> Ended:
+    """One attempt at one training, to its end, whatever end that is; no process is left when this returns.
 
-    def _ask(self, value: float, step: int) -> None:
-        if not self._parent.ask(value=value, step=step):
-            self.pruned = True
-            self._stop.asked = signal.SIGTERM
+    Args:
+        recipe: what to train.
+        folder: exists; its checkpoints and metrics.
+        plugin_files: local ones that the recipe needs.
+        limits: what it may use.
+        stop: whether it is to end, given the step so far.
+        go_on: whether it is to go on, given a value and its step.
+        metric: whose values decide that; empty if nothing does.
+        prefix: stands before the names of metrics.
+    """
+    begun = time.monotonic()
+    step, seconds, pruned, anew = 0, None, False, False
+    cause, reason = str(Cause.DONE), ""
+
+    def stopping() -> bool:
+        return stop(step)
+
+    options = {"folder": str(folder), "metric": metric, "prefix": prefix}
+    with Child(
+        "runner.study.training", recipe, plugin_files=plugin_files, options=options, limits=limits, forked=True
+    ) as child:
+        try:
+            while (told := child.receive(stopping, hung="no sign of progress")) is not None:
+                step, seconds, pruned = told["step"], told.get("done"), told.get("pruned", False)
+                if "value" in told:
+                    child.send(go_on(told["value"], step))
+            if pruned:
+                cause = PRUNED
+            elif seconds is None:
+                cause, reason = Cause.CRASHED, "it ended with exit code 0 and without a word"
+        except ChildError as error:
+            where = f", after step {step:,}" if error.cause == Cause.HUNG else ""
+            cause, reason, anew = error.cause, f"{error}{where}", error.exit_code == ExitCode.NO_CHECKPOINT
+        except OSError:  # it has ended instead of listening
+            cause, reason = Cause.CRASHED, "it ended in the middle of a question"
+    # Who stops the worker may signal the child, too.
+    if cause not in (Cause.DONE, PRUNED) and stopping():
+        cause, reason = Cause.STOPPED, "the worker was told to end"
+    return Ended(cause, reason, time.monotonic() - begun, seconds, child.cpu_seconds, anew)
+
+
+def judge(recipe: Recipe, plugin_files: Sequence[Path], limits: Limits, stop: Callable[[], bool]) -> dict[str, Any]:
+    """The gate's verdict on all stages of a recipe together, without any training: its outcome and summary.
+
+    What cannot be judged within the limits of a training is inconclusive.
+    """
+    if not recipe.stages:
+        return {"outcome": "PASS", "summary": "no stage is on"}
+    limits = replace(limits, seconds=min(limits.seconds, START_SECONDS), silence=START_SECONDS, grace=0.0)
+    try:
+        with Child("runner.study.training", recipe, plugin_files=plugin_files, limits=limits) as child:
+            return child.answer(stop=stop)
+    except RunnerError as error:
+        return {"outcome": "INCONCLUSIVE", "summary": f"it could not be judged: {error}"}
+
+
+def limits_of(config: StudyConfig) -> Limits:
+    """The limits of one training; all that go on at a time may take half of the memory that was free at first."""
+    limits = config.limits
+    memory = _free_at_first() / 2 / config.budget.parallel if limits.memory_gib is None else limits.memory_gib * 2**30
+    return Limits(limits.seconds or math.inf, limits.silence, memory, _GRACE_SECONDS)
+
+
+def prepare(folder: Path, anew: bool) -> None:
+    """Clears the folder of a training, unless it goes on from a checkpoint."""
+    if anew or not checkpoint.checkpoints(folder / CHECKPOINTS):
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        for path in (folder / SPOOL, place_of(folder / SPOOL)):
+            path.unlink(missing_ok=True)
 
 
 def main(parent: Parent) -> None:
-    """Trains, and tells how far it is; at last that it is done, or was told not to go on."""
+    """Trains in the folder that the options name, and tells how far it is; or judges if they name none."""
+    if parent.options:
+        _train(parent)
+        return
+    from runner.verify.gate import quick
+
+    recipe, registry = parent.load()
+    verdict = quick(recipe, registry, tuple(recipe.stages))
+    parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)
+
+
+def _train(parent: Parent) -> None:
+    """Trains, from a checkpoint if there is one; tells at last that it is done, or was told not to go on."""
     folder = Path(parent.options["folder"])
     recipe, registry = parent.load()
-    state = _state(folder, recipe, registry)
+    found = checkpoint.load_newest(folder / CHECKPOINTS)
+    state = found[1] if found else None
+    if state and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
+        raise CheckpointError("what the training runs has changed since its checkpoint")
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
     write_lock(recipe, folder, registry)
     with stop_on_signals() as stop:
         cursor, step = (state["cursor"], state["step"]) if state else (None, 0)
-        log = ReportingRecorder(folder / SPOOL, cursor, step, parent, stop)
+        log = _ReportingRecorder(folder / SPOOL, cursor, step, parent, stop)
         parent.tell(step=log.step)
         loop = Loop(pipeline, folder, log, log, stop)
         if state:
@@ -77,13 +178,25 @@ def main(parent: Parent) -> None:
         sys.exit(128 + int(stop.asked or 0))
 
 
-def _state(folder: Path, recipe: Recipe, registry: Registry) -> dict[str, Any] | None:
-    """What an earlier attempt at the same training has left; None if there is nothing.
+class _ReportingRecorder(Recorder):
+    """Logs to a spool, which the parent carries to MLflow, and tells the parent how far the training is."""
 
-    Raises:
-        CheckpointError: it cannot be gone on from.
-    """
-    found = checkpoint.load_newest(folder / CHECKPOINTS)
-    if found and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
-        raise CheckpointError("what the training runs has changed since its checkpoint")
-    return found[1] if found else None
+    def __init__(self, spool: Path, cursor: int | None, step: int, parent: Parent, stop: Stop) -> None:
+        super().__init__(spool, cursor, step, parent.options["prefix"])
+        self._parent, self._stop = parent, stop
+        self._told = 0.0
+        self.pruned = False
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Logs metrics of one step; asks whether to go on if one of them decides that."""
+        super().log(metrics, step)
+        value = metrics.get(self._parent.options["metric"])
+        if value is not None and not self._parent.ask(value=float(value), step=step):
+            self.pruned = True
+            self._stop.asked = signal.SIGTERM
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Gives a sign of life, twice a second at most."""
+        if time.monotonic() - self._told > _SIGN_SECONDS:
+            self._told = time.monotonic()
+            self._parent.tell(step=step)

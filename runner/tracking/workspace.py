@@ -23,7 +23,7 @@ from runner.system.files import write_durably
 from runner.system.processes import Owner, boot_id
 
 VARIABLE = "RUNNER_WORKSPACE"
-RECORD = "run.json"
+RECORD, SPOOL = "run.json", "spool.jsonl"
 STALE_SECONDS = 600.0
 """A run on another machine is taken for dead when it has not been heard of for so long."""
 GLANCE_SECONDS = 1.0
@@ -122,7 +122,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name
-        self.spool, self.checkpoints = path / "spool.jsonl", path / "checkpoints"
+        self.spool, self.checkpoints = path / SPOOL, path / "checkpoints"
         self._reserve, self._lock_file = path / ".reserve", path / ".lock"
         self._lock = FileLock(self._lock_file, thread_local=False)
 

@@ -19,7 +19,7 @@ def storage_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Optuna's database as it is made, once for all tests of a process."""
     made = workspace(tmp_path_factory.mktemp("storage"))
     store = StudyStore.open(made)
-    Leases(store.url, "none").close()
+    Leases(store.storage.engine, "none")
     store.storage.engine.dispose()
     return made.root / "optuna.db"
 

@@ -111,7 +111,7 @@ def trials_of(name="tiny", root=None):
     """The trials of a study, from the storage of a workspace."""
     store = StudyStore.open(workspace(root))
     trials = optuna.load_study(study_name=name, storage=store.storage).trials
-    store.close()
+    store.storage.engine.dispose()
     return trials
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from sqlalchemy import create_engine
 
 from runner.study import leases as module
 from runner.study.leases import Leases
@@ -16,20 +17,26 @@ from runner.system.processes import Owner
 
 HOLD = """
 import sys
+from sqlalchemy import create_engine
 from runner.study.leases import Leases
-leases = Leases(sys.argv[1], "mine")
+leases = Leases(create_engine(sys.argv[1], connect_args={"timeout": 60}), "mine")
 print(all([leases.claim(int(trial)) for trial in sys.argv[2:]]), flush=True)
 sys.stdin.read()
 """
 RACE = """
 import sys
+from sqlalchemy import create_engine
 from runner.study.leases import Leases
-leases = Leases(sys.argv[1], "mine")
+leases = Leases(create_engine(sys.argv[1], connect_args={"timeout": 60}), "mine")
 print("ready", flush=True)
 sys.stdin.readline()
 print(*[trial for trial in range(12) if leases.claim(trial)], flush=True)
 sys.stdin.read()
 """
+
+
+def engine(url):
+    return create_engine(url, connect_args={"timeout": 60})
 
 
 @pytest.fixture
@@ -38,12 +45,12 @@ def worker(storage_url):
     made = []
 
     def make(study="mine", **settings):
-        made.append(Leases(storage_url, study, **settings))
-        return made[-1]
+        made.append(engine(storage_url))
+        return Leases(made[-1], study, **settings)
 
     yield make
     for each in made:
-        each.close()
+        each.dispose()
 
 
 @pytest.fixture
@@ -286,10 +293,11 @@ def test_studies_have_leases_of_their_own(worker):
 
 def test_several_workers_may_make_the_table_at_once(tmp_path):
     url = f"sqlite:///{tmp_path / 'new.db'}"
-    workers = at_once(*(lambda: Leases(url, "mine") for _ in range(6)))
+    engines = [engine(url) for _ in range(6)]
+    workers = at_once(*(lambda each=each: Leases(each, "mine") for each in engines))
     assert [each.claim(0) for each in workers].count(True) == 1
-    for each in workers:
-        each.close()
+    for each in engines:
+        each.dispose()
 
 
 def test_only_one_at_a_time_is_let_through_and_all_of_them_in_the_end(worker):

@@ -7,10 +7,8 @@ import pytest
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner, WilcoxonPruner
 from optuna.trial import TrialState
 
-from runner.study.config import ParameterConfig, StudyConfig
-from runner.study.sampler import PerTrialSampler, pruner
-from runner.study.space import Parameter, Space, ordered
-from runner.study.store import StudyStore
+from runner.study.config import Parameter, ParameterConfig, Space, StudyConfig, ordered
+from runner.study.store import PerTrialSampler, StudyStore, pruner
 from runner.tracking import workspace
 
 KINDS = ["random", "tpe", "nsga2"]

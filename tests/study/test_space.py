@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.recipe.loader import compose, layers, load
-from runner.study.config import ParameterConfig
-from runner.study.space import OFF, Parameter, Space, assignments, is_on, label, ordered
+from runner.study.config import OFF, Parameter, ParameterConfig, Space, is_on, label, ordered
+from runner.study.definition import assignments
 
 KINDS = "abcdef"
 SWITCH = ParameterConfig(choice=["off", "on"])

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from runner.study.attempts import Used
 from runner.study.plan import Forecast, StudyPlan
-from runner.study.plots import draw
-from runner.study.report import html, show, show_plan
+from runner.study.report import draw, html, show, show_plan
 from runner.study.summary import Row, Summary, Worth
 from runner.system import secrets
 

@@ -14,9 +14,8 @@ from optuna.trial import TrialState
 from studies import SPACE, read, study_text
 
 from runner.study.leases import Leases
-from runner.study.sampler import PerTrialSampler
 from runner.study.search import fresh
-from runner.study.store import DEFINITION, TOP_UP, VARIABLE, StudyStore, storage_errors, verdict_key
+from runner.study.store import DEFINITION, TOP_UP, VARIABLE, PerTrialSampler, StudyStore, verdict_key
 from runner.system.errors import ExitCode, StorageError, UsageError
 from runner.system.processes import Owner
 from runner.tracking import workspace
@@ -35,7 +34,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 store = StudyStore.open(workspace())
 study = store.create(definition)
-store.top_up(study, definition, Leases(store.url, "mine"))
+store.top_up(study, definition, Leases(store.storage.engine, "mine"))
 print(len(study.get_trials(deepcopy=False)), len(study.user_attrs), flush=True)
 """
 TESTS = Path(__file__).parents[1]
@@ -44,9 +43,7 @@ DEAD = Owner.this_process().model_copy(update={"born": 12345.0})
 
 @pytest.fixture
 def leases(store):
-    made = Leases(store.url, "mine")
-    yield made
-    made.close()
+    return Leases(store.storage.engine, "mine")
 
 
 def refused(store, definition):
@@ -120,7 +117,7 @@ def test_a_study_is_found_by_its_name(store, tmp_path):
 
 def test_no_secret_of_a_recipe_is_in_the_storage(store, tmp_path, isolated_workspace):
     definition = read(tmp_path, study_text(more="set: [model.password=opensesame9]\n"), "model.password=opensesame8")
-    store.top_up(store.create(definition), definition, Leases(store.url, "mine"))
+    store.top_up(store.create(definition), definition, Leases(store.storage.engine, "mine"))
     assert b"opensesame" not in (isolated_workspace / "optuna.db").read_bytes()
 
 
@@ -195,7 +192,7 @@ def test_several_workers_put_no_trial_into_the_queue_twice(store, tmp_path):
     study, barrier, failed = store.create(definition), threading.Barrier(4), []
 
     def top_up():
-        leases = Leases(store.url, "mine")
+        leases = Leases(store.storage.engine, "mine")
         own = optuna.load_study(study_name="mine", storage=store.storage)
         barrier.wait()
         try:
@@ -203,7 +200,6 @@ def test_several_workers_put_no_trial_into_the_queue_twice(store, tmp_path):
         except BaseException as error:
             failed.append(error)
         finally:
-            leases.close()
             store.storage.remove_session()
 
     threads = [threading.Thread(target=top_up) for _ in range(4)]
@@ -221,7 +217,7 @@ def test_what_a_worker_that_died_had_not_put_into_the_queue_is_put_there(store, 
     study = store.create(definition)
     with monkeypatch.context() as patch:
         patch.setattr(Owner, "this_process", lambda owner=DEAD: owner)
-        assert Leases(store.url, "mine").claim(TOP_UP)
+        assert Leases(store.storage.engine, "mine").claim(TOP_UP)
     study.enqueue_trial(definition.as_given())
     store.top_up(study, definition, leases)
     assert [trial.system_attrs["fixed_params"] for trial in study.get_trials()] == [{"model.lr": 1e-3}, {}, {}, {}]
@@ -317,22 +313,25 @@ def test_a_workspace_that_cannot_be_written_is_no_storage(monkeypatch, tmp_path)
 
 def test_a_storage_that_goes_away_is_said_with_what_to_do(store, tmp_path, isolated_workspace):
     store.create(read(tmp_path))
-    store.storage.engine.dispose()
-    (isolated_workspace / "optuna.db").write_text("overwritten\n" * 999)
     told = r"does not answer any more: .*; the same command goes on from there"
-    with pytest.raises(StorageError, match=told), storage_errors(store.url):
-        store.find("mine")
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(StorageError, match=told))
+        opened = stack.enter_context(StudyStore.session(workspace()))
+        (isolated_workspace / "optuna.db").write_text("overwritten\n" * 999)
+        opened.storage.engine.dispose()
+        opened.find("mine")
 
 
-def test_a_storage_that_goes_away_takes_no_password_along():
+def test_a_storage_that_goes_away_takes_no_password_along(store, monkeypatch):
     url = "postgresql://runner:hunter2hunter2@host/studies"
-    with pytest.raises(StorageError) as caught, storage_errors(url):
+    monkeypatch.setattr(StudyStore, "open", lambda _workspace: StudyStore(url, store.storage))
+    with pytest.raises(StorageError) as caught, StudyStore.session(workspace()):
         raise sqlalchemy.exc.OperationalError(f"SELECT 1 -- {url}", {}, Exception(f"no route to {url}\nmore"))
     assert "no route to postgresql://runner:**********@host/studies" in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert "more" not in str(caught.value).replace("any more", "")
 
 
-def test_other_errors_are_not_the_storages():
-    with pytest.raises(UsageError, match="mine"), storage_errors("sqlite://"):
+def test_other_errors_are_not_the_storages(store):
+    with pytest.raises(UsageError, match="mine"), StudyStore.session(workspace()):
         raise UsageError("mine")

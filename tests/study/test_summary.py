@@ -9,14 +9,10 @@ from optuna.trial import TrialState
 from studies import AIMS, read, study_text
 
 from runner.recipe.loader import load
-from runner.study.attempts import ATTEMPTS
-from runner.study.leases import Lease
-from runner.study.search import NO_PLOTS, NO_VALUES, recipe_text, write_report
-from runner.study.summary import FEWEST, FEWEST_DECIDE, summarise
-from runner.study.trial import (
+from runner.study.attempts import (
+    ATTEMPTS,
     CAUSE,
     DISTURBED,
-    FEASIBLE,
     NEIGHBOURS,
     OVERHEAD,
     REASON,
@@ -24,6 +20,10 @@ from runner.study.trial import (
     VALUES,
     VERDICT,
 )
+from runner.study.leases import Lease
+from runner.study.report import NO_PLOTS, NO_VALUES, recipe_text, write_report
+from runner.study.summary import FEWEST, FEWEST_DECIDE, summarise
+from runner.study.worker import FEASIBLE
 
 SPACE = """\
 space:
@@ -140,7 +140,7 @@ def test_used_is_what_all_workers_have_used(begun):
     made.add([2.0], kept={ATTEMPTS: [{"begin": 5.0, "end": 25.0, "seed": 7}]})  # beside the first
     made.add(state=TrialState.RUNNING, cause="", kept={ATTEMPTS: [{"begin": 40.0, "seed": 7}]})
     made.study.enqueue_trial({})
-    lease = Lease(trial=2, worker="w", place="here", pid=1, born=0.0, beats=3, seen=47.0)
+    lease = Lease(study="mine", trial=2, worker="w", place="here", pid=1, born=0.0, beats=3, seen=47.0)
     found = summarise(made.study, [lease])
     assert (found.used.trials, found.used.seconds, found.used.device_seconds) == (2, 37.0, 47.0)
     assert [row.seconds for row in found.rows] == [20.0, 20.0, 0.0, 0.0]
