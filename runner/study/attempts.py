@@ -92,24 +92,12 @@ def used(trials: Sequence[FrozenTrial], leases: Sequence[Lease] = ()) -> Used:
     return Used(finished, union(intervals), sum(end - begin for begin, end in intervals))
 
 
-class Neighbours:
-    """What others take of the processors that this process may use; from when it is made."""
-
-    def __init__(self) -> None:
-        self._cores = sorted(psutil.Process().cpu_affinity() or ()) if hasattr(psutil.Process, "cpu_affinity") else None
-        self._began, self._worked = time.monotonic(), sum(self._times())
-
-    def share(self, own_seconds: float) -> float:
-        """The share of the processors' time that was not this one's own, 0 to 1."""
-        times = self._times()
-        spent = (time.monotonic() - self._began) * max(1, len(times))
-        return min(1.0, max(0.0, sum(times) - self._worked - own_seconds) / max(1e-9, spent))
-
-    def _times(self) -> list[float]:
-        """Seconds that each processor has worked."""
-        every = psutil.cpu_times(percpu=True)
-        own = [every[core] for core in self._cores if core < len(every)] if self._cores else every
-        return [sum(each) - each.idle - getattr(each, "iowait", 0.0) for each in own]
+def neighbours(own_seconds: float, seconds: float) -> float:
+    """The share of this process's processors that others took since ``psutil.cpu_percent`` was last asked, 0 to 1."""
+    every = psutil.cpu_percent(percpu=True)
+    cores = psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else [*range(len(every))]
+    busy = [every[core] / 100 for core in cores or () if core < len(every)]
+    return min(1.0, max(0.0, statistics.fmean(busy) - own_seconds / max(1e-9, seconds * len(busy))))
 
 
 class Point(NamedTuple):

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from filelock import FileLock, Timeout
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -23,7 +24,7 @@ from runner.child.spawn import Cause
 from runner.recipe.document import RecipeError
 from runner.recipe.recipe import Recipe
 from runner.study import attempts as kept
-from runner.study.attempts import Attempts, Neighbours, bounds, logged_by, objectives, used
+from runner.study.attempts import Attempts, bounds, logged_by, neighbours, objectives, used
 from runner.study.config import VERIFY, figure, label
 from runner.study.leases import BEAT_SECONDS, DEAD_SECONDS, Lease, Leases
 from runner.study.publish import Publisher
@@ -301,7 +302,7 @@ class _TrialRun:
         while len(self._attempts.of(seed, kept.KILLED)) <= retries + _MOST_KILLED:
             prepare(folder, anew)
             self._attempts.begin(seed)
-            neighbours = Neighbours()
+            psutil.cpu_percent(percpu=True)  # of others, from here on
             ended = Ended(Cause.STOPPED, "the worker ended by an error")
             try:
                 with self._publisher.shipping(self._run_id, folder):
@@ -321,7 +322,7 @@ class _TrialRun:
             self._whole = self._whole and ended.training_seconds is not None
             self._trained += ended.training_seconds or 0.0
             if self._config.timed:
-                others = neighbours.share(ended.cpu_seconds)
+                others = neighbours(ended.cpu_seconds, ended.seconds)
                 most = max(others, self._trial.user_attrs.get(kept.NEIGHBOURS, 0.0))
                 self._trial.set_user_attr(kept.NEIGHBOURS, round(most, 3))
                 if others > kept.DISTURBED:
