@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import time
-from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from runner.train.loop import Loop
 from runner.train.signals import Stop, stop_on_signals
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from runner.plugin.registry import Registry
     from runner.plugin.source import State
     from runner.recipe.recipe import Recipe
@@ -81,13 +83,13 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
             workspace, recipe.tracking.experiment, recipe.name, recipe.values(), tags(recipe, pipeline),
             recipe.tracking.system_metrics, digest=recipe.digest, goal=goal, unit=unit,
         )  # fmt: skip
-
-        def begin(_loop: Loop) -> None:
+        again = registry.command(f"runner resume {tracker.run_name}")
+        with _concluded(pipeline, tracker, display, stop, again) as loop:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
             write_lock(recipe, tracker.run_dir, registry)
             reach("start.locked")
-
-        return _train(pipeline, registry, tracker, display, stop, begin, started)
+            loop.run()
+    return _result(loop, tracker, started, None)
 
 
 def resume(
@@ -123,15 +125,15 @@ def resume(
                 workspace, folder, state["cursor"] if state else 0, step, recipe.values(),
                 resumption | ({} if state else tags(recipe, pipeline)), recipe.tracking.system_metrics,
             )  # fmt: skip
-
-            def begin(loop: Loop) -> None:
+            again = registry.command(f"runner resume {tracker.run_name}")
+            with _concluded(pipeline, tracker, display, stop, again) as loop:
                 if state:
                     loop.load_state_dict(state)
                 reach("resume.loaded")
-
-            return _train(pipeline, registry, tracker, display, stop, begin, started, resumed_at=step)
+                loop.run()
     finally:
         folder.release()
+    return _result(loop, tracker, started, step)
 
 
 def tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
@@ -154,18 +156,14 @@ def _stage_tags(pipeline: Assembly) -> dict[str, str]:
     return {"stages": ",".join(active) or "none", **inactive}
 
 
-def _train(
-    pipeline: Assembly, registry: Registry, tracker: Tracker, display: Display, stop: Stop,
-    begin: Callable[[Loop], None], started: float, resumed_at: int | None = None,
-) -> RunResult:  # fmt: skip
-    """Trains; whatever happens, the run gets the status that is true."""
-    again = registry.command(f"runner resume {tracker.run_name}")
+@contextmanager
+def _concluded(pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, again: str) -> Iterator[Loop]:
+    """Makes the loop; whatever happens inside the ``with``, the run gets the status that is true."""
     status: Status = "FAILED"
     reason = ""
     try:
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
-        begin(loop)
-        loop.run()
+        yield loop
         status = "FINISHED" if loop.complete else "KILLED"
         for name, value in _stage_tags(pipeline).items():
             tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
@@ -187,13 +185,16 @@ def _train(
                 tracker.artifact(path)
         tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
 
+
+def _result(loop: Loop, tracker: Tracker, started: float, resumed_at: int | None) -> RunResult:
+    pipeline, asked = loop.pipeline, loop.stop.asked
     for kind, stage in pipeline.stages.items():
         pipeline.reports[kind].notes += stage.closing_notes()
     exit_code = ExitCode.DONE
-    if stop.asked is not None and not loop.complete:
-        exit_code = ExitCode.PREEMPTED if pipeline.recipe.train.preemptible else ExitCode(128 + int(stop.asked))
+    if asked is not None and not loop.complete:
+        exit_code = ExitCode.PREEMPTED if pipeline.recipe.train.preemptible else ExitCode(128 + int(asked))
     return RunResult(
-        tracker.run_id, tracker.run_name, status, tracker.tracking_uri, str(tracker.run_dir),
-        str(tracker.run_dir / LOCK_NAME), resumed_at, list(pipeline.reports.values()), loop.metrics,
-        time.perf_counter() - started, again, exit_code,
+        tracker.run_id, tracker.run_name, "FINISHED" if loop.complete else "KILLED", tracker.tracking_uri,
+        str(tracker.run_dir), str(tracker.run_dir / LOCK_NAME), resumed_at, list(pipeline.reports.values()),
+        loop.metrics, time.perf_counter() - started, loop.again, exit_code,
     )  # fmt: skip

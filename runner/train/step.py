@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -51,7 +52,11 @@ class Step:
         if drawn is None:
             return None
         self.seed(self.progress.updates)
-        output = self.update(drawn)
+        if self.pipeline.watch is None:
+            self._set_rates()
+            output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+        else:
+            output = self.update(drawn)
         self.source.feedback(drawn.batch, output)
         self.progress.updates += 1
         self.count(drawn.batch)
@@ -76,22 +81,9 @@ class Step:
         Raises:
             RunnerError: it returned no dictionary.
         """
-        if self._schedule is not None:
-            factor = self._schedule.factor(self.progress.fraction)
-            for group, lr in self._rates:
-                if isinstance(group["lr"], torch.Tensor):
-                    group["lr"].fill_(lr * factor)
-                else:
-                    group["lr"] = lr * factor
-        if self.pipeline.watch is None:
-            output = self.slots.update(drawn.batch, drawn.noise, self.progress)
-        else:
-            with self.pipeline.first_updates():
-                output = self.slots.update(drawn.batch, drawn.noise, self.progress)
-        if not isinstance(output, dict):
-            who = f"{type(self.learner).__name__}.update"
-            raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
-        return output
+        self._set_rates()
+        with nullcontext() if self.pipeline.watch is None else self.pipeline.first_updates():
+            return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
 
     def seed(self, update: int) -> None:
         """Seeds torch's global generator of the device for the update of that number.
@@ -107,3 +99,19 @@ class Step:
             for role, optimizer in self.learner.optimizers()
             for group in optimizer.param_groups
         ]
+
+    def _set_rates(self) -> None:
+        if self._schedule is None:
+            return
+        factor = self._schedule.factor(self.progress.fraction)
+        for group, lr in self._rates:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr * factor)
+            else:
+                group["lr"] = lr * factor
+
+    def _checked(self, output: Any) -> dict[str, Any]:
+        if isinstance(output, dict):
+            return output
+        who = f"{type(self.learner).__name__}.update"
+        raise RunnerError(f"{who} should return a dictionary of tensors, got {type(output).__name__}")
