@@ -15,9 +15,8 @@ from runner.recipe.document import RecipeError, dump
 from runner.recipe.loader import find, layers, load
 from runner.recipe.lock import copy_recipe
 from runner.tracking import workspace
-from runner.tracking.store import Store
+from runner.tracking.store import Store, key
 from runner.tracking.tracker import Tracker
-from runner.tracking.values import key
 from runner.tracking.workspace import RunFolder, folder_name
 
 HOSTILE = [

@@ -25,8 +25,7 @@ from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
-from runner.tracking.store import Store
-from runner.tracking.values import key, params_of, text
+from runner.tracking.store import Store, key, params_of, text
 from runner.tracking.workspace import folder_name
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop, stop_on_signals

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner.system.errors import StorageError
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, unsent
-from runner.tracking.values import key, params_of, text
+from runner.tracking.store import key, params_of, text
 from runner.tracking.workspace import SPOOL
 
 if TYPE_CHECKING:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from rich import box
 from rich.console import Console
@@ -19,8 +21,7 @@ from runner.recipe.lock import LOCK_NAME
 from runner.recipe.recipe import flatten
 from runner.system.errors import UsageError
 from runner.system.secrets import redact_values
-from runner.tracking.links import HOST, PORT, compare_page
-from runner.tracking.store import Store, is_http, shown
+from runner.tracking.store import HOST, PORT, VIEW, Store, is_http, shown
 from runner.tracking.workspace import Workspace, pick
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _NAME_WIDTH = 28
 _RUN_WIDTH = 17
-_MISSING = "-"
 _OWN_TAGS = ("mlflow.", "recipe.", "run_dir")
 """Beginnings of tags that name a run or repeat its settings."""
 _LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
@@ -59,11 +59,7 @@ class Comparison:
 
 
 def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
-    """Compares runs of a workspace.
-
-    Args:
-        workspace: where the runs are.
-        names: for each run its id, its name, the start of either that no other run shares, or ``latest``.
+    """Compares runs of a workspace, each named as ``pick`` understands it.
 
     Raises:
         StorageError: the store cannot be read.
@@ -78,7 +74,9 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
     run_ids = [run.info.run_id for run in runs]
     if len(set(run_ids)) < len(run_ids):
         raise UsageError(f"{', '.join(names)}: the same run is named twice")
-    server = shown(store.uri) if is_http(store.uri) else f"http://{HOST}:{PORT}"
+    server = shown(store.uri).rstrip("/") if is_http(store.uri) else f"http://{HOST}:{PORT}"
+    experiments = sorted({run.info.experiment_id for run in runs})
+    page = {"runs": json.dumps(run_ids), "experiments": json.dumps(experiments)}
     return Comparison(
         runs=[
             {"run_id": info.run_id, "name": info.run_name, "status": info.status, "experiment_id": info.experiment_id}
@@ -87,7 +85,7 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
         settings=redact_values(_differing([run.data.params for run in runs])),
         environment=redact_values(_differing([_environment(store.client, run) for run in runs])),
         metrics=_differing([run.data.metrics for run in runs]),
-        link=compare_page(server, [run.info.experiment_id for run in runs], run_ids),
+        link=f"{server}/#/compare-runs?{urlencode(page)}&{VIEW}",
     )
 
 
@@ -129,33 +127,31 @@ def _differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def show(comparison: Comparison, console: Console) -> None:
     """Prints a comparison; runs that do not fit side by side follow in further tables."""
     per_table = max(1, (console.width - _NAME_WIDTH) // _RUN_WIDTH)
+    parts: dict[str, Mapping[str, Sequence[Any]]] = {
+        "settings": comparison.settings,
+        "environment": comparison.environment,
+        "metrics: last value (ratio to the first run)": comparison.metrics,
+    }
     for start in range(0, len(comparison.runs), per_table):
         shown = range(start, min(start + per_table, len(comparison.runs)))
-        _table(console, "settings", comparison, comparison.settings, shown)
-        _table(console, "environment", comparison, comparison.environment, shown)
-        _table(console, "metrics: last value (ratio to the first run)", comparison, comparison.metrics, shown)
+        for title, rows in parts.items():
+            if not rows:
+                console.print(f"{title.partition(':')[0]}: no difference", style="dim")
+                continue
+            table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+            table.add_column("", overflow="fold")
+            for run in shown:
+                stem, _, digits = comparison.runs[run]["name"].rpartition("-")
+                table.add_column(f"{stem}\n{digits}".strip(), overflow="fold")
+            for name, row in rows.items():
+                table.add_row(name, *(Text(_cell(row[run], row[0] if run else None)) for run in shown))
+            console.print(table)
     console.print(comparison.link, soft_wrap=True, markup=False, highlight=False)
 
 
-def _table(
-    console: Console, title: str, comparison: Comparison, rows: Mapping[str, Sequence[Any]], shown: range
-) -> None:
-    if not rows:
-        console.print(f"{title.partition(':')[0]}: no difference", style="dim")
-        return
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", overflow="fold")
-    for run in shown:
-        stem, _, digits = comparison.runs[run]["name"].rpartition("-")
-        table.add_column(f"{stem}\n{digits}".strip(), overflow="fold")
-    for name, row in rows.items():
-        table.add_row(name, *(Text(_cell(row[run], row[0], first=run == 0)) for run in shown))
-    console.print(table)
-
-
-def _cell(value: object, reference: object, first: bool) -> str:
+def _cell(value: object, reference: object) -> str:
     if not isinstance(value, float):
-        return _MISSING if value is None else str(value)
-    if first or not isinstance(reference, float) or reference == 0 or not isfinite(value / reference):
+        return "-" if value is None else str(value)
+    if not isinstance(reference, float) or reference == 0 or not isfinite(value / reference):
         return f"{value:.6g}"
     return f"{value:.6g} ({value / reference:.3g}x)"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
 from runner.tracking.spool import Shipper, Spool, lines, place_of
 from runner.tracking.store import Store, shown
-from runner.tracking.workspace import GLANCE_SECONDS, Record, RunFolder, Workspace, folders
+from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace, folders
 
 _log = logging.getLogger(__name__)
 
@@ -29,15 +31,11 @@ class Delivery:
 
 
 def reap(workspace: Workspace) -> list[str]:
-    """Gives runs whose process died their end, here and in MLflow: KILLED unless it could still say another.
+    """Gives runs whose process died their end, KILLED unless it could still say another, and returns their names.
 
-    Runs that are alive are left alone. MLflow learns of it now if it answers, else with the next ``sync``.
-
-    Returns:
-        Their names.
+    MLflow learns of it now if it answers, else with the next ``sync``.
     """
-    running = [folder for folder in folders(workspace.runs) if _is_running(folder.record())]
-    dead = [folder for folder in running if not folder.alive() and _set_end(folder)]
+    dead = [folder for folder in folders(workspace.runs) if _set_end(folder)]
     if dead:
         try:
             deliver(workspace, dead)
@@ -52,39 +50,25 @@ def deliver(workspace: Workspace, runs: list[RunFolder]) -> list[Delivery]:
     Raises:
         StorageError: MLflow's store cannot be reached.
     """
-    store: Store | None = None
-    deliveries = []
-    for folder in runs:
-        record = folder.record()
-        if record is None:
-            deliveries.append(Delivery(folder.name, problem="its run.json cannot be read"))
-        elif record.tracking_uri != shown(workspace.tracking_uri):
-            problem = f"it is kept in {record.tracking_uri}; name that in MLFLOW_TRACKING_URI"
-            deliveries.append(Delivery(folder.name, problem=problem))
-        elif folder.alive():
-            deliveries.append(Delivery(folder.name, alive=True))
-        else:
-            store = store or Store.open(workspace)
-            deliveries.append(_deliver(store, folder, record))
-    return deliveries
-
-
-def _is_running(record: Record | None) -> bool:
-    return record is not None and record.status == "RUNNING"
+    store = cache(partial(Store.open, workspace))  # opened if a run needs it
+    return [_deliver(folder, shown(workspace.tracking_uri), store) for folder in runs]
 
 
 def _set_end(folder: RunFolder) -> bool:
-    """False if a process has come to life again in the meantime, or the disk does not take it."""
+    """False if it has an end, is alive or comes to life again in the meantime, or the disk does not take it."""
+    record = folder.record()
+    if record is None or record.status != "RUNNING" or folder.alive():
+        return False
     try:
         folder.claim(GLANCE_SECONDS)
         record = folder.record()
         if record is None or record.status != "RUNNING":
             return False
         folder.use_reserve()
-        status, error = None, ""
+        status, said = None, ""
         for line, _ in lines(folder.spool):  # what its process could still say
-            status, error = line.status or status, line.tags.get("error", error)
-        reason = error if status == "FAILED" else ""
+            status, said = line.status or status, line.tags.get("error", said)
+        reason = said if status == "FAILED" else ""
         if status is None or status == "RUNNING":
             status, reason = "KILLED", "its process died"
             spool = Spool(folder.spool)
@@ -104,22 +88,29 @@ def _set_end(folder: RunFolder) -> bool:
     return True
 
 
-def _deliver(store: Store, folder: RunFolder, record: Record) -> Delivery:
+def _deliver(folder: RunFolder, tracking_uri: str, store: Callable[[], Store]) -> Delivery:
+    record = folder.record()
+    if record is None:
+        return Delivery(folder.name, problem="its run.json cannot be read")
+    if record.tracking_uri != tracking_uri:
+        return Delivery(folder.name, problem=f"it is kept in {record.tracking_uri}; name that in MLFLOW_TRACKING_URI")
+    if folder.alive():
+        return Delivery(folder.name, alive=True)
+    mlflow = store()
     try:
         folder.claim(GLANCE_SECONDS)
-    except UsageError:
-        return Delivery(folder.name, alive=True)
-    try:
-        run_id = record.run_id or store.run_named(store.experiment(record.experiment), folder.name)
+        run_id = record.run_id or mlflow.run_named(mlflow.experiment(record.experiment), folder.name)
         if run_id is None:  # it died before MLflow knew of it, so that MLflow lacks nothing
             write_durably(place_of(folder.spool), str(folder.spool.stat().st_size))
             return Delivery(folder.name)
         if record.run_id is None:
             folder.write(record.model_copy(update={"run_id": run_id}))
-        shipper = Shipper(store, run_id, folder.spool)
+        shipper = Shipper(mlflow, run_id, folder.spool)
         before = shipper.pending
         shipper.ship()
         return Delivery(folder.name, before - shipper.pending)
+    except UsageError:  # it has come to life again
+        return Delivery(folder.name, alive=True)
     except Exception as error:  # MLflow raises whatever its database and network drivers raise
         return Delivery(folder.name, problem=str(error).partition("\n")[0])
     finally:

@@ -39,17 +39,10 @@ class Spool:
 
     Lines that the disk refuses are held in memory (the latest 10,000) and written when it takes them again, so that a
     full disk does not stop a training.
-
-    Attributes:
-        size: bytes in the file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens or creates the file and cuts off a line that an earlier process left half written.
-
-        Raises:
-            OSError: the file cannot be opened for writing.
-        """
+        """Opens or creates the file and cuts off a line that an earlier process left half written."""
         self.path = path
         self._lock = threading.Lock()
         self._held: deque[bytes] = deque(maxlen=_HELD_LINES)
@@ -65,13 +58,9 @@ class Spool:
         return len(self._held)
 
     def append(self, record: Mapping[str, Any], *, urgent: bool = False) -> None:
-        """Writes one record to the operating system, its secrets masked.
+        """Writes what a ``Line`` has to the operating system, its secrets masked; never raises for a full disk.
 
-        Costs some microseconds and never raises for a full disk.
-
-        Args:
-            record: what a ``Line`` has, as plain data.
-            urgent: whether it goes before what the disk has refused so far, and is durable at once.
+        What is urgent goes before what the disk has refused so far, and is durable at once.
         """
         line = json.dumps(redact_values(record), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
@@ -84,11 +73,7 @@ class Spool:
             self._keep(self.size)
 
     def sync(self) -> bool:
-        """Asks the disk to keep what has been appended so far, and offers it again what it has refused.
-
-        Returns:
-            Whether the disk keeps all of it.
-        """
+        """Asks the disk to keep all that has been appended, what it has refused too; whether it does."""
         with self._lock:
             self._write_held(len(self._held))
             size = self.size
@@ -149,8 +134,7 @@ class Line(BaseModel, frozen=True):
 def lines(spool: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
     """Yields every whole line from a byte offset on, each with the offset after it; none if there is no file.
 
-    One that is damaged (a machine that lost power can leave such) says nothing, with a warning, so that it does not
-    hold up what follows it.
+    One that is damaged, as a loss of power can leave it, says nothing, with a warning, and holds up nothing.
     """
     if not spool.exists():
         return
@@ -226,12 +210,7 @@ class Shipper:
         return max(0, _whole_size(self._spool) - self._offset)
 
     def ship(self) -> None:
-        """Sends everything that is in the spool now.
-
-        Raises:
-            MlflowException: the store cannot be reached.
-            OSError: an artifact cannot be copied.
-        """
+        """Sends everything that is in the spool now; raises whatever MLflow's database and network drivers raise."""
         rest = lines(self._spool, self._offset)
         while not self._abandoned.is_set() and (batch := list(islice(rest, _BATCH_LINES))):
             self._deliver([line for line, _ in batch], batch[-1][1])
@@ -240,7 +219,7 @@ class Shipper:
         """Ships; says once when MLflow stops answering and once when it answers again."""
         try:
             self.ship()
-        except Exception as error:  # MLflow raises whatever its database and network drivers raise
+        except Exception as error:
             if not self._failing:
                 reason = str(error).partition("\n")[0]
                 _log.warning("MLflow does not take metrics; they wait in %s (%s)", self._spool, reason)
@@ -275,7 +254,10 @@ class Shipper:
             reach("ship.placed")
 
     def _copy(self, path: Path, folder: str) -> None:
-        if not _stays_inside(self._spool.parent, path, folder):
+        """Logs an artifact; a spool that somebody has changed may name other files than the run's, or links."""
+        inside = "\0" not in f"{path}{folder}" and not Path(folder).is_absolute() and ".." not in Path(folder).parts
+        inside = inside and path.resolve().is_relative_to(self._spool.parent.resolve())
+        if not inside or any(each.is_symlink() for each in [path, *path.rglob("*")]):
             _log.warning("artifact %s leads out of the run's folder and was not logged", path)
         elif not path.exists():
             _log.warning("artifact %s no longer exists and could not be logged", path)
@@ -283,11 +265,3 @@ class Shipper:
             self._store.client.log_artifacts(self._run_id, str(path), folder or None)
         else:
             self._store.client.log_artifact(self._run_id, str(path), folder or None)
-
-
-def _stays_inside(run_dir: Path, path: Path, folder: str) -> bool:
-    """Whether a spool, which somebody may have changed, names files of this run only, and no link to others."""
-    if "\0" in f"{path}{folder}" or Path(folder).is_absolute() or ".." in Path(folder).parts:
-        return False
-    inside = [path, *path.rglob("*")] if path.is_dir() else [path]
-    return path.resolve().is_relative_to(run_dir.resolve()) and not any(each.is_symlink() for each in inside)

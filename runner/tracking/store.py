@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import posixpath
+import re
 import socket
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+import psutil
 from filelock import FileLock
 
+from runner.recipe.recipe import flatten
 from runner.system.errors import StorageError
 from runner.system.secrets import redact
 
@@ -23,6 +29,10 @@ if TYPE_CHECKING:
 
     from runner.tracking.workspace import Workspace
 
+HOST, PORT = "127.0.0.1", 5000
+"""Where MLflow's page is shown, unless the port is taken or a server has the page already."""
+VIEW = "workflowType=machine_learning"
+"""Opens MLflow's pages for training rather than for language models."""
 Metric = tuple[str, float, int, int]
 """Key, value, timestamp in milliseconds, step."""
 QUIET = {
@@ -35,10 +45,34 @@ QUIET = {
 }
 """Variables that silence MLflow's talk, its calls home and its waits of minutes."""
 
-_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
-"""What MLflow takes in one call."""
+_TEXT_LENGTH = 6000
+_KEY_LENGTH = 250
 _NETWORK_DISKS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "9p", "afs"})
 _log = logging.getLogger(__name__)
+
+
+def params_of(settings: Mapping[str, object]) -> dict[str, str]:
+    """Nested settings as MLflow params: ``{"model": {"hidden": [64, 64]}}`` becomes ``{"model.hidden": "[64, 64]"}``.
+
+    Values are spelled as in JSON, strings without quotes.
+    """
+    return {key(path): text(value) for path, value in flatten(settings)}
+
+
+def text(value: object) -> str:
+    """A param's or tag's value, shortened with a mark where MLflow would cut it without a word."""
+    spelled = redact(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    if len(spelled) <= _TEXT_LENGTH:
+        return spelled
+    mark = f" ... [shortened from {len(spelled)} characters]"
+    return spelled[: _TEXT_LENGTH - len(mark)] + mark
+
+
+@lru_cache(1024)
+def key(name: str) -> str:
+    """The name with every character that MLflow refuses in a key replaced by ``_``."""
+    path = posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))
+    return path.lstrip("./")[:_KEY_LENGTH] or "_"
 
 
 def is_http(uri: str) -> bool:
@@ -57,42 +91,9 @@ def shown(uri: str) -> str:
 
 def on_network_disk(path: Path) -> bool:
     """Whether the file system is shared between machines, where SQLite's write-ahead log must not be used."""
-    import psutil
-
     disks = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
     nearest = next((str(folder) for folder in [path, *path.parents] if str(folder) in disks), "")
-    return disks.get(nearest, "") in _NETWORK_DISKS
-
-
-def connect(uri: str) -> MlflowClient:
-    """A client whose store has answered.
-
-    Processes that open a fresh SQLite database together wait for the first of them, because MLflow's migrations
-    break the file when two run at once.
-
-    Raises:
-        StorageError: the store cannot be reached or written; said within seconds.
-    """
-    database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-    try:
-        if database:
-            database.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{database}.lock", timeout=120) if database else nullcontext():
-            _probe(uri, database)
-            for name, value in QUIET.items():
-                os.environ.setdefault(name, value)  # what the user has set stays as it is
-            logging.getLogger("alembic").setLevel(logging.ERROR)
-            from mlflow import MlflowClient
-
-            client = MlflowClient(uri)
-            client.search_experiments(max_results=1)
-    except Exception as error:  # drivers and MLflow raise whatever they like
-        reason = redact(str(error).replace(uri, shown(uri))).partition("\n")[0]
-        remedy = "name a writable folder in RUNNER_WORKSPACE"
-        if "MLFLOW_TRACKING_URI" in os.environ:
-            remedy = "start it, or unset MLFLOW_TRACKING_URI to use the local workspace"
-        raise StorageError(f"tracking store {shown(uri)} cannot be used: {reason}; {remedy}") from error
-    return client
+    return disks.get(nearest) in _NETWORK_DISKS
 
 
 def _probe(uri: str, database: Path | None) -> None:
@@ -117,7 +118,11 @@ def _probe(uri: str, database: Path | None) -> None:
 
 @dataclass(frozen=True)
 class Store:
-    """An MLflow tracking store that has answered."""
+    """An MLflow tracking store that has answered.
+
+    What concerns experiments and runs raises ``StorageError`` where MLflow refuses; what is written to a run raises
+    MLflow's own errors, for whoever tries again.
+    """
 
     client: MlflowClient
     uri: str
@@ -128,18 +133,36 @@ class Store:
     def open(cls, workspace: Workspace) -> Store:
         """Opens the store, creating the workspace's own database where ``MLFLOW_TRACKING_URI`` names no other.
 
+        Processes that open a fresh SQLite database together wait for the first of them, because MLflow's migrations
+        break the file when two run at once.
+
         Raises:
-            StorageError: the store cannot be reached or written.
+            StorageError: the store cannot be reached or written; said within seconds.
         """
         uri = workspace.tracking_uri
-        return cls(connect(uri), uri, workspace)
+        database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+        try:
+            if database:
+                database.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{database}.lock", timeout=120) if database else nullcontext():
+                _probe(uri, database)
+                for name, value in QUIET.items():
+                    os.environ.setdefault(name, value)  # what the user has set stays as it is
+                logging.getLogger("alembic").setLevel(logging.ERROR)
+                from mlflow import MlflowClient
+
+                client = MlflowClient(uri)
+                client.search_experiments(max_results=1)
+        except Exception as error:  # drivers and MLflow raise whatever they like
+            reason = redact(str(error).replace(uri, shown(uri))).partition("\n")[0]
+            remedy = "name a writable folder in RUNNER_WORKSPACE"
+            if "MLFLOW_TRACKING_URI" in os.environ:
+                remedy = "start it, or unset MLFLOW_TRACKING_URI to use the local workspace"
+            raise StorageError(f"tracking store {shown(uri)} cannot be used: {reason}; {remedy}") from error
+        return cls(client, uri, workspace)
 
     def experiment(self, name: str) -> str:
-        """The id of the experiment of that name, which is created if need be.
-
-        Raises:
-            StorageError: the name belongs to a deleted experiment, or the store cannot be written.
-        """
+        """The id of the experiment of that name, which is created if need be; one that was deleted is refused."""
         from mlflow.exceptions import MlflowException
 
         location = None if is_http(self.uri) else self.workspace.artifacts_of(name).as_uri()
@@ -162,30 +185,18 @@ class Store:
         return str(found.experiment_id)
 
     def create_run(self, experiment_id: str, name: str, started: int | None = None) -> str:
-        """Starts a run of that name, at a time in milliseconds or now, and returns its id.
-
-        Raises:
-            StorageError: the store cannot be written.
-        """
+        """Starts a run of that name, at a time in milliseconds or now, and returns its id."""
         with self._telling("start a run"):
             return str(self.client.create_run(experiment_id, start_time=started, run_name=name).info.run_id)
 
     def run_named(self, experiment_id: str, name: str) -> str | None:
-        """The id of the run of that name; None if there is none.
-
-        Raises:
-            StorageError: the store cannot be reached.
-        """
+        """The id of the run of that name; None if there is none."""
         with self._telling("look for a run"):
             found = self.client.search_runs([experiment_id], f"attributes.run_name = '{name}'", max_results=1)
         return str(found[0].info.run_id) if found else None
 
     def set_status(self, run_id: str, status: str, time_ms: int) -> None:
-        """Sets how a run ended, or that it is running again.
-
-        Raises:
-            MlflowException: the store cannot be reached.
-        """
+        """Sets how a run ended, or that it is running again."""
         if status == "RUNNING":
             self.client.update_run(run_id, status=status)
         else:
@@ -195,34 +206,28 @@ class Store:
         """Writes values to a run; writing the same ones again changes nothing.
 
         A value that the store refuses for good (a param that had another value) is reported and passed over.
-
-        Raises:
-            MlflowException: the store cannot be reached.
         """
         from mlflow.entities import Metric, Param, RunTag
 
-        self._send(run_id, "params", [Param(key, value) for key, value in params.items()])
-        self._send(run_id, "tags", [RunTag(key, value) for key, value in tags.items()])
-        self._send(run_id, "metrics", [Metric(*metric) for metric in metrics])
+        self._send(run_id, "params", [Param(key, value) for key, value in params.items()], 100)
+        self._send(run_id, "tags", [RunTag(key, value) for key, value in tags.items()], 100)
+        self._send(run_id, "metrics", [Metric(*metric) for metric in metrics], 1000)
 
-    def _send(self, run_id: str, kind: str, items: list[Any]) -> None:
-        for start in range(0, len(items), _BATCH[kind]):
-            batch = items[start : start + _BATCH[kind]]
-            if self._refused(run_id, kind, batch):  # find the ones that are
-                for item in batch:
-                    if reason := self._refused(run_id, kind, [item]):
-                        _log.warning("MLflow refused %s '%s': %s", kind[:-1], item.key, reason)
-
-    def _refused(self, run_id: str, kind: str, batch: list[Any]) -> str:
+    def _send(self, run_id: str, kind: str, items: list[Any], size: int) -> None:
+        """In batches of a size that MLflow takes; a batch that it refuses goes one by one, to find what it refuses."""
         from mlflow.exceptions import MlflowException
 
-        try:
-            self.client.log_batch(run_id, **{kind: batch})  # type: ignore[arg-type]
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
-            return str(error)
-        return ""
+        for start in range(0, len(items), size):
+            batch = items[start : start + size]
+            try:
+                self.client.log_batch(run_id, **{kind: batch})  # type: ignore[arg-type]
+            except MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                if len(batch) > 1:
+                    self._send(run_id, kind, batch, 1)
+                else:
+                    _log.warning("MLflow refused %s '%s': %s", kind[:-1], batch[0].key, error)
 
     @contextmanager
     def _telling(self, what: str) -> Iterator[None]:

@@ -22,9 +22,7 @@ from runner.system.faults import reach
 from runner.system.processes import Owner
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, lines
-from runner.tracking.store import Store, shown
-from runner.tracking.system import SystemMonitor
-from runner.tracking.values import key, params_of, text
+from runner.tracking.store import Store, key, params_of, shown, text
 from runner.tracking.workspace import Record, RunFolder, Status, Workspace
 
 SHIP_SECONDS = 5.0
@@ -42,23 +40,11 @@ class Recorder:
     A metric that a dead process logged after the checkpoint that the training resumes from is not logged again: the
     first value stays. Where the second differs, the run did not continue bit for bit, which is said once.
 
-    Attributes:
-        spool: the file.
-        step: the newest step of which something was logged.
+    ``step`` is the newest one of which something was logged.
     """
 
     def __init__(self, path: Path, cursor: int | None = None, step: int = 0, prefix: str = "") -> None:
-        """Opens the spool.
-
-        Args:
-            path: of the spool.
-            cursor: what ``mark`` said when the checkpoint was written; None if the training begins.
-            step: that of the checkpoint.
-            prefix: stands before the name of every metric.
-
-        Raises:
-            OSError: the file cannot be opened for writing.
-        """
+        """Opens the spool of a training that begins, or resumes: then with what ``mark`` said at the checkpoint."""
         self.spool = Spool(path)
         self.step = step
         self._cursor, self._prefix = cursor or 0, prefix
@@ -77,20 +63,18 @@ class Recorder:
         self.spool.append({"t": time.time_ns() // 1_000_000, **record}, urgent=urgent)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Logs metrics of one step, with the time of this call.
+        """Logs metrics of one step, with the time of this call; ``/`` in a name makes a section of MLflow's page.
 
         NaN and infinities are kept as they are in the spool and reach MLflow as NaN, which leaves a gap in the curve;
         a tag ``not_finite.<metric>`` names the first of each metric.
-
-        Args:
-            metrics: numbers by name; ``/`` groups them into sections of MLflow's page.
-            step: how far the training is.
         """
         self.step = max(self.step, step)
         values: dict[str, float | str] = {}
         for given, number in metrics.items():
             name, value = key(self._prefix + given), float(number)
-            if self._logged and self._has(name, step, value):
+            before = self._logged.pop((name, step), None)
+            if before is not None:
+                self._compare(name, step, before, value)
                 continue
             if math.isfinite(value):
                 values[name] = value
@@ -102,19 +86,14 @@ class Recorder:
         if values:
             self.append(step=step, metrics=values)
 
-    def _has(self, name: str, step: int, value: float) -> bool:
-        """Whether the metric of that step has been logged; asked once for each."""
-        before = self._logged.pop((name, step), None)
-        if before is None:
-            return False
-        differs = not name.startswith(_MEASURED) and repr(before) != repr(value)
+    def _compare(self, name: str, step: int, before: float, now: float) -> None:
+        differs = not name.startswith(_MEASURED) and repr(before) != repr(now)
         if differs and not self._warned_of_other_bits:
             self._warned_of_other_bits = True
             _log.warning(
                 "not resumed bit for bit: %s at step %d was %s and is now %s (a GPU, another machine or another number "
-                "of threads rounds differently)", name, step, before, value,
+                "of threads rounds differently)", name, step, before, now,
             )  # fmt: skip
-        return True
 
     def mark(self) -> int:
         """The place in the spool from which a training that resumes here has to read."""
@@ -122,25 +101,54 @@ class Recorder:
         return self._cursor if self._logged else self.spool.size
 
     def sync(self) -> None:
-        """Makes durable what was logged so far.
-
-        Raises:
-            OSError: the disk refuses it.
-        """
+        """Makes durable what was logged so far; ``OSError`` if the disk refuses it."""
         if not self.spool.sync():
             raise OSError(errno.ENOSPC, "the disk refuses the run's metrics")
+
+
+class SystemMonitor:
+    """Samples this process and the machine it runs on: processor, memory, disk and, where there is one, NVIDIA GPUs."""
+
+    def __init__(self, disk: Path) -> None:
+        self._disk = str(disk)
+        self._process = psutil.Process()
+        self._nvml: Any = None
+        self._gpus: list[Any] = []
+        self._used_before = False
+        with suppress(ImportError):
+            import pynvml
+
+            with suppress(pynvml.NVMLError):  # the driver is missing
+                pynvml.nvmlInit()
+                self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+            self._nvml = pynvml
+
+    def sample(self) -> dict[str, float]:
+        """Metrics by name; the units are in the names.
+
+        The processor's load is the mean since the last sample, so the first one has none. A process that keeps two
+        cores busy has 200 percent.
+        """
+        metrics = {
+            "system/memory_percent": psutil.virtual_memory().percent,
+            "system/process_memory_mib": self._process.memory_info().rss / 2**20,
+            "system/disk_free_gib": psutil.disk_usage(self._disk).free / 2**30,
+        }
+        load = {"system/cpu_percent": psutil.cpu_percent(), "system/process_cpu_percent": self._process.cpu_percent()}
+        if self._used_before:
+            metrics |= load
+        self._used_before = True
+        for index, gpu in enumerate(self._gpus):
+            with suppress(self._nvml.NVMLError):  # a slice of a partitioned GPU tells no load of its own
+                metrics[f"system/gpu_{index}_memory_mib"] = self._nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20
+                metrics[f"system/gpu_{index}_percent"] = float(self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+        return metrics
 
 
 class Tracker(Recorder):
     """Logs metrics and artifacts of one run; made by ``Tracker.open`` or ``Tracker.reopen``.
 
     Only these two and ``close`` wait for MLflow.
-
-    Attributes:
-        run_id: MLflow's id.
-        run_name: name in MLflow and of the run's folder: ``<recipe>-<8 digits>``.
-        tracking_uri: MLflow's store, without a password.
-        run_dir: folder of this run alone.
     """
 
     def __init__(
@@ -164,18 +172,10 @@ class Tracker(Recorder):
         cls, workspace: Workspace, experiment: str, run_name: str, params: Mapping[str, object],
         tags: Mapping[str, str], system_metrics: bool = True, *, digest: str = "", goal: int = 0, unit: str = "steps",
     ) -> Tracker:  # fmt: skip
-        """Starts an MLflow run, its folder and the threads beside the training.
+        """Starts an MLflow run, its folder ``<run_name>-<8 digits>`` and the threads beside the training.
 
-        Args:
-            workspace: where the run's folder and, by default, MLflow's database are.
-            experiment: name of the MLflow experiment; created if need be.
-            run_name: start of the run's name.
-            params: the resolved recipe, nested; logged flat under dotted names.
-            tags: what describes the run beside its settings (source commit, stages, hardware).
-            system_metrics: whether to sample processor, memory, disk and GPU.
-            digest: of the recipe.
-            goal: how far the training is to go.
-            unit: what ``goal`` counts: steps or updates.
+        ``params`` is the resolved recipe, nested; ``tags`` say what describes the run beside that. ``digest`` is the
+        recipe's, and ``goal`` how far the training is to go, in its ``unit``.
 
         Raises:
             StorageError: MLflow's store or the workspace cannot be reached or written.
@@ -194,7 +194,12 @@ class Tracker(Recorder):
             reach("start.folder")
             tracker = cls(store, experiment_id, folder, record, None, 0)
         except (StorageError, OSError) as error:
-            _withdraw(store, experiment_id, folder)
+            # Nothing is left of a run that could not begin but its status in MLflow.
+            with suppress(Exception):  # whatever MLflow's drivers raise: the reason for which it could not begin counts
+                if run_id := store.run_named(experiment_id, folder.name):
+                    store.set_status(run_id, "FAILED", int(time.time() * 1e3))
+            shutil.rmtree(folder.path, ignore_errors=True)
+            folder.release()
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"{folder.path}: {error.strerror}; name another disk in RUNNER_WORKSPACE") from error
@@ -208,16 +213,10 @@ class Tracker(Recorder):
         cls, workspace: Workspace, folder: RunFolder, cursor: int, step: int, params: Mapping[str, object],
         tags: Mapping[str, str], system_metrics: bool = True,
     ) -> Tracker:  # fmt: skip
-        """Goes on with a run whose process is dead.
+        """Goes on with a run whose process is dead and whose folder this process has claimed.
 
-        Args:
-            workspace: as for ``open``.
-            folder: the run's folder, which this process has claimed.
-            cursor: what ``mark`` said when the checkpoint was written; 0 without a checkpoint.
-            step: that of the checkpoint.
-            params: as for ``open``; logged if the process died before its first checkpoint, perhaps before it had.
-            tags: what is new about the run.
-            system_metrics: as for ``open``.
+        ``cursor`` is what ``mark`` said when the checkpoint was written, or 0 without a checkpoint: then the process
+        may have died before it logged ``params``, which are logged again. ``tags`` say what is new about the run.
 
         Raises:
             StorageError: MLflow's store or the run's folder cannot be reached or written.
@@ -230,25 +229,25 @@ class Tracker(Recorder):
                 f"run {folder.name} is kept in {record.tracking_uri}, not in {shown(store.uri)}; "
                 "name its store in MLFLOW_TRACKING_URI"
             )
-        alive = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": ""}
+        changed = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": ""}
+        alive = record.model_copy(update=changed)
         try:
-            folder.write(record.model_copy(update=alive))
+            folder.write(alive)
             folder.reserve()
-            experiment_id = store.experiment(record.experiment)
-            tracker = cls(store, experiment_id, folder, record.model_copy(update=alive), cursor, step)
+            tracker = cls(store, store.experiment(record.experiment), folder, alive, cursor, step)
         except OSError as error:
             with suppress(OSError):
                 folder.write(record)
             raise StorageError(f"{folder.path}: {error.strerror}; free some space there") from error
         tracker.append(status="RUNNING")
-        tracker._start(params, tags, system_metrics, anew=not cursor)
+        tracker._start(params, tags, system_metrics, cursor)
         return tracker
 
     def _start(
-        self, params: Mapping[str, object], tags: Mapping[str, str], system_metrics: bool, anew: bool = True
+        self, params: Mapping[str, object], tags: Mapping[str, str], system_metrics: bool, cursor: int = 0
     ) -> None:
         """Logs what describes the run and starts the threads."""
-        if anew:
+        if not cursor:
             self.append(params=params_of(params))
             try:
                 user = getpass.getuser()
@@ -273,24 +272,13 @@ class Tracker(Recorder):
         self.append(tags={key(name): text(value)})
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Logs a file or a folder, which is copied later: it must stay as it is while the run lasts.
-
-        Args:
-            path: the file or folder, inside the run's folder.
-            folder: where to put it among the run's artifacts; their root by default.
-
-        Raises:
-            ValueError: it lies elsewhere.
-        """
+        """Logs a file or folder of the run's folder; it is copied later and must stay as it is while the run lasts."""
         self.append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
 
     def close(self, status: Status, reason: str = "", patience: float = 30.0) -> bool:
         """Sends what is left, then sets the run's final status and gives its folder up.
 
-        Args:
-            status: how the run really ended.
-            reason: why it failed.
-            patience: seconds for which MLflow is waited for, whether it refuses or is slow.
+        MLflow is waited for ``patience`` seconds, whether it refuses or is slow.
 
         Returns:
             Whether MLflow has everything; what it has not stays in the spool.
@@ -349,13 +337,3 @@ class Tracker(Recorder):
     def _sample(self) -> None:
         if self._monitor is not None:
             self.log(self._monitor.sample(), self.step)
-
-
-def _withdraw(store: Store, experiment_id: str, folder: RunFolder) -> None:
-    """Leaves nothing of a run that could not begin but its status in MLflow."""
-    with suppress(Exception):  # whatever MLflow's drivers raise: the reason for which it could not begin counts
-        run_id = store.run_named(experiment_id, folder.name)
-        if run_id is not None:
-            store.set_status(run_id, "FAILED", int(time.time() * 1e3))
-    shutil.rmtree(folder.path, ignore_errors=True)
-    folder.release()

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.processes import PYTHON, safe_environment
-from runner.tracking.links import HOST, PORT, experiments_page
-from runner.tracking.store import QUIET, connect, is_http, shown
+from runner.tracking.store import HOST, PORT, QUIET, VIEW, Store, is_http, shown
 from runner.tracking.workspace import Workspace
 
 _START_SECONDS = 60.0
@@ -25,13 +24,8 @@ _START_SECONDS = 60.0
 def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], object] = print) -> None:
     """Shows the runs of a workspace in MLflow's page until it is interrupted.
 
-    The page has no password, so it listens on 127.0.0.1 alone. Where ``MLFLOW_TRACKING_URI`` is a server, that server
-    has the page already and only its address is announced.
-
-    Args:
-        workspace: whose runs to show.
-        port: the port to listen on; another free one is used if it is taken.
-        announce: receives the address once the page answers.
+    The page has no password, so it listens on 127.0.0.1 alone, on another free port if the wanted one is taken, and
+    is announced once it answers. Where ``MLFLOW_TRACKING_URI`` is a server, that has the page already.
 
     Raises:
         StorageError: the workspace's database cannot be opened.
@@ -40,9 +34,9 @@ def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], obje
     """
     uri = workspace.tracking_uri
     if is_http(uri):
-        announce(experiments_page(shown(uri)))
+        announce(f"{shown(uri).rstrip('/')}/#/experiments?{VIEW}")
         return
-    connect(uri)  # creates or refuses the database here, with our messages, and not in the server
+    Store.open(workspace)  # creates or refuses the database here, with our messages, and not in the server
     address = f"http://{HOST}:{_free_port(port)}"
     log = workspace.root / "ui.log"
     with _running_server(workspace, address, log) as server:
@@ -51,7 +45,7 @@ def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], obje
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RunnerError(f"MLflow's server did not answer on {address}; see {log}")
             time.sleep(0.2)
-        announce(experiments_page(address))
+        announce(f"{address}/#/experiments?{VIEW}")
         raise RunnerError(f"MLflow's server ended by itself with exit code {server.wait()}; see {log}")
 
 
@@ -88,7 +82,13 @@ def _running_server(workspace: Workspace, address: str, log: Path) -> Iterator[s
         try:
             yield server
         finally:
-            _stop(server)
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)
+                try:
+                    server.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(server.pid, signal.SIGKILL)
+                    server.wait()
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -99,13 +99,3 @@ def _answers(address: str) -> bool:
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
     return True
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()

@@ -113,11 +113,6 @@ class RunFolder:
     """A run's folder, which belongs to one process at a time.
 
     The lock is the operating system's, so it ends with the process that holds it, however that ends.
-
-    Attributes:
-        name: the run's.
-        spool: the file with everything that was logged.
-        checkpoints: their folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,11 +123,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, name: str) -> RunFolder:
-        """Makes the folder ``<name>-<8 random digits>`` and claims it.
-
-        Raises:
-            StorageError: it cannot be made.
-        """
+        """Makes the folder ``<name>-<8 random digits>`` and claims it; ``StorageError`` if it cannot be made."""
         path = runs / f"{folder_name(name)}-{uuid.uuid4().hex[:8]}"
         try:
             path.mkdir(parents=True)
@@ -179,11 +170,7 @@ class RunFolder:
         write_durably(self.path / RECORD, record.model_dump_json(indent=1) + "\n")
 
     def reserve(self) -> None:
-        """Takes the space in which the end of the run can be written when the disk is full.
-
-        Raises:
-            OSError: it is full already.
-        """
+        """Takes the space in which the end of the run can be written when the disk is full."""
         self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))  # zeros would take no space on some disks
 
     def use_reserve(self) -> None:
@@ -191,10 +178,7 @@ class RunFolder:
         self._reserve.unlink(missing_ok=True)
 
     def claim(self, patience: float = _CLAIM_SECONDS) -> None:
-        """Makes the folder this process's own.
-
-        Args:
-            patience: seconds to wait for a process that looks after the run; one that trains it is not waited for.
+        """Makes the folder this process's own; waits for one that looks after the run, not for one that trains it.
 
         Raises:
             UsageError: it belongs to another process.
@@ -253,12 +237,9 @@ def find(runs: Path, reference: str) -> RunFolder:
 
 
 def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> int:
-    """Which of several runs a person means.
+    """Which a person means of several runs, each with its name and MLflow's id, the newest first.
 
-    Args:
-        reference: a name, the digits at its end, MLflow's id, the beginning of any of them, or ``latest``.
-        runs: name and id of each, the newest first.
-        where: they are, for messages.
+    The reference is a name, the digits at its end, an id, the beginning of any of them, or ``latest``.
 
     Raises:
         UsageError: no run fits, or several do.

@@ -1,6 +1,7 @@
 import io
 import json
 import math
+from urllib.parse import parse_qs
 
 import pytest
 from rich.console import Console
@@ -61,8 +62,13 @@ def test_only_what_differs_is_told(record):
         "status": ["FINISHED", "KILLED"],
     }
     assert found.metrics == {"eval/return": [2.0, 3.0]}
-    assert found.link.startswith("http://127.0.0.1:5000/#/compare-runs?")
-    assert first in found.link
+    page, _, query = found.link.partition("?")
+    assert page == "http://127.0.0.1:5000/#/compare-runs"
+    assert json.loads(parse_qs(query)["runs"][0]) == [first, second]
+    assert json.loads(parse_qs(query)["experiments"][0]) == [found.runs[0]["experiment_id"]]
+    assert parse_qs(query)["workflowType"] == ["machine_learning"]
+    assert " " not in found.link
+    assert '"' not in found.link
 
 
 def test_secrets_that_others_logged_are_not_told(record):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.system.errors import ExitCode, StorageError
-from runner.tracking.store import QUIET, Store, connect, is_http, on_network_disk, shown
+from runner.tracking.store import QUIET, Store, is_http, on_network_disk, shown
 from runner.tracking.workspace import workspace
 
 
@@ -84,7 +84,7 @@ def test_mlflow_tracking_uri_is_honoured(monkeypatch, tmp_path, migrated_databas
 
 def test_settings_of_the_user_are_kept(monkeypatch, migrated_workspace):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    connect(workspace().tracking_uri)
+    Store.open(workspace())
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 

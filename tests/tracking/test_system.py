@@ -1,7 +1,7 @@
 import sys
 import types
 
-from runner.tracking.system import SystemMonitor
+from runner.tracking.tracker import SystemMonitor
 
 
 def test_the_load_is_a_mean_since_the_last_sample(tmp_path):

@@ -9,8 +9,9 @@ from outages import records
 from runner.system import secrets
 from runner.system.errors import StorageError
 from runner.system.secrets import MASK, redact_values, register
+from runner.tracking import workspace
 from runner.tracking.spool import Spool
-from runner.tracking.store import connect, shown
+from runner.tracking.store import Store, shown
 
 SECRETS = ["hunter2-plain", 'hunter2"quoted\\', "hunter2-é-\U0001f511", "hunter2\ttab'"]
 texts = st.lists(st.one_of(st.sampled_from(SECRETS), st.text(max_size=6)), max_size=4).map("".join)
@@ -52,11 +53,12 @@ def test_metrics_reach_the_spool_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize("password", ["hunter2", "hunter2/é@x", "hunter2'\"&%"])
-def test_no_error_of_a_store_holds_the_password(password):
+def test_no_error_of_a_store_holds_the_password(password, monkeypatch):
     for host in ("127.0.0.1:1", "127.0.0.1:wrong", "["):
         uri = f"http://me:{quote(password, safe='')}@{host}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         with pytest.raises(StorageError) as caught:
-            connect(uri)
+            Store.open(workspace())
         assert "hunter2" not in str(caught.value)
 
 

@@ -84,11 +84,11 @@ def test_page_and_api_answer_on_another_port_if_the_wanted_one_is_taken(server, 
 
 
 def test_a_tracking_server_has_the_page_already(monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@tracking.example:8080")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@tracking.example:8080/")
     addresses = []
     serve(workspace(), announce=addresses.append)
     (address,) = addresses
-    assert address.startswith("http://tracking.example:8080/#/experiments")
+    assert address == "http://tracking.example:8080/#/experiments?workflowType=machine_learning"
 
 
 def test_a_broken_database_is_refused_before_a_server_starts(isolated_workspace):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param
 
-from runner.tracking.values import key, params_of, text
+from runner.tracking.store import key, params_of, text
 from runner.tracking.workspace import folder_name
 
 
