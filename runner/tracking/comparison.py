@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-_NAME_WIDTH = 28
-_RUN_WIDTH = 17
+_NAME_WIDTH, _RUN_WIDTH = 28, 17
+_NEWEST_FIRST = "attributes.start_time DESC"
 _OWN_TAGS = ("mlflow.", "recipe.", "run_dir")
 """Beginnings of tags that name a run or repeat its settings."""
 _LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
@@ -71,16 +71,17 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
     found = _all_runs(store.client)
     known = [(run.info.run_name, run.info.run_id) for run in found]
     runs = [found[pick(name, known, "the workspace")] for name in names]
-    run_ids = [run.info.run_id for run in runs]
+    infos = [run.info for run in runs]
+    run_ids = [info.run_id for info in infos]
     if len(set(run_ids)) < len(run_ids):
         raise UsageError(f"{', '.join(names)}: the same run is named twice")
     server = shown(store.uri).rstrip("/") if is_http(store.uri) else f"http://{HOST}:{PORT}"
-    experiments = sorted({run.info.experiment_id for run in runs})
+    experiments = sorted({info.experiment_id for info in infos})
     page = {"runs": json.dumps(run_ids), "experiments": json.dumps(experiments)}
     return Comparison(
         runs=[
             {"run_id": info.run_id, "name": info.run_name, "status": info.status, "experiment_id": info.experiment_id}
-            for info in (run.info for run in runs)
+            for info in infos
         ],
         settings=redact_values(_differing([run.data.params for run in runs])),
         environment=redact_values(_differing([_environment(store.client, run) for run in runs])),
@@ -92,14 +93,12 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
 def _all_runs(client: MlflowClient) -> list[Run]:
     """All runs, the newest first."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    runs: list[Run] = []
-    page = None
-    while True:
-        found = client.search_runs(experiments, order_by=["attributes.start_time DESC"], page_token=page)
+    found = client.search_runs(experiments, order_by=[_NEWEST_FIRST])
+    runs = list(found)
+    while found.token:
+        found = client.search_runs(experiments, order_by=[_NEWEST_FIRST], page_token=found.token)
         runs += found
-        page = found.token
-        if not page:
-            return runs
+    return runs
 
 
 def _environment(client: MlflowClient, run: Run) -> dict[str, str]:

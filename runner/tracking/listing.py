@@ -20,14 +20,11 @@ _DISPENSABLE = ("started", "checkpoint", "resume")
 
 
 def listing(workspace: Workspace) -> list[dict[str, Any]]:
-    """All runs, the newest first, as plain data.
+    """All runs, the newest first, as plain data: what is in ``run.json``, and what is to be seen in the folder.
 
-    Returns:
-        For each run everything in its ``run.json`` (times in seconds since 1970; ``step`` is not behind the newest
-        checkpoint, which a process that died may have been unable to note), and ``run_dir``, ``last_checkpoint`` (how
-        far it is, in the run's unit; None if there is none), ``resumable``, ``not_resumable`` (why) and
-        ``unsent_bytes``. Of a run whose ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file is
-        None.
+    Times are in seconds since 1970. ``step`` is not behind the newest checkpoint, which a process that died may have
+    been unable to note; ``last_checkpoint`` is how far that is, in the run's unit, or None if there is none. Of a run
+    whose ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file is None.
     """
     runs = []
     for folder in folders(workspace.runs):

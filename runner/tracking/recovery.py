@@ -1,7 +1,5 @@
 """What the next process does for runs whose own is dead: their true status, and what MLflow lacks."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -45,11 +43,7 @@ def reap(workspace: Workspace) -> list[str]:
 
 
 def deliver(workspace: Workspace, runs: list[RunFolder]) -> list[Delivery]:
-    """Sends MLflow what it lacks of runs whose process is dead; sending twice changes nothing.
-
-    Raises:
-        StorageError: MLflow's store cannot be reached.
-    """
+    """Sends MLflow what it lacks of runs whose process is dead; twice changes nothing. Raises ``StorageError``."""
     store = cache(partial(Store.open, workspace))  # opened if a run needs it
     return [_deliver(folder, shown(workspace.tracking_uri), store) for folder in runs]
 

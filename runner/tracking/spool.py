@@ -28,8 +28,7 @@ from runner.system.secrets import redact_values
 if TYPE_CHECKING:
     from runner.tracking.store import Store
 
-_HELD_LINES = 10_000
-_BATCH_LINES = 500
+_HELD_LINES, _BATCH_LINES = 10_000, 500
 _log = logging.getLogger(__name__)
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -37,25 +36,20 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 class Spool:
     """Appends records to a file; safe to call from several threads.
 
-    Lines that the disk refuses are held in memory (the latest 10,000) and written when it takes them again, so that a
-    full disk does not stop a training.
+    Lines that the disk refuses are ``held`` in memory (the latest 10,000) and written when it takes them again, so that
+    a full disk does not stop a training.
     """
 
     def __init__(self, path: Path) -> None:
         """Opens or creates the file and cuts off a line that an earlier process left half written."""
         self.path = path
         self._lock = threading.Lock()
-        self._held: deque[bytes] = deque(maxlen=_HELD_LINES)
+        self.held: deque[bytes] = deque(maxlen=_HELD_LINES)
         self._warned = False
         self._synced = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self.size = _whole_size(path)
         os.ftruncate(self._file, self.size)
-
-    @property
-    def held(self) -> int:
-        """Number of lines that are in memory only, because the disk refuses them."""
-        return len(self._held)
 
     def append(self, record: Mapping[str, Any], *, urgent: bool = False) -> None:
         """Writes what a ``Line`` has to the operating system, its secrets masked; never raises for a full disk.
@@ -65,19 +59,19 @@ class Spool:
         line = json.dumps(redact_values(record), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             if urgent:
-                self._held.appendleft(line)
+                self.held.appendleft(line)
             else:
-                self._held.append(line)
-            self._write_held(1 if urgent else len(self._held))
+                self.held.append(line)
+            self._write_held(1 if urgent else len(self.held))
         if urgent:
             self._keep(self.size)
 
     def sync(self) -> bool:
         """Asks the disk to keep all that has been appended, what it has refused too; whether it does."""
         with self._lock:
-            self._write_held(len(self._held))
+            self._write_held(len(self.held))
             size = self.size
-        return self._keep(size) and not self._held
+        return self._keep(size) and not self.held
 
     def close(self) -> None:
         """Syncs and closes the file."""
@@ -87,12 +81,12 @@ class Spool:
     def _write_held(self, count: int) -> None:
         try:
             for _ in range(count):
-                written = os.write(self._file, self._held[0])
-                if written < len(self._held[0]):
+                written = os.write(self._file, self.held[0])
+                if written < len(self.held[0]):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 reach("spool.append", self.path, written)
                 self.size += written
-                self._held.popleft()
+                self.held.popleft()
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file, self.size)  # leave no half line in the middle of the file

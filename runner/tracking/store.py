@@ -45,8 +45,7 @@ QUIET = {
 }
 """Variables that silence MLflow's talk, its calls home and its waits of minutes."""
 
-_TEXT_LENGTH = 6000
-_KEY_LENGTH = 250
+_TEXT_LENGTH, _KEY_LENGTH = 6000, 250
 _NETWORK_DISKS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "9p", "afs"})
 _log = logging.getLogger(__name__)
 
@@ -92,8 +91,7 @@ def shown(uri: str) -> str:
 def on_network_disk(path: Path) -> bool:
     """Whether the file system is shared between machines, where SQLite's write-ahead log must not be used."""
     disks = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
-    nearest = next((str(folder) for folder in [path, *path.parents] if str(folder) in disks), "")
-    return disks.get(nearest) in _NETWORK_DISKS
+    return next((disks[str(each)] for each in [path, *path.parents] if str(each) in disks), "") in _NETWORK_DISKS
 
 
 def _probe(uri: str, database: Path | None) -> None:

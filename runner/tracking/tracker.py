@@ -25,10 +25,6 @@ from runner.tracking.spool import Shipper, Spool, lines
 from runner.tracking.store import Store, key, params_of, shown, text
 from runner.tracking.workspace import Record, RunFolder, Status, Workspace
 
-SHIP_SECONDS = 5.0
-SYNC_SECONDS = 2.0
-SAMPLE_SECONDS = 10.0
-HEARTBEAT_SECONDS = 5.0
 _MEASURED = ("perf/", "system/")
 """Metrics that are not the same when something is done twice."""
 _log = logging.getLogger(__name__)
@@ -39,21 +35,18 @@ class Recorder:
 
     A metric that a dead process logged after the checkpoint that the training resumes from is not logged again: the
     first value stays. Where the second differs, the run did not continue bit for bit, which is said once.
-
-    ``step`` is the newest one of which something was logged.
     """
 
     def __init__(self, path: Path, cursor: int | None = None, step: int = 0, prefix: str = "") -> None:
         """Opens the spool of a training that begins, or resumes: then with what ``mark`` said at the checkpoint."""
         self.spool = Spool(path)
-        self.step = step
+        self.step = step  # the newest of which something was logged
         self._cursor, self._prefix = cursor or 0, prefix
         self._logged = {
             (name, line.step): value
             for line, _ in (lines(path, cursor) if cursor is not None else ())
-            if line.step >= step
             for name, value in line.metrics.items()
-            if not name.startswith("system/")
+            if line.step >= step and not name.startswith("system/")
         }
         self._warned_of_other_bits = False
         self._not_finite: set[str] = set()
@@ -261,10 +254,10 @@ class Tracker(Recorder):
         self.append(tags={key(name): text(value) for name, value in tags.items()})
         self._monitor = SystemMonitor(self.run_dir) if system_metrics else None
         self._threads = [
-            Periodic("sync", SYNC_SECONDS, self.spool.sync),
-            Periodic("heartbeat", HEARTBEAT_SECONDS, self._write_record),
-            Periodic("system", SAMPLE_SECONDS, self._sample),
-            Periodic("mlflow", SHIP_SECONDS, self._shipper.try_to_ship),
+            Periodic("sync", seconds=2.0, action=self.spool.sync),
+            Periodic("heartbeat", seconds=5.0, action=self._write_record),
+            Periodic("system", seconds=10.0, action=self._sample),
+            Periodic("mlflow", seconds=5.0, action=self._shipper.try_to_ship),
         ]
 
     def tag(self, name: str, value: str) -> None:
@@ -297,7 +290,7 @@ class Tracker(Recorder):
         self.spool.close()
         self._folder.release()
         if self.spool.held:
-            _log.warning("%d lines could not be written to %s and are lost", self.spool.held, self.spool.path)
+            _log.warning("%d lines could not be written to %s and are lost", len(self.spool.held), self.spool.path)
         return delivered and not self.spool.held
 
     def _deliver(self, mlflow: Periodic, patience: float) -> bool:

@@ -73,8 +73,7 @@ def workspace(root: Path | str | None = None) -> Workspace:
 
     Nothing is created. The path is made absolute, because MLflow records absolute artifact locations.
     """
-    chosen = root or os.environ.get(VARIABLE) or ".runner"
-    return Workspace(Path(chosen).expanduser().resolve())
+    return Workspace(Path(root or os.environ.get(VARIABLE) or ".runner").expanduser().resolve())
 
 
 def folder_name(name: str) -> str:
