@@ -14,22 +14,6 @@ from runner.compare.verify import fresh, health, verify
 from runner.plugin.contract import Close, Exact
 
 __all__ = [
-    "Build",
-    "Close",
-    "Difference",
-    "Exact",
-    "NonInferiority",
-    "Outcome",
-    "Ratio",
-    "Subject",
-    "Timing",
-    "Verdict",
-    "clock",
-    "close",
-    "exact",
-    "fresh",
-    "health",
-    "ratio",
-    "verify",
-    "worst",
-]
+    "Build", "Close", "Difference", "Exact", "NonInferiority", "Outcome", "Ratio", "Subject", "Timing", "Verdict",
+    "clock", "close", "exact", "fresh", "health", "ratio", "verify", "worst",
+]  # fmt: skip
