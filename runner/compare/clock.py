@@ -7,17 +7,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from runner.compare.isolation import clones
 from runner.compare.noninferiority import FEWEST_ROUNDS, Effect, Ratio, effect, even_against_odd, ratio
+from runner.compare.subject import Build
 from runner.system.generators import Globals
 from runner.system.tree import tensors
-
-if TYPE_CHECKING:
-    from runner.compare.subject import Build
 
 BLOCK_SECONDS = 0.1
 """A block is as many steps as take so long, but one at least: long against the clock's and the scheduler's grain."""
@@ -57,7 +55,6 @@ class WarmUp:
     seconds: float
     """Of all steps after the first until it was steady."""
     steps: int
-    """How many those were."""
     steady_s: float
     """Of one step in the end."""
     steady: bool

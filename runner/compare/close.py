@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,13 @@ from runner.compare.isolation import (
     named_parameters,
     saved,
 )
+from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.system.tree import map_tensors
 
-if TYPE_CHECKING:
-    from runner.compare.subject import Build, Subject
-
 CONTRACT = "Close"
-NARROWS = "narrows"
-"""Under this name, evidence says where the baseline rounds its float64 numbers."""
-ALLOWED = 2.0
-"""How many times as far from the truth as the baseline, in the median."""
+NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
+ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
 FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}
 """Errors of fewer units in the last place are luck and count as that many; outputs can be few."""
 FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3
@@ -56,12 +52,7 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
     * from states on the way of the baseline, single updates are taken by both in their own precision, and the changed
       one's may be at most twice as far from the update in float64 as the baseline's, in the median.
 
-    Args:
-        baseline: as in ``verify``, like what is raised.
-        changed: makes what promises the same algebra.
-        batches: one for each update.
-        states: how many single updates; fewer if there are fewer batches.
-        seed: as in ``verify``.
+    Arguments and exceptions are those of ``verify``; ``states`` is how many single updates are taken at most.
     """
     if not batches:
         raise ValueError("nothing to compare: there is no batch")
@@ -89,11 +80,6 @@ class NotFloat64Error(Exception):
     def __str__(self) -> str:
         return f"the algebra cannot be compared: {super().__str__()}"
 
-    @classmethod
-    def stepping(cls, who: str, error: StepError) -> NotFloat64Error:
-        """What to say when a step fails in float64."""
-        return cls(f"in float64 {who} raises {error}")
-
 
 class Float64Trajectory(Trajectory):
     """The same updates in float64, by subjects that are made so."""
@@ -103,11 +89,7 @@ class Float64Trajectory(Trajectory):
         super().__init__([replace(each, batch=converted[id(each.batch)]) for each in updates], seed, torch.float64)
 
     def isolated(self, build: Build, watching: bool = False) -> Isolation:
-        """A subject in float64 that has not moved yet.
-
-        Raises:
-            NotFloat64Error: it cannot be built, or a parameter insists on another type.
-        """
+        """A subject in float64; ``NotFloat64Error`` if it cannot be built, or a parameter insists on another type."""
 
         def built() -> Subject:
             try:
@@ -139,7 +121,7 @@ def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
     The evidence names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
     """
     try:
-        update, untrained, seen = _parting(trajectory, baseline, changed)
+        update, untrained, seen, other = _parting(trajectory, baseline, changed)
         evidence = {"updates": len(trajectory.updates), "tolerance": TOLERANCE, "without_gradient": untrained}
         if update is None:
             summary = f"the same algebra over {len(trajectory.updates)} updates in float64"
@@ -151,7 +133,8 @@ def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
         isolation = trajectory.isolated(baseline)
         with _Casts() as casts:  # type: ignore[no-untyped-call]
             isolation.step(clones(trajectory.updates[0].batch))
-        if casts.narrowest is not None and _is_of_its_size(casts.narrowest, *seen):
+        computed = {location: value for location, value in seen.items() if location.kind != "state"}
+        if casts.explain(computed, other):
             summary = (
                 f"the algebra cannot be compared: in float64 the baseline itself rounds to {casts.narrowest} "
                 f"({casts.where}); cast to the wider of two types there, torch.promote_types(x.dtype, torch.float32)"
@@ -169,43 +152,29 @@ def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
 
 def _parting(
     trajectory: Trajectory, baseline: Build, changed: Build
-) -> tuple[int | None, dict[str, str], tuple[Frame, Frame]]:
-    """The first update after which the two differ by more than rounding; both move step by step.
+) -> tuple[int | None, dict[str, str], Frame, Frame]:
+    """The first update after which the two, moving step by step, differ by more than rounding; None if they do not.
 
-    Returns:
-        The update, None if they do not differ; which parameters only the changed one has not trained by then; and what
-        could be seen of both.
-
-    Raises:
-        NotFloat64Error: one of them cannot be stepped in float64.
+    With it come the parameters that only the changed one has not trained by then, and what could be seen of both.
     """
     isolations = [trajectory.isolated(build) for build in (baseline, changed)]
     names = difference.shared(*(isolation.subject.state for isolation in isolations))
     sequences = [trajectory.frames(isolation) for isolation in isolations]
     parted = None
-    for update in range(len(trajectory.updates) + 1):
-        try:
-            one, other = (next(sequence) for sequence in sequences)
-        except StepError as error:
-            who = "the baseline" if error.isolation is isolations[0] else "the changed step"
-            raise NotFloat64Error.stepping(who, error) from error
-        seen = {location: one[location] for location in difference.comparable(one, other, names)}
-        if any(True for _ in differing(seen, other)):
-            parted = update
-            break
-    return parted, difference.newly_untrained(*(each.untrained for each in isolations)), (seen, other)
-
-
-def _is_of_its_size(dtype: torch.dtype, baseline: Frame, changed: Frame) -> bool:
-    """Whether outputs and gradients differ, and by no more than what the baseline rounds away in that type."""
-    computed = {location: value for location, value in baseline.items() if location.kind != "state"}
-    tolerance = min(1000 * torch.finfo(dtype).eps, 0.1)
-    differs, differs_more = (any(True for _ in differing(computed, changed, each)) for each in (TOLERANCE, tolerance))
-    return differs and not differs_more
+    try:
+        for update, (one, other) in enumerate(zip(*sequences, strict=True)):
+            seen = {location: one[location] for location in difference.comparable(one, other, names)}
+            if any(differing(seen, other)):
+                parted = update
+                break
+    except StepError as error:
+        who = "the baseline" if error.isolation is isolations[0] else "the changed step"
+        raise NotFloat64Error(f"in float64 {who} raises {error}") from error
+    return parted, difference.newly_untrained(*(each.untrained for each in isolations)), seen, other
 
 
 class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Remembers the first operation that makes numbers of fewer digits from float64."""
+    """Remembers the first operation that makes numbers of fewer digits from float64, and where it stands."""
 
     narrowest: torch.dtype | None = None
     where = ""
@@ -216,24 +185,25 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         if self.narrowest is None and torch.float64 in given:
             for tensor in tree_leaves(output):
                 if isinstance(tensor, Tensor) and tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 64:
-                    self.narrowest, self.where = tensor.dtype, _caller()
+                    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+                    stack = traceback.extract_stack()
+                    last = [frame for frame in stack if not frame.filename.startswith(ours)][-1]
+                    self.narrowest = tensor.dtype
+                    self.where = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
                     break
         return output
 
-
-def _caller() -> str:
-    """The innermost line that is neither torch's nor this package's."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name}"
+    def explain(self, baseline: Frame, changed: Frame) -> bool:
+        """Whether the two differ, and by no more than what is rounded away there."""
+        if self.narrowest is None:
+            return False
+        tolerance = min(1000 * torch.finfo(self.narrowest).eps, 0.1)
+        differs, differs_more = (any(differing(baseline, changed, each)) for each in (TOLERANCE, tolerance))
+        return differs and not differs_more
 
 
 def rounding(baseline: Build, changed: Build, batches: Sequence[Any], states: int, seed: int) -> Verdict:
-    """Takes single updates from states on the baseline's way, and compares how far each is from its float64 twin.
-
-    Raises:
-        StepError: the baseline itself fails.
-    """
+    """Takes single updates from states on the baseline's way, and compares how far each is from its float64 twin."""
     starts = _starts(Isolation(baseline, seed), batches, states, seed)
     trajectory, in_float64 = Trajectory(list(starts.values()), seed), Float64Trajectory(list(starts.values()), seed)
     try:
@@ -242,9 +212,9 @@ def rounding(baseline: Build, changed: Build, batches: Sequence[Any], states: in
     except NotFloat64Error as error:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
     except StepError as error:
-        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(NotFloat64Error.stepping("the baseline", error)))
+        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(NotFloat64Error(f"in float64 the baseline raises {error}")))
     isolation = trajectory.isolated(baseline)
-    own = _errors(truth, trajectory.updated(isolation))
+    own = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(isolation), strict=True)]
     foreign = _foreign(own, exact.draws or isolation.draws)
     if foreign is not None:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, foreign, {"states": len(starts)})
@@ -253,7 +223,7 @@ def rounding(baseline: Build, changed: Build, batches: Sequence[Any], states: in
     try:
         other = trajectory.isolated(changed)
         parts = difference.shared(isolation.subject.state, other.subject.state)
-        theirs = _errors(truth, trajectory.updated(other))
+        theirs = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(other), strict=True)]
         ratios = {
             group: [
                 _ratio(group, a[group], b[group], precision) for a, b in zip(own, theirs, strict=True) if group in a
@@ -271,7 +241,7 @@ def rounding(baseline: Build, changed: Build, batches: Sequence[Any], states: in
         if failed is None:
             summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
             return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
-        update, start = max(zip(starts.items(), ratios[failed], strict=True), key=itemgetter(1))[0]
+        update, start = max(zip(starts.items(), ratios[failed], strict=False), key=itemgetter(1))[0]
         found = _locate_rounding(baseline, changed, update, start, parts, precision, seed)
     except StepError as error:
         return Verdict(Outcome.FAIL, CONTRACT, error.summary, {"updates": error.update})
@@ -292,13 +262,6 @@ def _starts(isolation: Isolation, batches: Sequence[Any], states: int, seed: int
     return starts
 
 
-def _errors(truth: Sequence[Frame], frames: Iterable[Frame]) -> list[dict[Location, float]]:
-    return [
-        difference.by_group(difference.relative_errors(exact, frame))
-        for exact, frame in zip(truth, frames, strict=True)
-    ]
-
-
 def _foreign(errors: Sequence[Mapping[Location, float]], random: bool) -> str | None:
     """Why the updates in float64 cannot serve as the truth; None if they can."""
     groups = dict.fromkeys(group for each in errors for group in each if group.kind != "state")
@@ -313,6 +276,7 @@ def _foreign(errors: Sequence[Mapping[Location, float]], random: bool) -> str | 
 
 
 def _ratio(location: Location, own: float, other: float, precision: float) -> float:
+    """How many times as far from the truth the other error is."""
     least = FEWEST_ULPS[location.kind] * precision
     return max(other, least) / max(own, least)
 
@@ -331,17 +295,15 @@ def _locate_rounding(
         for each, build in ((in_float64, baseline), (trajectory, baseline), (trajectory, changed))
     )
     seen = {location: truth[location] for location in difference.in_order(truth, theirs, parts) if location in truth}
-    mine, other = difference.relative_errors(seen, own), difference.relative_errors(seen, theirs)
+    mine = difference.relative_errors(seen, own)
     ratios = {
-        location: _ratio(location, mine.get(location, 0.0), error, precision) for location, error in other.items()
+        location: _ratio(location, mine.get(location, 0.0), error, precision)
+        for location, error in difference.relative_errors(seen, theirs).items()
     }
     location = next((each for each, ratio in ratios.items() if ratio > ALLOWED), max(ratios, key=ratios.__getitem__))
     exact, value = truth[location], theirs[location]
     error = difference.absolute_difference(exact, value)
     assert error is not None  # or there would be no ratio
     # An element differs if it is further off than rounding the truth would be.
-    rounded = (
-        torch.finfo(value.dtype if isinstance(value, Tensor) else torch.float64).eps
-        * difference.as_float64(exact).abs()
-    )
-    return difference.measured(update, location, exact, error, error > rounded)
+    eps = torch.finfo(value.dtype if isinstance(value, Tensor) else torch.float64).eps
+    return difference.measured(update, location, exact, error, error > eps * difference.as_float64(exact).abs())

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-9
 """Share of a group's largest number by which its numbers may differ; rounding alone gives 1e-15 to 1e-13."""
-FLOOR = 1e-12
-"""Rounding of numbers around one, where all numbers of a group should be zero and are not quite."""
-MISSING = object()
-"""Stands for a value that a frame does not have."""
+FLOOR = 1e-12  # rounding of numbers around one, where all numbers of a group should be zero and are not quite
+MISSING = object()  # stands for a value that a frame does not have
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -90,14 +88,18 @@ def described(update: int, location: Location, one: Any, other: Any) -> Differen
 
 
 def measured(update: int, location: Location, baseline: Any, error: Tensor, differs: Tensor) -> Difference:
-    """A difference in numbers: by how much, as a share of the baseline's size, and in which elements."""
+    """A difference in numbers."""
     absolute, size = float(error.max()), _largest(baseline)
     relative = absolute / size if size else math.inf if absolute else 0.0
     return Difference(update, location.slot, str(location), absolute, relative, int(differs.sum()))
 
 
-def digest(value: Any) -> bytes:
-    """A fingerprint of a value: of a tensor's type, shape and bits, of anything else's type and text."""
+def digests(frame: Frame) -> dict[Location, bytes]:
+    """Fingerprints: of a tensor's type, shape and bits, of anything else's type and text."""
+    return {location: _digest(value) for location, value in frame.items()}
+
+
+def _digest(value: Any) -> bytes:
     if not isinstance(value, Tensor):
         return hashlib.blake2b(f"{type(value).__name__} {value!r}".encode(), digest_size=16).digest()
     found = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)}".encode(), digest_size=16)
@@ -105,11 +107,15 @@ def digest(value: Any) -> bytes:
     return found.digest()
 
 
+def not_same_bits(baseline: Frame, changed: Frame) -> Iterator[Location]:
+    """The locations that differ in type, shape or a bit; a NaN is equal to itself, 0 is not to -0."""
+    return (place for place, value in baseline.items() if _digest(value) != _digest(changed.get(place, MISSING)))
+
+
 def absolute_difference(one: Any, other: Any) -> Tensor | None:
     """The absolute difference of every element, in float64 on the host; infinite where only one is finite.
 
-    Returns:
-        None if the values cannot be subtracted: they are no numbers, or of different shapes.
+    None if the values cannot be subtracted: they are no numbers, or of different shapes.
     """
     if not all(isinstance(value, Tensor | bool | int | float | complex) for value in (one, other)):
         return None
@@ -195,10 +201,10 @@ def relative_errors(truth: Frame, frame: Frame) -> dict[Location, float]:
     return {location: error / (sizes[_group_of(location)] or 1.0) for location, error in errors.items()}
 
 
-def by_group(errors: Mapping[Location, float]) -> dict[Location, float]:
-    """Relative errors of groups after an update: of all outputs, all gradients, and the state by its last names."""
+def by_group(truth: Frame, frame: Frame) -> dict[Location, float]:
+    """The same of groups after an update: of all outputs, all gradients, and the state by its last names."""
     found: dict[Location, float] = defaultdict(float)
-    for location, error in errors.items():
+    for location, error in relative_errors(truth, frame).items():
         group = location._replace(name="outputs") if location.kind == "output" else _group_of(location)
         found[group] = math.hypot(found[group], error)
     return found
@@ -224,11 +230,7 @@ def comparable(baseline: Iterable[Location], changed: Container[Location], state
 
 
 def shared(baseline: Iterable[str], changed: Iterable[str]) -> list[str]:
-    """The names of the parts of the state that both subjects have.
-
-    Raises:
-        ValueError: there is none, so that nothing could be compared.
-    """
+    """The names of the parts of the state that both subjects have; ``ValueError`` if there is none to compare."""
     own, theirs = list(baseline), list(changed)
     names = [name for name in own if name in theirs]
     if not names:
@@ -245,23 +247,13 @@ def newly_untrained(baseline: Collection[str], changed: Mapping[str, str]) -> di
 
 
 def locate(
-    trajectory: Trajectory,
-    baseline: Build,
-    changed: Build,
-    update: int,
+    trajectory: Trajectory, baseline: Build, changed: Build, update: int,
     criterion: Callable[[Frame, Frame], Iterable[Location]],
-) -> Difference | None:
+) -> Difference | None:  # fmt: skip
     """Makes them once more, with slots that show what they returned, to find where an update parts.
 
-    Args:
-        trajectory: in which a difference was found.
-        baseline: makes the one.
-        changed: makes the other.
-        update: after which it was found; there may be none this time.
-        criterion: the locations of the first frame, in its order, at which the second is not as it should be.
-
-    Raises:
-        StepError: one of them failed.
+    The criterion gives the locations of the first frame, in its order, at which the second is not as it should be; it
+    may find none this time.
     """
     isolations = [trajectory.isolated(build, watching=True) for build in (baseline, changed)]
     names = shared(*(isolation.subject.state for isolation in isolations))
@@ -278,16 +270,11 @@ def in_order(one: Frame, other: Frame, states: Sequence[str]) -> list[Location]:
 
     After a slot that both have called as often, a gradient that only one of them has tells something, too.
     """
-    returned: dict[tuple[str, int] | None, int] = {
-        location.call: number for number, location in enumerate(one) if location.call
-    }
-    called = {location.call for location in other if location.call}
-    inner = [location for location in one if location.call in called]
-    inner += [
-        location
-        for location in other
-        if location.kind == "gradient" and location not in one and location.call in returned
-    ]
+    returned = {location.call: number for number, location in enumerate(one)}
+    called = {location.call for location in other}
+    inner = [location for location in one if location.call and location.call in called]
+    new = [location for location in other if location.kind == "gradient" and location not in one]
+    inner += [location for location in new if location.call and location.call in returned]
     inner.sort(key=lambda location: (returned[location.call], ("output", "gradient", "state").index(location.kind)))
     outer = [location for location in one if location.call is None]
     return [*comparable(inner, set(inner), states), *comparable(outer, other, states)]

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from runner.compare.difference import MISSING, Difference, comparable, digest, locate, newly_untrained, shared
-from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
+from runner.compare.difference import Difference, comparable, digests, locate, newly_untrained, not_same_bits, shared
+from runner.compare.isolation import Location, StepError, Trajectory, Update
+from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 
-if TYPE_CHECKING:
-    from runner.compare.subject import Build
-
 CONTRACT = "Exact"
-Prints = list[Mapping[Location, bytes]]
-"""Fingerprints of all that can be seen before the first update and after each."""
+Prints = list[dict[Location, bytes]]  # fingerprints of all that can be seen before the first update and after each
 
 
 def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
     """Compares outputs, gradients and state by bits, after every update.
 
     The baseline is compared with itself first: where it does not repeat itself, nothing can be said. One subject exists
-    at a time, two if a difference has to be located.
-
-    Args:
-        baseline: makes what to compare with.
-        changed: makes what promises the same bits.
-        batches: one for each update.
-        seed: of the global random generators.
-
-    Raises:
-        ValueError: there is no batch, or nothing that could be compared.
-        StepError: the baseline itself fails.
+    at a time, two if a difference has to be located. Arguments and exceptions are those of ``verify``.
     """
     if not batches:
         raise ValueError("nothing to compare: there is no batch")
@@ -47,12 +34,12 @@ def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
     again, _ = _fingerprints(trajectory, baseline)
     update = _parting(first, again, parts)
     if update is not None:
-        return _unstable(update, locate(trajectory, baseline, baseline, update, _not_same_bits))
+        return _unstable(update, locate(trajectory, baseline, baseline, update, not_same_bits))
     try:
         prints, (changed_parts, untrained) = _fingerprints(trajectory, changed)
         names = shared(parts, changed_parts)
         update = _parting(first, prints, names)
-        found = None if update is None else locate(trajectory, baseline, changed, update, _not_same_bits)
+        found = None if update is None else locate(trajectory, baseline, changed, update, not_same_bits)
     except StepError as error:
         return Verdict(Outcome.FAIL, CONTRACT, error.summary, {"updates": error.update})
     count = len(list(comparable(first[-1], prints[-1], names)))
@@ -73,10 +60,10 @@ def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
 def _fingerprints(trajectory: Trajectory, build: Build) -> tuple[Prints, tuple[list[str], dict[str, str]]]:
     """What is left to know of a subject that is gone; with the parts of its state, and parameters without gradient."""
     isolation = trajectory.isolated(build)
-    prints: Prints = [
-        {location: digest(value) for location, value in frame.items()} for frame in trajectory.frames(isolation)
-    ]
-    return prints, (list(isolation.subject.state), isolation.untrained)
+    return [digests(frame) for frame in trajectory.frames(isolation)], (
+        list(isolation.subject.state),
+        isolation.untrained,
+    )
 
 
 def _parting(one: Prints, other: Prints, states: Sequence[str]) -> int | None:
@@ -85,11 +72,6 @@ def _parting(one: Prints, other: Prints, states: Sequence[str]) -> int | None:
         if any(mine[location] != theirs.get(location) for location in comparable(mine, theirs, states)):
             return update
     return None
-
-
-def _not_same_bits(baseline: Frame, changed: Frame) -> Iterator[Location]:
-    """The locations that differ in type, shape or a bit; a NaN is equal to itself, 0 is not to -0."""
-    return (place for place, value in baseline.items() if digest(value) != digest(changed.get(place, MISSING)))
 
 
 def _unstable(update: int, found: Difference | None) -> Verdict:

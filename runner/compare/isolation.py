@@ -24,8 +24,7 @@ from runner.system.tree import map_tensors
 if TYPE_CHECKING:
     from runner.compare.subject import Build, Subject
 
-STEP = "step"
-"""The slot that stands for the whole update."""
+STEP = "step"  # the slot that stands for the whole update
 OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
 """Settings of torch's optimizers that say how to compute, not what; they stay with the optimizer that has them."""
 _GROUPS = "param_groups"
@@ -38,8 +37,7 @@ class Location(NamedTuple):
     slot: str
     kind: Literal["output", "gradient", "state"]
     name: str
-    visit: int = 0
-    """How many times the slot had returned in this update before."""
+    visit: int = 0  # how many times the slot had returned in this update before
 
     def __str__(self) -> str:
         return f"{self.name}.grad" if self.kind == "gradient" else self.name
@@ -55,8 +53,7 @@ class _Gradient(NamedTuple):
 
     tensor: Tensor
     version: int
-    kept: Tensor
-    """A copy."""
+    kept: Tensor  # a copy
 
 
 Frame = dict[Location, Any]
@@ -88,13 +85,9 @@ class Isolation:
     """One subject, and all that is global to it."""
 
     def __init__(self, build: Build, seed: int, dtype: torch.dtype | None = None, watching: bool = False) -> None:
-        """Builds the subject.
+        """Builds the subject with this seed and under this default floating-point type, the present one unless told.
 
-        Args:
-            build: makes it.
-            seed: of the global generators, before it is built.
-            dtype: the default floating-point type that it is built and stepped under; the present one unless told.
-            watching: whether its slots are to tell what they return.
+        If watching, its slots are to tell what they return.
         """
         if torch.cuda.is_available():
             gc.collect()  # the one before may hold the device's memory in a circle of references
@@ -103,10 +96,8 @@ class Isolation:
         """Parameters that no finite gradient other than zero has reached so far, with the reason."""
         self._own = generators.Globals()
         self._before = self._own.random
-        self._number = 0
-        """What is added to the count of updates for the number that seeds one."""
-        self._given: dict[int, _Gradient] = {}
-        """What optimizers were given in this update, by parameter."""
+        self._number = 0  # what is added to the count of updates for the number that seeds one
+        self._given: dict[int, _Gradient] = {}  # what optimizers were given in this update, by parameter
         self._used_up: dict[int, _Gradient] = {}
         """Those that an optimizer has written over (``foreach`` with Nesterov), by gradient, as it left them."""
         self._events: Frame | None = None
@@ -127,11 +118,7 @@ class Isolation:
             return self._state(STEP)
 
     def step(self, batch: Any, watching: bool = False) -> Frame:
-        """One update on this very batch; if watching, the frame begins with copies of what the slots returned.
-
-        Raises:
-            StepError: the subject failed.
-        """
+        """One update on this very batch; if watching, the frame begins with copies of what the slots returned."""
         self.updates += 1
         self._events, self._visits = ({} if watching else None), {}
         self._given.clear()
@@ -163,11 +150,7 @@ class Isolation:
             return observed | frame
 
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
-        """Gives the subject another state, and new seeds if told.
-
-        Raises:
-            StepError: it cannot take it.
-        """
+        """Gives the subject another state, and new seeds if told."""
         with self._alone(), self._failing():
             load(self.subject, states)
             if seed is not None:
@@ -270,12 +253,9 @@ def _is_capturing() -> bool:
 class Update:
     """One update."""
 
-    batch: Any
-    """Updates with the same object get the same one again."""
-    states: Mapping[str, Any] | None = None
-    """Loaded before the update."""
-    seed: int | None = None
-    """For the global random generators, with that state."""
+    batch: Any  # updates with the same object get the same one again
+    states: Mapping[str, Any] | None = None  # loaded before the update
+    seed: int | None = None  # for the global random generators, with that state
 
 
 @dataclass(frozen=True)
@@ -284,24 +264,19 @@ class Trajectory:
 
     updates: Sequence[Update]
     seed: int
-    dtype: torch.dtype | None = None
-    """The default floating-point type; the present one unless told."""
+    dtype: torch.dtype | None = None  # the default floating-point type; the present one unless told
 
     def isolated(self, build: Build, watching: bool = False) -> Isolation:
         """A subject that has not moved yet."""
         return Isolation(build, self.seed, self.dtype, watching)
 
     def frames(self, isolation: Isolation, watched: int | None = None) -> Iterator[Frame]:
-        """What can be seen before the first update, and after each; raises what ``updated`` does."""
+        """What can be seen before the first update, and after each."""
         yield isolation.initial()
         yield from self.updated(isolation, watched)
 
     def updated(self, isolation: Isolation, watched: int | None = None) -> Iterator[Frame]:
-        """What can be seen after each update.
-
-        Args:
-            isolation: not moved yet.
-            watched: the update whose slots show what they returned.
+        """What can be seen after each update; in the one that is watched, also what the slots returned.
 
         Raises:
             StepError: the subject failed.

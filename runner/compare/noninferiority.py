@@ -14,8 +14,7 @@ import torch
 
 from runner.compare.verdict import Outcome
 
-FEWEST_ROUNDS = 5
-"""With four, an interval of 95 % holds the truth in 89 % of cases; with five, in 94 %."""
+FEWEST_ROUNDS = 5  # with four, an interval of 95 % holds the truth in 89 % of cases; with five, in 94 %
 RESAMPLES = 4000
 CONFIDENCE = 0.95
 PATHS = 200_000
@@ -130,7 +129,17 @@ def design(looks: tuple[int, ...], alpha: float, power: float) -> Design:
     counts = torch.tensor(looks, dtype=torch.float64)
     sums, squares = numbers.cumsum(1)[:, ends], numbers.square().cumsum(1)[:, ends]
     errors = ((squares - sums.square() / counts) / (counts - 1) / counts).sqrt()
-    bounds = _bounds(sums / counts / errors, looks, alpha)
+    statistic = sums / counts / errors
+
+    alive = torch.ones(PATHS, dtype=torch.bool)
+    bounds: list[float] = []
+    for look, pairs in enumerate(looks):
+        spent = alpha * math.log(1 + (math.e - 1) * pairs / looks[-1])
+        may_cross = int(spent * PATHS) - int((~alive).sum())
+        # The largest of those that have not crossed yet; none may, and the bound is out of reach.
+        ordered = statistic[alive, look].sort(descending=True).values
+        bounds.append(float(ordered[may_cross]) if may_cross else math.inf)
+        alive &= statistic[:, look] <= bounds[-1]
 
     def passes(deviation: float) -> float:
         """How often a difference of nothing passes, one margin away from the null hypothesis."""
@@ -140,44 +149,22 @@ def design(looks: tuple[int, ...], alpha: float, power: float) -> Design:
     while high / low > 1.001:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if passes(middle) >= power else (low, middle)
-    return Design(looks, bounds, low)
-
-
-def _bounds(statistics: torch.Tensor, looks: tuple[int, ...], alpha: float) -> tuple[float, ...]:
-    alive = torch.ones(len(statistics), dtype=torch.bool)
-    bounds, crossed = [], 0
-    for look, pairs in enumerate(looks):
-        spent = alpha * math.log(1 + (math.e - 1) * pairs / looks[-1])
-        may_cross = int(spent * len(statistics)) - crossed
-        # The largest of those that have not crossed yet; none may, and the bound is out of reach.
-        ordered = statistics[alive, look].sort(descending=True).values
-        bounds.append(float(ordered[may_cross]) if may_cross else math.inf)
-        over = alive & (statistics[:, look] > bounds[-1])
-        crossed += int(over.sum())
-        alive &= ~over
-    return tuple(bounds)
+    return Design(looks, tuple(bounds), low)
 
 
 class NonInferiority:
     """A sequential, paired, one-sided test that a metric is not worse by more than a margin.
 
     Pairs (one run of the baseline and one with the change, from the same seed) are added one by one. After some of them
-    the test looks:
-
-    * PASS: the mean loss is below the margin, with a false pass rate of at most ``alpha`` over all looks together.
-    * FAIL: the mean loss is above the margin, with the same error rate.
-    * neither: go on, and in the end INCONCLUSIVE; too few pairs are never a pass.
-
+    the test looks: PASS if the mean loss is below the margin, FAIL if it is above, each with an error rate of at most
+    ``alpha`` over all looks together; else it goes on, and in the end is INCONCLUSIVE. Too few pairs are never a pass.
     A change that loses nothing passes with probability ``power``, if the differences' standard deviation is at most
     ``evidence()["allowed_deviation"]``; that a pair is normally distributed is assumed.
 
     Args:
         margin: how much worse is still as good, in the metric's unit, or as a share of the baseline's value.
         most: the most pairs that will be used.
-        larger_is_better: direction of the metric.
         relative: whether ``margin`` is a share, which wants a metric that stays away from zero.
-        alpha: largest false pass rate.
-        power: stated probability to pass.
         looks: after how many pairs to look, increasing; after 3, 4, 6, 8 and so on, unless told.
 
     Raises:
@@ -186,15 +173,9 @@ class NonInferiority:
 
     def __init__(
         self,
-        margin: float,
-        most: int = 20,
-        *,
-        larger_is_better: bool = True,
-        relative: bool = False,
-        alpha: float = 0.05,
-        power: float = 0.8,
-        looks: Sequence[int] = (),
-    ) -> None:
+        margin: float, most: int = 20, *, larger_is_better: bool = True, relative: bool = False, alpha: float = 0.05,
+        power: float = 0.8, looks: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         if margin <= 0 or not 0 < alpha < power < 1:
             raise ValueError("a margin is positive, and 0 < alpha < power < 1")
         planned = [look for look in looks or (3, *range(4, most, 2)) if look < most] + [most]
@@ -211,11 +192,7 @@ class NonInferiority:
         return len(self.pairs)
 
     def add(self, baseline_value: float, changed_value: float) -> None:
-        """Adds a pair; after a decision, or the last look, it changes nothing.
-
-        Raises:
-            ValueError: a value is not finite.
-        """
+        """Adds a pair of finite values; after a decision, or the last look, it changes nothing."""
         if not (math.isfinite(baseline_value) and math.isfinite(changed_value)):
             raise ValueError(f"a pair needs two finite values, got {baseline_value} and {changed_value}")
         if self._decision is not None or len(self.pairs) == self.most:

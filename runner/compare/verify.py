@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,11 +13,9 @@ from runner.compare.close import Float64Trajectory, NotFloat64Error, algebra, cl
 from runner.compare.difference import newly_untrained
 from runner.compare.exact import bitwise
 from runner.compare.isolation import Isolation, StepError, Trajectory, Update, clones, saved
+from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.contract import Close, Exact
-
-if TYPE_CHECKING:
-    from runner.compare.subject import Build
 
 CONTRACT = "Health"
 FRESH = "parameters that change between steps take effect"
@@ -71,11 +69,8 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
 def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0) -> Verdict:
     """Looks whether every trainable parameter receives a finite gradient other than zero in some update.
 
-    Args:
-        changed: makes what is judged.
-        batches: one for each update.
-        baseline: parameters that get no gradient there either are not held against the change.
-        seed: as in ``verify``, like what is raised.
+    Parameters that get no gradient in the baseline either are not held against the change. The other arguments and
+    exceptions are those of ``verify``.
     """
     if not batches:
         raise ValueError("nothing to look at: there is no batch")
@@ -91,14 +86,8 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     """Looks whether parameters that change between two steps take effect in the next, as they do in the baseline.
 
     One batch, the very same object, is given three times: between the first two the step itself has changed the
-    parameters, before the third another state is loaded. What remembers anything by its batch is found out.
-
-    Args:
-        baseline: makes what to compare with.
-        changed: makes what is judged.
-        batches: the first is the one that is given.
-        contract: whether bits or float64 numbers are compared.
-        seed: as in ``verify``, like what is raised.
+    parameters, before the third another state is loaded. What remembers anything by its batch is found out. Arguments
+    and exceptions are those of ``verify``.
     """
     if not batches:
         raise ValueError("nothing to look at: there is no batch")
@@ -136,10 +125,6 @@ def _with_the_same_again(
     """The contract's verdict on all batches and two more updates with the last one, the very same object.
 
     Before the second of them another state is loaded: that of the baseline after its first update.
-
-    Raises:
-        NotFloat64Error: the baseline cannot be had in float64.
-        StepError: the baseline fails.
     """
     make, judge = (Trajectory, bitwise) if isinstance(contract, Exact) else (Float64Trajectory, algebra)
     first = make([Update(batches[0])], seed)
@@ -149,6 +134,6 @@ def _with_the_same_again(
     except StepError as error:
         if isinstance(contract, Exact):
             raise
-        raise NotFloat64Error.stepping("the baseline", error) from error
+        raise NotFloat64Error(f"in float64 the baseline raises {error}") from error
     updates = [*map(Update, batches), Update(batches[-1]), Update(batches[-1], saved(isolation.subject))]
     return judge(make(updates, seed), baseline, changed)

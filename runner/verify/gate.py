@@ -6,18 +6,22 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from runner.compare.exact import exact
 from runner.compare.isolation import StepError
+from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.compare.verify import health, verify
 from runner.plugin.contract import Close, Contract, Exact, Statistical
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.system.secrets import redact
 from runner.train.assemble import StageReport, assemble, resolve_device, setting_of
@@ -25,39 +29,25 @@ from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, stati
 from runner.verify.subjects import recipe_with, recorded, subject
 from runner.verify.variants import ALL, Variant, required, variants_of
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from runner.compare.subject import Build
-    from runner.plugin.registry import Registry
-    from runner.recipe.recipe import Recipe
-
-_FETCHING = frozenset({"draw", "next_batch", "transfer"})
-"""Slots that act before an update has its batch."""
+_FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
 
 
 @dataclass(frozen=True)
 class Options:
     """How thoroughly to look."""
 
-    updates: int = 20
-    """Compared one by one for Exact and Close."""
-    steps: int | None = None
-    """Length of a training for Statistical; the recipe's own unless told."""
-    seeds: int = 8
-    """The most pairs of trainings for one stage."""
-    budget: float = 3600.0
-    """Seconds after which no further training is begun."""
-    stages: tuple[str, ...] = ()
-    """Only these, and not the recipe as a whole; all if empty."""
+    updates: int = 20  # compared one by one for Exact and Close
+    steps: int | None = None  # length of a training for Statistical; the recipe's own unless told
+    seeds: int = 8  # the most pairs of trainings for one stage
+    budget: float = 3600.0  # seconds after which no further training is begun
+    stages: tuple[str, ...] = ()  # only these, and not the recipe as a whole; all if empty
 
 
 @dataclass(frozen=True)
 class StageVerdict:
     """What was found about one set of stages."""
 
-    name: str
-    """The stage, or ``all`` for the recipe as a whole."""
+    name: str  # the stage, or ``all`` for the recipe as a whole
     stages: tuple[str, ...]
     contract: Contract
     verdict: Verdict
@@ -69,8 +59,7 @@ class Verification:
 
     recipe: str
     rows: tuple[StageVerdict, ...]
-    inactive: dict[str, str]
-    """Stages that have nothing to do here, with the reason."""
+    inactive: dict[str, str]  # stages that have nothing to do here, with the reason
     seconds: float
 
     @property
@@ -87,23 +76,12 @@ class Verification:
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
         rows = [
-            {
-                "name": row.name,
-                "stages": list(row.stages),
-                "contract": type(row.contract).__name__,
-                "verdict": row.verdict.outcome,
-                "summary": row.verdict.summary,
-                "evidence": row.verdict.evidence,
-            }
+            {"name": row.name, "stages": list(row.stages), "contract": type(row.contract).__name__,
+             "verdict": row.verdict.outcome, "summary": row.verdict.summary, "evidence": row.verdict.evidence}
             for row in self.rows
-        ]
-        return {
-            "recipe": self.recipe,
-            "verdict": self.outcome,
-            "seconds": self.seconds,
-            "inactive": self.inactive,
-            "stages": rows,
-        }
+        ]  # fmt: skip
+        return {"recipe": self.recipe, "verdict": self.outcome, "seconds": self.seconds, "inactive": self.inactive,
+                "stages": rows}  # fmt: skip
 
 
 def show(report: Verification, console: Console) -> None:
@@ -126,11 +104,7 @@ def show(report: Verification, console: Console) -> None:
 
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
-    """Compares every active stage alone, with what it requires, and the whole recipe with the baseline.
-
-    Raises:
-        UsageError: the recipe has no stage to look at.
-    """
+    """Compares every active stage alone, with what it requires, and the whole recipe with the baseline."""
     started = time.perf_counter()
     found = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
     variants = _chosen(found.variants, options.stages)

@@ -11,21 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from runner.child.protocol import Parent
 from runner.child.spawn import Cause, Child, ChildError
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.contract import Objective
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.train.assemble import assemble
 from runner.train.loop import Loop, evaluated
 from runner.train.signals import Stop
-
-if TYPE_CHECKING:
-    from runner.child.protocol import Parent
-    from runner.plugin.contract import Objective
 
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 
@@ -34,10 +32,8 @@ NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 class TrainingOrder:
     """What a child process trains."""
 
-    recipe: Mapping[str, Any]
-    """Its values."""
-    batch_size: int | None = None
-    """What a stage has chosen; the recipe's own stays what its other settings refer to."""
+    recipe: Mapping[str, Any]  # its values
+    batch_size: int | None = None  # what a stage has chosen; the recipe's own stays what its other settings refer to
 
     def seeded(self, seed: int) -> str:
         """As JSON, with that seed."""
@@ -53,8 +49,7 @@ class Trainings:
     """
 
     plugin_files: Sequence[Path]
-    deadline: float
-    """By ``time.monotonic``; no training is begun after it."""
+    deadline: float  # by ``time.monotonic``; no training is begun after it
     say: Callable[[str], None]
     _done: dict[str, dict[str, Any]] = field(default_factory=dict)
 

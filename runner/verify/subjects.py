@@ -6,27 +6,22 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from runner.compare.isolation import clones
 from runner.compare.subject import Build, Listener, Subject
+from runner.plugin.registry import Registry
+from runner.plugin.source import Batch, State
+from runner.plugin.stage import StageConfig
 from runner.recipe.constraints import conflicts
 from runner.recipe.document import Node, Place, RecipeError
+from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.tree import map_tensors, tensors
+from runner.system.tree import tensors
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from runner.plugin.registry import Registry
-    from runner.plugin.source import Batch, State
-    from runner.plugin.stage import StageConfig
-    from runner.recipe.recipe import Recipe
-
-BATCH_SIZES = (1, 3, 200)
-"""Other sizes than the training's: who serves a model decides what it is asked at once."""
+BATCH_SIZES = (1, 3, 200)  # other sizes than the training's: who serves a model decides what it is asked at once
 
 
 class Recorded(NamedTuple):
@@ -34,8 +29,7 @@ class Recorded(NamedTuple):
 
     batch: Batch
     noise: Batch
-    inputs: Any
-    """What of the batch the learner's ``predict`` answers to; its answers are compared, too."""
+    inputs: Any  # what of the batch the learner's ``predict`` answers to; its answers are compared, too
     progress: dict[str, int]
     """Counts before the update: on them depend learning rates, and what is not done in every update."""
 
@@ -74,25 +68,37 @@ def subject(
     A step takes what ``recorded`` returns, or anything else, of which it takes no notice: then it collects, samples and
     feeds back as a training does, from the recipe's own source after its warm-up, and the state of the source and of
     the recipe's random generators is compared, too. ``built`` is told of every pipeline that is made.
-
-    Raises:
-        UsageError: the recipe cannot have these stages together.
     """
     recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
         pipeline = assemble(recipe_with(recipe, registry, stages), registry.files)
         built(pipeline)
-        return _Training(pipeline).subject()
+        training = _Training(pipeline)
+        return Subject(
+            training.step,
+            {"learner": _LearnerState(pipeline), "source": training},
+            parameters=pipeline.learner.named_parameters,
+            gradients=pipeline.learner.gradients,
+            seed=training.whole_step.seed,
+            watch=training.watch,
+        )
 
     return build
 
 
 def recorded(recipe: Recipe, registry: Registry, updates: int) -> list[Recorded]:
     """Batches and noise of the first updates of the baseline's training, after its warm-up."""
+    found: list[Recorded] = []
     with _seeded(recipe):
-        training = _Training(assemble(recipe_with(recipe, registry, ()), registry.files))
-        return [training.record() for _ in range(updates)]
+        pipeline = assemble(recipe_with(recipe, registry, ()), registry.files)
+        step = Step(pipeline)
+        for _ in range(updates):
+            drawn = _drawn(step)
+            inputs, counts = pipeline.learner.inputs(drawn.batch), pipeline.progress.state_dict()
+            found.append(clones(Recorded(*drawn, inputs, counts)))
+            step(drawn)
+    return found
 
 
 def inference_subject(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
@@ -105,7 +111,7 @@ def inference_subject(recipe: Recipe, registry: Registry, stages: Collection[str
         pipeline = assemble(recipe_with(recipe, registry, stages), registry.files)
 
         def answer(inputs: Any) -> dict[str, Any]:
-            return {"answer": pipeline.learner.predict(_on_device(pipeline, inputs))}
+            return {"answer": pipeline.learner.predict(pipeline.transfer(inputs))}
 
         return Subject(answer, {"learner": _LearnerState(pipeline)}, parameters=lambda: ())
 
@@ -145,30 +151,13 @@ def _drawn(step: Step) -> Drawn:
     return drawn
 
 
-def _on_device(pipeline: Assembly, given: Any) -> Any:
-    def moved(tensor: Tensor) -> Tensor:
-        return tensor.to(pipeline.device)
-
-    return map_tensors(moved, given)
-
-
 class _Training:
-    """A pipeline that is stepped update by update."""
+    """A pipeline that is stepped update by update, and the state of what it draws from."""
 
     def __init__(self, pipeline: Assembly) -> None:
         self.pipeline, self.learner = pipeline, pipeline.learner
         self.whole_step = Step(pipeline)
         self.draws = self.answers = False
-
-    def subject(self) -> Subject:
-        return Subject(
-            self.step,
-            {"learner": _LearnerState(self.pipeline), "source": _SourceState(self)},
-            parameters=self.learner.named_parameters,
-            gradients=self.learner.gradients,
-            seed=self.whole_step.seed,
-            watch=self.watch,
-        )
 
     def step(self, given: Any) -> dict[str, Any]:
         """One update, on what is given if it was recorded."""
@@ -177,7 +166,7 @@ class _Training:
             while (output := self.whole_step()) is None:
                 pass
             return output
-        batch, noise, inputs, counts = _on_device(self.pipeline, given)
+        batch, noise, inputs, counts = self.pipeline.transfer(given)
         self.pipeline.progress.load_state_dict(counts)
         self.whole_step.reset()  # another state may have been loaded, with the learning rates of another update
         output = self.whole_step.update(Drawn(batch, noise))
@@ -186,13 +175,6 @@ class _Training:
             return output | {"predict": self.learner.predict(inputs)}
         finally:
             self.answers = False
-
-    def record(self) -> Recorded:
-        """What the next update learns from, which is then done."""
-        drawn, progress = _drawn(self.whole_step), self.pipeline.progress
-        recorded: Recorded = clones(Recorded(*drawn, self.learner.inputs(drawn.batch), progress.state_dict()))
-        self.whole_step(drawn)
-        return recorded
 
     def watch(self, listener: Listener) -> None:
         """Wraps the slots that tell the story of an update."""
@@ -209,6 +191,17 @@ class _Training:
         for name in dict.fromkeys(("next_batch", *self.learner.story)):
             self.pipeline.slots.wrap(name, partial(observed, name))
 
+    def state_dict(self) -> State:
+        """That of the source and the recipe's random generators, once batches are drawn from there."""
+        if not self.draws:
+            return {}
+        drawn = {name: each.get_state() for name, each in self.pipeline.context.generators.items()}
+        return {**self.pipeline.source.state_dict(), "generators": drawn}
+
+    def load_state_dict(self, state: State) -> None:
+        if state:
+            raise ValueError("the state of a source is compared, but does not move between subjects")
+
 
 class _LearnerState:
     """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
@@ -223,21 +216,3 @@ class _LearnerState:
         self.learner.load_state_dict(state)
         for stage in self.stages.values():
             stage.load_state_dict(stage.state_dict())
-
-
-class _SourceState:
-    """The source and the recipe's random generators, once a subject draws its batches from there."""
-
-    def __init__(self, training: _Training) -> None:
-        self.training = training
-
-    def state_dict(self) -> State:
-        pipeline = self.training.pipeline
-        if not self.training.draws:
-            return {}
-        drawn = {name: each.get_state() for name, each in pipeline.context.generators.items()}
-        return {**pipeline.source.state_dict(), "generators": drawn}
-
-    def load_state_dict(self, state: State) -> None:
-        if state:
-            raise ValueError("the state of a source is compared, but does not move between subjects")

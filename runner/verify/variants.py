@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
+import torch
+
+from runner.plugin.stage import StageConfig
+from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.train.assemble import setting_of
 
-if TYPE_CHECKING:
-    import torch
-
-    from runner.plugin.stage import StageConfig
-    from runner.recipe.recipe import Recipe
-
 BASELINE = "baseline"
-AGAIN = "baseline again"
-"""The second child that measures the baseline, for A/A."""
-BOTH = "both baselines"
-"""Stands for the mean of the two, with which variants are compared."""
+AGAIN = "baseline again"  # the second child that measures the baseline, for A/A
+BOTH = "both baselines"  # stands for the mean of the two, with which variants are compared
 ALL = "all"
 Group = Literal["alone", "phases", "all", "all_but"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -30,10 +26,8 @@ class Variant:
     """One set of stages."""
 
     name: str
-    stages: tuple[str, ...]
-    """Kinds that are on, in the order in which they attach; none is the baseline."""
-    also: tuple[str, ...] = ()
-    """Other names of the same set, which is measured once."""
+    stages: tuple[str, ...]  # kinds that are on, in the order in which they attach; none is the baseline
+    also: tuple[str, ...] = ()  # other names of the same set, which is measured once
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,12 +39,10 @@ class Variant:
 class VariantSet:
     """The variants of one recipe, and what cannot be one."""
 
-    variants: tuple[Variant, ...]
-    """The baseline first, then those that matter most."""
+    variants: tuple[Variant, ...]  # the baseline first, then those that matter most
     inactive: Mapping[str, str] = field(default_factory=dict)
     """Stages that have nothing to do on this machine, with the reason."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Variants that cannot exist, with the reason."""
+    refused: Mapping[str, str] = field(default_factory=dict)  # variants that cannot exist, with the reason
 
     def find(self, stages: Collection[str]) -> Variant | None:
         """The variant with exactly these stages."""
@@ -62,11 +54,7 @@ class VariantSet:
 
 
 def variants_of(recipe: Recipe, device: torch.device, groups: Collection[Group] = GROUPS) -> VariantSet:
-    """The baseline, and sets of the stages that are on, of these kinds.
-
-    Raises:
-        UsageError: the recipe as a whole must not run here.
-    """
+    """The baseline, and sets of the stages that are on, of these kinds; ``UsageError`` if none may run here."""
     inactive = _inactive(recipe, recipe.stages, device)
     active = [kind for kind in recipe.stages if kind not in inactive]
     found: dict[tuple[str, ...], list[str]] = {}
@@ -128,11 +116,7 @@ def _wanted(
 
 
 def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> dict[str, str]:
-    """The stages among these that have nothing to do when exactly these are on, with the reason.
-
-    Raises:
-        UsageError: one of them must not run in this company.
-    """
+    """The stages among these that have nothing to do when exactly these are on, with the reason."""
     setting = setting_of(recipe, device, kinds)
     reasons: dict[str, str] = {}
     for kind, stage in setting.stages.items():
