@@ -128,7 +128,7 @@ def profile(
     loaded = load(recipe, sets or (), registry)
 
     from runner.measure.profile import profile as measure
-    from runner.measure.profile_report import show
+    from runner.measure.profile import show
     from runner.tracking import workspace
 
     result = measure(loaded, registry, workspace(), out, updates, warmup)

@@ -49,10 +49,8 @@ class Ablated:
     """An ablation with what became of it."""
 
     result: Result
-    run_id: str
-    """Of the parent run in MLflow."""
-    tracking_problem: str
-    """Why MLflow does not have it; empty if it has."""
+    run_id: str  # of the parent run in MLflow
+    tracking_problem: str  # why MLflow does not have it; empty if it has
     stop: Stop
 
     @property

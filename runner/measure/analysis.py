@@ -26,14 +26,10 @@ TRUE_FLOAT32 = 1e-5
 class Rates:
     """What a machine was measured to do."""
 
-    default_flops: float
-    """Float32 matmul with torch's default kernels, FLOP/s: the best over shapes."""
-    relaxed_flops: float
-    """The same with ``torch.set_float32_matmul_precision("medium")``."""
-    relaxed_error: float
-    """Relative error of such a product."""
-    copy_bytes: float
-    """Bytes read plus bytes written, a second."""
+    default_flops: float  # float32 matmul with torch's default kernels, FLOP/s: the best over shapes
+    relaxed_flops: float  # the same with ``torch.set_float32_matmul_precision("medium")``
+    relaxed_error: float  # relative error of such a product
+    copy_bytes: float  # bytes read plus bytes written, a second
     half_flops: Mapping[str, float] = field(default_factory=dict)
     """Matmul in types of 16 bits, by name; those that the device has."""
 
@@ -47,18 +43,14 @@ class Rates:
 class UpdateCost:
     """What one update has to do at least."""
 
-    counted_flop: int
-    """As ``torch.utils.flop_counter`` counts the baseline's update."""
-    least_flop: int
-    """By the learner's formula where it has one, else as counted."""
-    moved_bytes: int
-    """That cannot but be read or written."""
+    counted_flop: int  # as torch counts the baseline's update
+    least_flop: int  # by the learner's formula where it has one, else as counted
+    moved_bytes: int  # that cannot but be read or written
 
     @classmethod
     def of(cls, counted: Mapping[str, Any]) -> UpdateCost:
-        """From what the baseline counted; ``least``, the FLOP and bytes that its learner knows of, may be None."""
-        least_flop, moved_bytes = counted["least"] or (counted["flop"], counted["optimizer_bytes"])
-        return cls(counted["flop"], least_flop, moved_bytes)
+        """From what the baseline counted; ``least``, its learner's formula, may be None."""
+        return cls(counted["flop"], *(counted["least"] or (counted["flop"], counted["optimizer_bytes"])))
 
     def limit_s(self, rates: Rates, dtype: str | None = None) -> float:
         """Seconds that the update takes at least, in float32 and the type of 16 bits that its stages may use."""
@@ -70,10 +62,8 @@ class UpdateCost:
 class Throughput:
     """A whole training: drawing, transfer and update."""
 
-    per_second: float
-    """In the unit that the recipe's training is counted in."""
-    ratio: Ratio
-    """Baseline / variant in time per step."""
+    per_second: float  # in the unit that the recipe's training is counted in
+    ratio: Ratio  # baseline / variant in time per step
     shares: dict[str, float]
     """Of its time, by what it was spent on: what the source does apart, draw, transfer, update, other."""
 
@@ -85,31 +75,22 @@ class VariantResult:
     name: str
     also: tuple[str, ...]
     stages: tuple[str, ...]
-    ratio: Ratio
-    """Baseline / variant in time per update."""
+    ratio: Ratio  # baseline / variant in time per update
     effect: Effect
-    compile_s: float
-    """The first update: compilation, capture, allocation."""
-    warmup_s: float
-    """From then until it was steady."""
+    compile_s: float  # the first update: compilation, capture, allocation
+    warmup_s: float  # from then until it was steady
     overhead_s: float
     """What both cost beyond as many steady updates, and what building cost, the search of a batch size included."""
-    steady_ms: float
-    """Of one update: the median over rounds."""
-    peak_memory: int
-    """Bytes: on a GPU the most that torch allocated there, else the most that the process held."""
+    steady_ms: float  # of one update: the median over rounds
+    peak_memory: int  # bytes: on a GPU the most that torch allocated there, else the most that the process held
     peak_host_memory: int
     break_even_updates: int | None
     """After how many updates it has made up for what it costs at the start; None if it never does."""
-    limit_fraction: float
-    """The limit's time over its own: the share of the limit's speed that it reaches."""
+    limit_fraction: float  # the limit's time over its own: the share of the limit's speed that it reaches
     throughput: Throughput | None
-    published: float | None
-    """The ratio that somebody else reports."""
-    verdict: dict[str, Any] | None
-    """Of the gate: ``outcome``, ``contract``, ``summary``; None if it was not asked."""
-    notes: tuple[str, ...]
-    """What its stages have to say."""
+    published: float | None  # the ratio that somebody else reports
+    verdict: dict[str, Any] | None  # of the gate: ``outcome``, ``contract``, ``summary``; None if it was not asked
+    notes: tuple[str, ...]  # what its stages have to say
 
     @property
     def title(self) -> str:
@@ -126,10 +107,8 @@ class StageGain:
     """What one stage adds."""
 
     stage: str
-    alone: Ratio | None
-    """To the baseline with nothing but what the stage requires."""
-    together: Ratio | None
-    """To all other stages."""
+    alone: Ratio | None  # to the baseline with nothing but what the stage requires
+    together: Ratio | None  # to all other stages
 
 
 @dataclass(frozen=True)
@@ -137,17 +116,13 @@ class CaseResult:
     """One setting of the recipe, measured."""
 
     name: str
-    digest: str
-    """Of the recipe."""
+    digest: str  # of the recipe
     device: str
     threads: int
     batch_size: int
-    unit: str
-    """What the recipe's training is counted in; of epochs, it is samples that are counted here."""
-    planned_updates: int
-    """Of the whole training."""
-    a_a: Ratio
-    """The baseline in one process against the baseline in another."""
+    unit: str  # what the recipe's training is counted in; of epochs, it is samples that are counted here
+    planned_updates: int  # of the whole training
+    a_a: Ratio  # the baseline in one process against the baseline in another
     baseline_ms: float
     limit_ms: float
     """Of one update, in float32; ``limit_fraction`` of a variant that may use 16 bits is of that type's limit."""
@@ -159,10 +134,8 @@ class CaseResult:
     """All stages together over the product of what each adds alone: above 1, they help each other."""
     inactive: dict[str, str]
     refused: dict[str, str]
-    missing: dict[str, str]
-    """Variants that were not measured to the end, with the reason."""
-    ended: str
-    """Why no more rounds were measured."""
+    missing: dict[str, str]  # variants that were not measured to the end, with the reason
+    ended: str  # why no more rounds were measured
 
     def named(self, name: str) -> VariantResult | None:
         """The variant of that name."""
@@ -177,13 +150,10 @@ class Result:
     digest: str
     command: str
     machine: dict[str, str | int]
-    load: float
-    """Other work on the machine while it was measured: the highest load average at the start of a session."""
+    load: float  # other work on the machine while it was measured: the highest load average at the start of a session
     cases: tuple[CaseResult, ...]
-    recommendations: tuple[Recommendation, ...]
-    """One for every case."""
-    slope: float | None
-    """With which power of its least FLOP the update with all stages grows from case to case."""
+    recommendations: tuple[Recommendation, ...]  # one for every case
+    slope: float | None  # with which power of its least FLOP the update with all stages grows from case to case
     seconds: float
     folder: str
     interrupted: bool
@@ -238,27 +208,17 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
     trained = [each[BASELINE] for each in log.values("train") if each]
     share = sum(each["share"] for each in trained)
     worth, interaction = _worth(case, variants, log)
+    unit, _ = case.recipe.length
     return CaseResult(
-        name=case.name,
-        digest=case.recipe.digest,
-        device=prepared[BASELINE]["device"],
-        threads=prepared[BASELINE]["threads"],
-        batch_size=case.recipe.train.batch_size,
-        unit="samples" if case.recipe.length[0] == "epochs" else case.recipe.length[0],
+        name=case.name, digest=case.recipe.digest, batch_size=case.recipe.train.batch_size,
+        device=prepared[BASELINE]["device"], threads=prepared[BASELINE]["threads"],
+        unit="samples" if unit == "epochs" else unit,
         planned_updates=max(1, round(sum(each["updates"] for each in trained) / share)) if share else 1,
-        a_a=a_a,
-        baseline_ms=1e3 * base_s,
-        limit_ms=1e3 * cost.limit_s(rates),
-        cost=cost,
-        rates=rates,
-        variants=tuple(results),
-        worth=worth,
-        interaction=interaction,
-        inactive=dict(variants.inactive),
-        refused=dict(variants.refused),
-        missing=missing,
+        a_a=a_a, baseline_ms=1e3 * base_s, limit_ms=1e3 * cost.limit_s(rates), cost=cost, rates=rates,
+        variants=tuple(results), worth=worth, interaction=interaction,
+        inactive=dict(variants.inactive), refused=dict(variants.refused), missing=missing,
         ended=(log.values("done") or ["interrupted"])[-1],
-    )
+    )  # fmt: skip
 
 
 def slope(cases: Sequence[CaseResult]) -> float | None:
@@ -281,24 +241,16 @@ def _variant(case: Case, variant: Variant, log: CaseLog, a_a: Ratio, base_s: flo
         extra_s = own["overhead_s"] - prepared[BASELINE]["overhead_s"]
         break_even = max(0, math.ceil(extra_s / (base_s - steady_s)))
     return VariantResult(
-        name=variant.name,
-        also=variant.also,
-        stages=variant.stages,
-        ratio=measured,
-        effect=said,
-        compile_s=own["first_s"],
-        warmup_s=own["seconds"],
-        overhead_s=own["overhead_s"],
-        steady_ms=1e3 * steady_s,
+        name=variant.name, also=variant.also, stages=variant.stages, ratio=measured, effect=said,
+        compile_s=own["first_s"], warmup_s=own["seconds"], overhead_s=own["overhead_s"], steady_ms=1e3 * steady_s,
         peak_memory=memory["host_bytes"] if memory["device_bytes"] is None else memory["device_bytes"],
         peak_host_memory=memory["host_bytes"],
-        break_even_updates=break_even,
-        limit_fraction=limit_s / steady_s,
+        break_even_updates=break_even, limit_fraction=limit_s / steady_s,
         throughput=_throughput([each for each in log.values("train") if variant.name in each], variant.name),
         published=next((case.published[name] for name in variant.names if name in case.published), None),
         verdict=log.by_variant("verdict").get(variant.name),
         notes=tuple(f"{kind}: {note}" for kind, notes in own["notes"].items() for note in notes),
-    )
+    )  # fmt: skip
 
 
 def _throughput(blocks: Sequence[dict[str, Any]], name: str) -> Throughput | None:
@@ -321,13 +273,17 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
     gains, pairs = [], []
     for stage in whole.stages:
         below = required(case.recipe.stages, stage)
-        with_it, without = variants.find({stage} | below), variants.find(below)
-        alone = None
+        with_it, without, rest = (
+            variants.find({stage} | below),
+            variants.find(below),
+            variants.named(f"all but {stage}"),
+        )
+        alone = together = None
         if with_it is not None and without is not None:
-            pairs.append((with_it.name, _compared(without)))
+            pairs.append((with_it.name, without.name if without.stages else BOTH))
             alone = _ratio(log.ratios(*pairs[-1]))
-        rest = variants.named(f"all but {stage}")
-        together = _ratio(log.ratios(whole.name, _compared(rest))) if rest is not None else None
+        if rest is not None:
+            together = _ratio(log.ratios(whole.name, rest.name if rest.stages else BOTH))
         gains.append(StageGain(stage, alone, together))
     if len(whole.stages) < 2 or len(pairs) < len(whole.stages):
         return tuple(gains), None
@@ -338,11 +294,6 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
         if needed <= each.keys()
     ]
     return tuple(gains), _ratio(helped)
-
-
-def _compared(variant: Variant) -> str:
-    """What a stage is compared with: of no stages, both that measured it."""
-    return variant.name if variant.stages else BOTH
 
 
 def _ratio(values: Sequence[float]) -> Ratio | None:

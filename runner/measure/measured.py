@@ -38,13 +38,11 @@ class Measured:
 
     def __init__(self, pipeline: Assembly, building_s: float = 0.0) -> None:
         self.pipeline, self.building_s = pipeline, building_s
-        self.stopwatch = Stopwatch(pipeline.device)
+        self.stopwatch, self.activities = Stopwatch(pipeline.device), Activities(pipeline.device)
         self.step = Step(pipeline)
-        self.activities = Activities(pipeline.device)
         for name in ("draw", "next_batch", *pipeline.source.activities):
             self.activities.time(pipeline.slots, name)
-        self.count = 1
-        """Updates in a block."""
+        self.count = 1  # updates in a block
 
     def prepare(self) -> dict[str, Any]:
         """Counts, compiles and warms up; the first update, the warm-up and the steady state are three figures."""

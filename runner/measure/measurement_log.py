@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,7 @@ class CaseLog:
 
 
 class MeasurementLog:
-    """The folder of one ablation.
-
-    Args:
-        folder: made if need be.
-        identity: what is measured and on which machine; kept in the folder, to tell whether an ablation is the same.
+    """The folder of one ablation; it keeps the identity, to tell whether another one is the same.
 
     Raises:
         UsageError: another process measures in the folder.
@@ -71,15 +68,17 @@ class MeasurementLog:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise UsageError(
-                f"{folder}: another process measures in this folder; wait for it, or name another"
-            ) from None
+            reason = "another process measures in this folder; wait for it, or name another"
+            raise UsageError(f"{folder}: {reason}") from None
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
         *whole, torn = (folder / ROUNDS).read_bytes().split(b"\n")
         if torn:  # by a crash
             os.truncate(self._file.fileno(), sum(len(line) + 1 for line in whole))
-        self.entries: list[Entry] = [json.loads(line) for line in whole]
+        self.entries: list[Entry] = []
+        for line in whole:
+            with suppress(ValueError):
+                self.entries.append(json.loads(line))
         spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
         self.earlier_seconds = sum(spent.values())
         self._session = 1 + max(spent, default=0)

@@ -1,11 +1,11 @@
-"""Where the time of an update goes: ``torch.profiler`` over a few steady ones."""
+"""Where the time of an update goes: ``torch.profiler`` over a few steady ones, and its tables."""
 
 from __future__ import annotations
 
 import os
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
@@ -40,6 +44,10 @@ WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventS
 TO_HOST = "Memcpy DtoH"
 BARE_BURSTS = 3
 _LABEL = "slot "
+_WIDE = 100
+"""Columns from which on a terminal shows all figures."""
+_TOP = 15
+"""Operators that are shown; ``--json`` has all of them."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +55,10 @@ class SlotTime:
     """One slot, in the mean over the profiled updates."""
 
     name: str
-    calls: float
-    """In one update; 0 where it runs inside something compiled or captured, or a stage does without it."""
-    total_ms: float
-    """Wall-clock time between its beginning and its end on the host."""
-    self_ms: float
-    """Without the slots that it calls."""
-    device_ms: float | None
-    """Of the kernels that it, and the slots that it calls, launched; None on a CPU."""
+    calls: float  # in one update; 0 where it runs inside something compiled or captured, or a stage does without it
+    total_ms: float  # wall-clock time between its beginning and its end on the host
+    self_ms: float  # without the slots that it calls
+    device_ms: float | None  # of the kernels that it, and the slots that it calls, launched; None on a CPU
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,10 @@ class OperatorTime:
     """One operator on the host or one kernel on a GPU, in the mean over the profiled updates."""
 
     name: str
-    device: str
-    """``cpu`` or ``cuda``."""
+    device: str  # ``cpu`` or ``cuda``
     calls: float
-    self_ms: float
-    """Without the operators that it calls."""
-    share: float
-    """Of the update's time on the host, or of all kernels' time on the GPU."""
+    self_ms: float  # without the operators that it calls
+    share: float  # of the update's time on the host, or of all kernels' time on the GPU
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,9 @@ class HostSync:
     """What makes the host wait for a GPU, or would do so on one."""
 
     name: str
-    slot: str
-    """The innermost one that it happened in."""
-    calls: float
-    """In one update."""
-    waits: bool
-    """Whether it is counted as a wait; the others are shown to find its cause."""
+    slot: str  # the innermost one that it happened in
+    calls: float  # in one update
+    waits: bool  # whether it is counted as a wait; the others are shown to find its cause
 
 
 @dataclass(frozen=True)
@@ -92,17 +90,13 @@ class Profile:
     device: str
     threads: int
     batch_size: int
-    updates: int
-    """How many were profiled."""
-    steady: bool
-    """Whether the warm-up ended because the update was steady."""
+    updates: int  # how many were profiled
+    steady: bool  # whether the warm-up ended because the update was steady
     warmup_s: float
-    update_ms: float
-    """One update without the profiler."""
+    update_ms: float  # one update without the profiler
     profiled_update_ms: float
     slots: tuple[SlotTime, ...]
-    operators: tuple[OperatorTime, ...]
-    """All of them, those that take longest first."""
+    operators: tuple[OperatorTime, ...]  # all of them, those that take longest first
     syncs: tuple[HostSync, ...]
     trace: Path
 
@@ -157,20 +151,15 @@ def profile(
     profiled, events = burst.profiled(folder / TRACE)
     timeline = Timeline(events, updates, pipeline.device.type == "cuda")
     return Profile(
-        recipe=recipe.name,
-        device=str(pipeline.device),
-        threads=torch.get_num_threads(),
-        batch_size=pipeline.batch_size,
-        updates=updates,
-        steady=warmth.steady,
-        warmup_s=warmth.first_s + warmth.seconds,
-        update_ms=1e3 * bare / updates,
-        profiled_update_ms=1e3 * profiled / updates,
+        recipe=recipe.name, device=str(pipeline.device), threads=torch.get_num_threads(),
+        batch_size=pipeline.batch_size, updates=updates,
+        steady=warmth.steady, warmup_s=warmth.first_s + warmth.seconds,
+        update_ms=1e3 * bare / updates, profiled_update_ms=1e3 * profiled / updates,
         slots=tuple(timeline.slots((STEP, *burst.names))),
         operators=tuple(sorted(timeline.operators(), key=lambda each: -each.self_ms)),
         syncs=tuple(timeline.syncs()),
         trace=folder / TRACE,
-    )
+    )  # fmt: skip
 
 
 def _unwritten(folder: Path, reason: object) -> StorageError:
@@ -305,3 +294,62 @@ class Timeline:
 
     def _ms(self, microseconds: float) -> float:
         return microseconds / 1e3 / self.updates
+
+
+def show(profile: Profile, console: Console) -> None:
+    """Prints slots, operators and host syncs, wide or narrow as the terminal is, and where the trace is."""
+    wide, on_cpu = console.width >= _WIDE, profile.device == "cpu"
+    where = f"{profile.device}, {profile.threads} threads, batch {profile.batch_size}"
+    console.print(Text(f"{profile.recipe}: one update on {where}: {profile.update_ms:.3g} ms"))
+    _print(console, list(_slots(profile)), "" if wide else "calls")
+    for device, what in (("cuda", "kernels on the GPU"), ("cpu", "operators on the host")):
+        found = [each for each in profile.operators if each.device == device]
+        rows = [{"name": each.name, "calls": f"{each.calls:g}", "self ms": f"{each.self_ms:.3f}",
+                 "share": f"{each.share:.1%}"} for each in found[:_TOP]]  # fmt: skip
+        if rows:
+            console.print(Text(f"top {len(rows)} of {len(found)} {what}"))
+            _print(console, rows, "" if wide else "calls")
+    what = "values read by the host, which would wait if they were on a GPU" if on_cpu else "host syncs"
+    console.print(Text(f"{what}: {profile.waits:g} in one update"))
+    if profile.syncs:
+        rows = [{"name": each.name, "slot": each.slot, "calls": f"{each.calls:g}",
+                 "counted": "yes" if each.waits else ""} for each in profile.syncs]  # fmt: skip
+        _print(console, rows, "" if wide else "counted")
+    for line in _remarks(profile):
+        console.print(Text(line), style="dim")
+    console.print(Text(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)"), soft_wrap=True)
+
+
+def _slots(profile: Profile) -> Iterator[dict[str, str]]:
+    whole = profile.slots[0].total_ms
+    for slot in profile.slots:
+        figures = {"calls": f"{slot.calls:g}", "self ms": f"{slot.self_ms:.3f}", "total ms": f"{slot.total_ms:.3f}"}
+        if slot.device_ms is not None:
+            figures["GPU ms"] = f"{slot.device_ms:.3f}"
+        figures["share"] = f"{slot.self_ms / whole:.1%}"
+        yield {"slot": slot.name, **(figures if slot.calls else dict.fromkeys(figures, "-"))}
+
+
+def _print(console: Console, rows: Sequence[Mapping[str, str]], hidden: str) -> None:
+    """Prints a table without the column that is too much for a narrow terminal."""
+    first, *figures = (name for name in rows[0] if name != hidden)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for name in figures:
+        table.add_column(name, justify="left" if name in ("slot", "counted") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(Text(row[first]), *(row[name] for name in figures))
+    console.print(table)
+
+
+def _remarks(profile: Profile) -> Iterator[str]:
+    yield (
+        f"mean over {profile.updates} updates; with the profiler, an update took {profile.profiled_update_ms:.3g} ms "
+        f"({profile.profiler_overhead:+.0%}), and the tables say where those went"
+    )
+    if uncalled := ", ".join(slot.name for slot in profile.slots if not slot.calls):
+        yield f"not called by themselves: {uncalled} (compiled or captured with what calls them, or replaced)"
+    if profile.device != "cpu" and not any(operator.device == "cuda" for operator in profile.operators):
+        yield "the driver told nothing about kernels; KINETO_LOG_LEVEL=2 in the environment shows why"
+    if not profile.steady:
+        yield f"updates were not steady after {profile.warmup_s:.0f} s; --warmup allows more"

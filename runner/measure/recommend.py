@@ -27,15 +27,11 @@ class Recommendation:
     """Which stages to use, and why not the others."""
 
     case: str
-    variant: str
-    """The variant that it is; the baseline if no stage is worth it."""
+    variant: str  # the variant that it is; the baseline if no stage is worth it
     stages: tuple[str, ...]
-    reasons: dict[str, str]
-    """For every stage of the recipe that is to be off."""
-    updates: int
-    """Of the recipe's whole training, for which it was chosen."""
-    seconds: float
-    """That these take, compilation and warm-up included."""
+    reasons: dict[str, str]  # for every stage of the recipe that is to be off
+    updates: int  # of the recipe's whole training, for which it was chosen
+    seconds: float  # that these take, compilation and warm-up included
     baseline_seconds: float
 
 

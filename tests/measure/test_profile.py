@@ -12,8 +12,18 @@ from rich.console import Console
 from running import RECIPES, TINY, runner, tiny
 from torch.autograd import DeviceType
 
-from runner.measure.profile import PYTHON, STEP, Burst, HostSync, OperatorTime, Profile, SlotTime, Timeline, profile
-from runner.measure.profile_report import show
+from runner.measure.profile import (
+    PYTHON,
+    STEP,
+    Burst,
+    HostSync,
+    OperatorTime,
+    Profile,
+    SlotTime,
+    Timeline,
+    profile,
+    show,
+)  # fmt: skip
 from runner.plugin.registry import Registry
 from runner.system.errors import StorageError, UsageError
 from runner.tracking import workspace
