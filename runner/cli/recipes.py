@@ -61,8 +61,8 @@ def show(
 
     [bold]runner show marl_phase2 --origin[/]
     """
+    from runner.recipe.document import render
     from runner.recipe.loader import load
-    from runner.recipe.render import render
 
     loaded = load(recipe, sets or (), open_registry(plugin))
     if as_json:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner.compare.noninferiority import Effect, effect
 from runner.compare.verdict import Outcome
-from runner.recipe.document import dump_inline
+from runner.recipe.document import dump_inline, render
 from runner.recipe.loader import shipped
-from runner.recipe.render import render
 from runner.system.hardware import cpu_model
 from runner.system.secrets import MASK
 from runner.verify.variants import ALL, BASELINE, required

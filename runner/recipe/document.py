@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -179,11 +179,7 @@ class Node:
 
 
 def read(path: Path, problems: list[Problem]) -> Node:
-    """Reads a file that holds one YAML mapping.
-
-    Args:
-        path: the file.
-        problems: receives what is wrong without making the rest unreadable (duplicate keys).
+    """Reads a file that holds one YAML mapping; ``problems`` are as in ``parse``.
 
     Raises:
         RecipeError: the file cannot be read, or is not one YAML mapping within the limits.
@@ -217,7 +213,7 @@ def parse(text: str, source: Path | str, problems: list[Problem], shown: str | N
     Args:
         text: the document.
         source: the file, or the name under which errors show it.
-        problems: receives duplicate and merge keys.
+        problems: receives what is wrong without making the rest unreadable: duplicate and merge keys.
         shown: what errors quote instead of the text, column for column.
 
     Raises:
@@ -370,3 +366,22 @@ def dump_inline(value: Any) -> str:
     """A plain value as YAML on one line."""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf)
     return text.removesuffix("\n").removesuffix("\n...")
+
+
+def render(values: Mapping[str, Any], origins: Mapping[str, Place] | None = None) -> list[str]:
+    """Lines of YAML that read back as nested mappings; behind every value its origin, if told, is a comment."""
+    lines = list(_lines(values, "", ""))
+    if origins is None:
+        return [line for line, _ in lines]
+    width = max((len(line) for line, _ in lines), default=0)
+    return [f"{line:{width}}  # {origins[path].cited()}" if path in origins else line for line, path in lines]
+
+
+def _lines(values: Mapping[str, Any], prefix: str, indent: str) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        path = prefix + key
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{dump_inline(key)}:", path
+            yield from _lines(value, f"{path}.", indent + "  ")
+        else:
+            yield f"{indent}{dump_inline(key)}: {dump_inline(value)}", path

@@ -170,7 +170,13 @@ def layers(path: Path, sets: Sequence[str], problems: list[Problem]) -> list[Nod
             circle = " -> ".join(link.name for link in (*chain, path))
             raise RecipeError([*problems, extends.problem("extends", f"runs in a circle: {circle}")])
     else:
-        files.append(_locked(read(path, problems)))
+        root = read(path, problems)
+        recipe, origins = root.get("recipe"), root.plain().get("origins")
+        if recipe is None or not isinstance(recipe.value, dict):
+            raise RecipeError([Problem(Place(path), "recipe", "is missing: this is not a lock file")])
+        places = origins if isinstance(origins, dict) else {}
+        unwritten = {name for name, place in places.items() if place == DEFAULT.source}
+        files.append(_without_masks(recipe, unwritten, ""))
     return [*reversed(files), *(_assignment(number, text, problems) for number, text in enumerate(sets, start=1))]
 
 
@@ -207,14 +213,6 @@ def _parent(extends: Node, path: Path, problems: list[Problem]) -> Path:
         message = f"no such recipe: '{name}'{suggestion(name, known)}"
         raise RecipeError([*problems, extends.problem("extends", message)])
     return found
-
-
-def _locked(root: Node) -> Node:
-    recipe, places = root.get("recipe"), root.plain().get("origins")
-    if recipe is None or not isinstance(recipe.value, dict):
-        raise RecipeError([Problem(Place(root.place.source), "recipe", "is missing: this is not a lock file")])
-    places = places if isinstance(places, dict) else {}
-    return _without_masks(recipe, {path for path, place in places.items() if place == DEFAULT.source}, "")
 
 
 def _without_masks(node: Node, defaults: Set[str], path: str) -> Node:

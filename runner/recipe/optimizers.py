@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,7 @@ _OWN = ("kind", "max_grad_norm", "spare")
 
 
 def optimizers(root: Node, model: LearnerConfig | None, problems: list[Problem]) -> dict[str, OptimizerSettings]:
-    """The optimizer of every role, from one section for all of them or one for each.
-
-    Args:
-        root: the recipe.
-        model: its learner, whose roles they are; None if it is not valid.
-        problems: what is wrong is added to them.
-    """
+    """The optimizer of every role of a learner, from one section for all of them or one for each."""
     if model is None:
         return {}
     nothing = replace(root, value={})
@@ -46,8 +40,15 @@ def optimizers(root: Node, model: LearnerConfig | None, problems: list[Problem])
         name = default.get("kind", "adamw") if kind is None else kind.value
         wrong = list(_problems(node, name, f"optimizer.{role}" if by_role else "optimizer"))
         problems += wrong
-        if not wrong:
-            found[role] = _settings(str(name), node.plain(), default)
+        if wrong:
+            continue
+        if name != default.get("kind", "adamw"):  # another optimizer has other scales
+            default = {key: value for key, value in default.items() if key in _OWN}
+        merged = {**default, **node.plain()}
+        settings = {key: merged.get(key, each.default) for key, each in signature(str(name)).items()}
+        settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+        norm, spare = merged.get("max_grad_norm"), tuple(merged.get("spare", SPARED))
+        found[role] = OptimizerSettings(str(name), settings, None if norm is None else float(norm), spare)
     return found
 
 
@@ -80,13 +81,3 @@ def _problems(node: Node, kind: Any, path: str) -> Iterator[Problem]:
         elif key != "kind":
             hint = suggestion(key, (*known, *_OWN))
             yield child.key_problem(dotted, f"unknown key of torch.optim's '{kind}'{hint}")
-
-
-def _settings(kind: str, given: Mapping[str, Any], default: Mapping[str, Any]) -> OptimizerSettings:
-    if kind != default.get("kind", "adamw"):
-        default = {key: value for key, value in default.items() if key in _OWN}  # another optimizer has other scales
-    merged = {**default, **given}
-    settings = {key: merged.get(key, each.default) for key, each in signature(kind).items()}
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
-    norm = merged.get("max_grad_norm")
-    return OptimizerSettings(kind, settings, None if norm is None else float(norm), tuple(merged.get("spare", SPARED)))

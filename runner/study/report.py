@@ -13,8 +13,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from runner.recipe.document import dump_inline
-from runner.recipe.render import render
+from runner.recipe.document import dump_inline, render
 from runner.study.attempts import RECIPE
 from runner.study.config import figure
 from runner.system.errors import UsageError

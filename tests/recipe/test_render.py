@@ -1,8 +1,7 @@
 from faces import RECIPE, FakeCatalog, write_recipe
 
-from runner.recipe.document import parse
+from runner.recipe.document import parse, render
 from runner.recipe.loader import load
-from runner.recipe.render import render
 
 
 def test_a_rendered_recipe_reads_back_with_and_without_origins(tmp_path):
