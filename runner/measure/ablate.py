@@ -75,15 +75,8 @@ def ablate(
 ) -> Ablated:
     """Measures an experiment and leaves its report, its figures and the recipes to use in a folder, and in MLflow.
 
-    Args:
-        experiment: validated.
-        registry: where its plugins came from.
-        workspace: where the folder is, unless ``out`` names one, and MLflow's database.
-        out: the folder.
-        fresh: begin anew, whatever could be continued.
-        command: what was typed, for the report.
-        gate: judges every variant; without it, the column of verdicts stays empty.
-        say: shows progress.
+    The folder is ``out``, or one of the workspace. An interrupted ablation is continued unless it is to begin afresh.
+    The gate judges every variant; without it, the column of verdicts stays empty. The command stands in the report.
 
     Raises:
         StorageError: MLflow's store cannot be reached at the start, or the folder not be written.

@@ -108,10 +108,7 @@ class Experiment:
 def load_experiment(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Experiment:
     """Reads and validates an experiment file, or a recipe, which is then measured with default settings.
 
-    Args:
-        reference: a file, or the bare name of a recipe that ships.
-        sets: assignments from the command line, after those of the file.
-        catalog: the plugins that the recipe may name.
+    Assignments come after those of the file.
 
     Raises:
         RecipeError: everything that is wrong with it, each at its line.

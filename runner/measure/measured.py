@@ -50,32 +50,24 @@ class Measured:
         warmth = warm_up(lambda: self.step.update(next(pairs)), self.stopwatch)
         self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
         self.train()  # the first time is slower here too
-        return {
-            **dataclasses.asdict(warmth),
-            "overhead_s": self.building_s + warmth.overhead_s,
-            "updates": self.count,
-            "batch_size": self.pipeline.batch_size,
-            "threads": torch.get_num_threads(),
+        notes = {report.kind: report.notes for report in self.pipeline.reports.values() if report.notes}
+        return dataclasses.asdict(warmth) | {
+            "overhead_s": self.building_s + warmth.overhead_s, "updates": self.count, "notes": notes,
+            "batch_size": self.pipeline.batch_size, "threads": torch.get_num_threads(),
             "device": str(self.pipeline.device),
-            "notes": {report.kind: report.notes for report in self.pipeline.reports.values() if report.notes},
-        }
+        }  # fmt: skip
 
     def cost(self) -> dict[str, Any]:
         """FLOP of one update as torch counts them, and what else the limit needs to know."""
-        drawn = self.pool()[0]
+        (drawn,), learner = self.pool(1), self.pipeline.learner
         with FlopCounterMode(display=False) as counter:
             self.step.update(drawn)
-        return {
-            "flop": counter.get_total_flops(),
-            "optimizer_bytes": optimizer_bytes(optimizer for _, optimizer in self.pipeline.learner.optimizers()),
-            "least": self.pipeline.learner.least_work(self.pipeline.batch_size),
-        }
+        moved = optimizer_bytes(optimizer for _, optimizer in learner.optimizers())
+        least = learner.least_work(self.pipeline.batch_size)
+        return {"flop": counter.get_total_flops(), "optimizer_bytes": moved, "least": least}
 
     def update(self) -> dict[str, Any]:
-        """Seconds of one update of the recipe's batch size in the mean over a block, without drawing its batches.
-
-        Where a stage has chosen another batch size, the time is scaled.
-        """
+        """Seconds of one update in the mean over a block, scaled to the recipe's batch size; drawing is not timed."""
         draws = list(itertools.islice(itertools.cycle(self.pool(min(POOL, self.count))), self.count))
 
         def block() -> None:
@@ -102,14 +94,10 @@ class Measured:
         elapsed, seconds = self.activities.read()
         apart = {name: seconds.get(name, 0.0) for name in self.pipeline.source.activities}
         draw, batch = seconds.get("draw", 0.0), seconds.get("next_batch", 0.0)
+        spent = {**apart, "draw": draw - sum(apart.values()), "transfer": batch - draw, "update": elapsed - batch}
         done = progress.position - begun
-        return {
-            "seconds": elapsed,
-            "done": done,
-            "share": done / progress.whole,
-            "updates": progress.updates - updates,
-            "spent": {**apart, "draw": draw - sum(apart.values()), "transfer": batch - draw, "update": elapsed - batch},
-        }
+        return {"seconds": elapsed, "done": done, "share": done / progress.whole,
+                "updates": progress.updates - updates, "spent": spent}  # fmt: skip
 
     def memory(self) -> dict[str, Any]:
         """Most bytes that this process, and on a GPU torch, ever held; and what is free where memory is scarcest."""

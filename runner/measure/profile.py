@@ -120,15 +120,9 @@ class Profile:
 def profile(
     recipe: Recipe, registry: Registry, workspace: Workspace, out: Path | None, updates: int = 5, warmup_s: float = 60.0
 ) -> Profile:
-    """Profiles steady updates of a recipe and leaves their Chrome trace in a folder.
+    """Profiles steady updates, one after the other as in a training, and leaves their Chrome trace in a folder.
 
-    Args:
-        recipe: validated.
-        registry: where its plugins come from.
-        workspace: where a folder is made if ``out`` names none.
-        out: the folder.
-        updates: how many are profiled, one after the other as in a training.
-        warmup_s: seconds after which an update counts as steady anyway.
+    The folder is ``out``, or a new one of the workspace. After ``warmup_s`` an update counts as steady anyway.
 
     Raises:
         UsageError: the folder holds a trace already, or the recipe cannot run here.
@@ -206,9 +200,8 @@ class Burst:
         Raises:
             StorageError: the trace cannot be written.
         """
-        activities = [ProfilerActivity.CPU]
-        if self.pipeline.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        on_gpu = self.pipeline.device.type == "cuda"
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
         self.labels = True
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells everybody on stderr when it starts and stops
         with torch_profile(activities=activities):
@@ -262,22 +255,19 @@ class Timeline:
 
     def operators(self) -> Iterator[OperatorTime]:
         """What took the time, by name."""
-        host: defaultdict[str, list[float]] = defaultdict(list)
-        kernels: defaultdict[str, list[float]] = defaultdict(list)
-        whole = 0.0
+        times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        whole = {"cpu": 0.0, "cuda": sum(event.time_range.elapsed_us() for event in self.on_device)}
         for event, inside in self.placed:
             label = event.name.startswith(_LABEL)
             if inside or label:
-                host[PYTHON if label else event.name].append(event.self_cpu_time_total)
+                times["cpu", PYTHON if label else event.name].append(event.self_cpu_time_total)
             if label and not inside:
-                whole += event.time_range.elapsed_us()
+                whole["cpu"] += event.time_range.elapsed_us()
         for event in self.on_device:
-            kernels[event.name].append(event.time_range.elapsed_us())
-        on_device = sum(map(sum, kernels.values()))
-        for device, found, all_of_it in (("cpu", host, whole), ("cuda", kernels, on_device)):
-            for name, times in found.items():
-                share = sum(times) / all_of_it if all_of_it else 0
-                yield OperatorTime(name, device, len(times) / self.updates, self._ms(sum(times)), share)
+            times["cuda", event.name].append(event.time_range.elapsed_us())
+        for (device, name), own in times.items():
+            share = sum(own) / whole[device] if whole[device] else 0
+            yield OperatorTime(name, device, len(own) / self.updates, self._ms(sum(own)), share)
 
     def syncs(self) -> Iterator[HostSync]:
         """Host syncs by name and slot, those that wait first."""

@@ -75,7 +75,7 @@ def write(recommendation: Recommendation, case: Case, result: CaseResult, path: 
     )
     if measured is not None and measured.stages and measured.told("outcome") != Outcome.PASS:
         said = measured.told("summary") or "nobody has checked it"
-        lines.append(f"# Whether it is harmless is not proven: {_one_line(said)}")
+        lines.append(f"# Whether it is harmless is not proven: {' '.join(said.split())}")
     ships = shipped().get(recipe.path.stem)
     if ships is not None and ships.resolve() == recipe.path.resolve():
         extended = recipe.path.name
@@ -88,7 +88,7 @@ def write(recommendation: Recommendation, case: Case, result: CaseResult, path: 
         if kind in recommendation.stages:
             lines.append(f"  {kind}: {dump_inline(values['optimization'][kind])}")
         else:
-            lines.append(f"  {kind}: off  # {_one_line(recommendation.reasons[kind])}")
+            lines.append(f"  {kind}: off  # {' '.join(recommendation.reasons[kind].split())}")
     lines += [f"  {kind}: off" for kind in recipe.off]
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
@@ -133,7 +133,3 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
     if with_it is not None and kind in with_it.stages and with_it.overhead_s > 1:
         return f"its start-up of {with_it.overhead_s:.0f} s is not made up for in {result.planned_updates:,} updates"
     return "no measured set of stages with it was faster than this one"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.system.secrets import redact
+from runner.verify.variants import ALL
 
 if TYPE_CHECKING:
     from runner.measure.analysis import CaseResult, Result, VariantResult
@@ -275,7 +276,9 @@ def _scaling(result: Result, figure: Any) -> None:
     cases = sorted(result.cases, key=lambda case: case.cost.least_flop)
     flop = [case.cost.least_flop / 1e9 for case in cases]
     axes.plot(flop, [case.baseline_ms for case in cases], "o-", label="baseline", markersize=5)
-    axes.plot(flop, [_whole_ms(case) for case in cases], "s-", label="all stages", markersize=5)
+    whole = [case.named(ALL) for case in cases]
+    whole_ms = [math.nan if variant is None else variant.steady_ms for variant in whole]
+    axes.plot(flop, whole_ms, "s-", label="all stages", markersize=5)
     axes.plot(flop, [case.limit_ms for case in cases], "k--", label="limit")
     for x, case in zip(flop, cases, strict=True):
         axes.annotate(case.name, (x, case.baseline_ms), (0, 7), textcoords="offset points", ha="center", fontsize=8)
@@ -285,8 +288,3 @@ def _scaling(result: Result, figure: Any) -> None:
     axes.set_xlabel("least GFLOP of an update")
     axes.set_ylabel("ms an update")
     axes.legend()
-
-
-def _whole_ms(case: CaseResult) -> float:
-    whole = case.named("all")
-    return math.nan if whole is None else whole.steady_ms

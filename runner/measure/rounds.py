@@ -14,7 +14,7 @@ from runner.child.spawn import START_SECONDS, Child, ChildError
 from runner.compare.noninferiority import FEWEST_ROUNDS, of_ratios
 from runner.system.errors import RunnerError
 from runner.train.assemble import resolve_device
-from runner.verify.variants import AGAIN, BASELINE, BOTH, Variant, VariantSet
+from runner.verify.variants import AGAIN, BASELINE, Variant, VariantSet
 
 if TYPE_CHECKING:
     from runner.measure.experiment import AblationConfig, Case
@@ -130,7 +130,9 @@ class Measurement:
                 return "interrupted"
             number, done = number + 1, done + 1
             self._round(every, number)
-            widest = self._widest(names)
+            lines = self.lines
+            ratios = [lines.ratios(AGAIN, BASELINE), *map(lines.ratios, names)]
+            widest = max(of_ratios(own).half_width if len(own) >= FEWEST_ROUNDS else math.inf for own in ratios)
             sure = f", intervals up to +-{widest:.1%}" if math.isfinite(widest) else ""
             left = max(0.0, deadline - time.monotonic())
             self.tell(f"round {done} of {most} at most{sure} (wanted {precision:.1%}), {left:.0f} s left")
@@ -154,12 +156,6 @@ class Measurement:
                 del self.children[name]
                 self.add(variant=name, failed=str(error))
         self.add(round=number, update=update, train=train)
-
-    def _widest(self, names: Sequence[str]) -> float:
-        """Half the width of the widest interval, A/A among them."""
-        lines = self.lines
-        ratios = [lines.ratios(AGAIN, BASELINE), *(lines.ratios(name, BOTH) for name in names)]
-        return max(of_ratios(values).half_width if len(values) >= FEWEST_ROUNDS else math.inf for values in ratios)
 
     def _memory(self, names: Sequence[str]) -> None:
         for name in names:
