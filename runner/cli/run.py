@@ -1,6 +1,6 @@
 """The verbs that train: ``run`` and ``resume``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Exit, Option
@@ -69,7 +69,9 @@ def run(
     from runner.tracking import workspace
     from runner.train.run import run as train
 
-    _train(loaded, quiet, as_json, lambda display: train(loaded, registry, workspace(), display))
+    with _display(loaded, quiet) as display:
+        result = train(loaded, registry, workspace(), display)
+    _conclude(result, loaded, as_json)
 
 
 def resume(
@@ -149,7 +151,9 @@ def _resume(
     from runner.train.run import resume as train_on
 
     say(f"resuming {folder.name}")
-    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, workspace(), folder, display, drifted))
+    with _display(recipe, quiet) as display:
+        result = train_on(recipe, registry, workspace(), folder, display, drifted)
+    _conclude(result, recipe, as_json)
 
 
 def _refuse_without_plugins(lock: "Path", registry: "Registry", command: str) -> None:
@@ -163,14 +167,18 @@ def _refuse_without_plugins(lock: "Path", registry: "Registry", command: str) ->
         raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
 
 
-def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]") -> NoReturn:
-    """Trains, shows how it goes and what came of it, and exits."""
+def _display(recipe: "Recipe", quiet: bool) -> "ProgressDisplay":
     from rich.console import Console
 
-    from runner.cli.progress import ProgressDisplay, show
+    from runner.cli.progress import ProgressDisplay
 
     unit, length = recipe.length
-    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline) as display:
-        result = train(display)
+    return ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline)
+
+
+def _conclude(result: "RunResult", recipe: "Recipe", as_json: bool) -> NoReturn:
+    """Shows what came of a training, and exits."""
+    from runner.cli.progress import show
+
     output(as_json, result.data, show, result, recipe.headline)
     raise Exit(result.exit_code)
