@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from runner.measure.measurement_log import CaseLog
     from runner.measure.recommend import Recommendation
 
-TRUE_FLOAT32 = 1e-5
-"""A float32 product is off by some 1e-7 of its size, one of rounded factors by 3e-4 or more."""
+TRUE_FLOAT32 = 1e-5  # a float32 product is off by some 1e-7 of its size, one of rounded factors by 3e-4 or more
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from runner.child.protocol import Parent
 from runner.compare.clock import Stopwatch
 from runner.measure.analysis import Rates
 
-SECONDS = 0.3
-"""For each shape of product, and for the copy."""
+SECONDS = 0.3  # for each shape of product, and for the copy
 _SQUARE = {"cpu": 1024, "cuda": 8192}
 _BATCHED = ((8, 128, 256, 256), (8, 256, 256, 256), (32, 256, 256, 256))
 """Products as stacked networks of usual sizes have them: networks, batch, inputs, outputs."""

@@ -24,13 +24,10 @@ from runner.train.activities import Activities
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
 
-BLOCK_SECONDS = 0.25
-"""A block of updates takes about so long."""
+BLOCK_SECONDS = 0.25  # a block of updates takes about so long
 TRAIN_SECONDS = 0.5
-CONTEXT_BYTES = 2**29
-"""About what every process takes on a GPU beside torch's own memory."""
-POOL = 8
-"""Different batches in a block."""
+CONTEXT_BYTES = 2**29  # about what every process takes on a GPU beside torch's own memory
+POOL = 8  # different batches in a block
 
 
 class Measured:

@@ -18,8 +18,7 @@ from runner.system.secrets import redact_values
 from runner.verify.variants import AGAIN, BASELINE, BOTH
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
-Entry = dict[str, Any]
-"""One line: whose it is (``case``, ``variant``) and what was measured."""
+Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
 
 
 @dataclass(frozen=True)

@@ -34,20 +34,16 @@ if TYPE_CHECKING:
     from runner.tracking.workspace import Workspace
     from runner.train.assemble import Assembly
 
-STEP = "step"
-"""The whole of an update: drawing its batch and its noise, learning, and feeding back."""
-PYTHON = "(outside operators)"
-"""Python, and code that a stage has compiled."""
+STEP = "step"  # the whole of an update: drawing its batch and its noise, learning, and feeding back
+PYTHON = "(outside operators)"  # Python, and code that a stage has compiled
 TRACE = "trace.json"
 ITEMS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"})
 TO_HOST = "Memcpy DtoH"
 BARE_BURSTS = 3
 _LABEL = "slot "
-_WIDE = 100
-"""Columns from which on a terminal shows all figures."""
-_TOP = 15
-"""Operators that are shown; ``--json`` has all of them."""
+_WIDE = 100  # columns from which on a terminal shows all figures
+_TOP = 15  # operators that are shown; ``--json`` has all of them
 
 
 @dataclass(frozen=True)

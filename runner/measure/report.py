@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from runner.measure.recommend import Recommendation
 
 HINT = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
-_WIDE = 160
-"""Columns from which on a terminal shows all figures."""
+_WIDE = 160  # columns from which on a terminal shows all figures
 _NONE = "-"
 _NARROW_COLUMNS = ("ratio", "ms", "effect", "verdict")
 _COLUMNS = (*_NARROW_COLUMNS, "compile s", "warm-up s", "break-even", "MiB", "limit", "per s", "published")
 _COLOURS = {"draw": "#66ccee", "transfer": "#ccbb44", "update": "#ee6677", "other": "#bbbbbb"}
 """Told apart also by those who see few colours (Paul Tol's bright scheme)."""
-_SOURCE_COLOURS = ("#4477aa", "#228833", "#aa3377")
-"""For what a source does apart."""
+_SOURCE_COLOURS = ("#4477aa", "#228833", "#aa3377")  # for what a source does apart
 _EFFECT_COLOURS = {"faster": "#228833", "slower": "#aa3377", "inconclusive": "#888888"}
 _INCH_A_ROW = 0.32
 _HOW_TO_READ = """\

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 SETUP_SHARE = 0.75
 """Of a squad's time: what is not ready by then is not measured, because nothing would be left to measure it in."""
 MEMORY_SHARE = 0.8
-TRAIN_EVERY = 2
-"""Every second round also trains a moment, for the throughput of a whole training."""
+TRAIN_EVERY = 2  # every second round also trains a moment, for the throughput of a whole training
 
 
 @dataclass
