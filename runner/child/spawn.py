@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 1800.0
 """Longer than any compilation takes; a child that hangs must not hang its parent."""
-ANSWER_SECONDS = 300.0
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 _COUNT_SECONDS = 2.0
@@ -156,7 +155,7 @@ class Child(AbstractContextManager["Child"]):
         """
         self._connection.send_bytes(json.dumps(what).encode())
 
-    def ask(self, command: str, timeout: float = ANSWER_SECONDS) -> dict[str, Any]:
+    def ask(self, command: str, timeout: float = 300.0) -> dict[str, Any]:
         """Gives a command and waits for the answer, as ``answer`` does."""
         with suppress(OSError):  # noticed when it is listened to
             self.send(command)

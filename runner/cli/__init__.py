@@ -72,7 +72,11 @@ def main() -> NoReturn:
         say("Aborted.")
         code = ExitCode.FAILED
     except Exception as error:
-        code = _refuse(error) if hasattr(error, "format_message") else _crash(error)
+        if hasattr(error, "format_message"):  # the command line is wrong
+            code = _refuse(error)
+        else:  # a mistake of the runner or of a plugin
+            traceback.print_exception(error)
+            code = ExitCode.FAILED
     sys.exit(code)
 
 
@@ -83,9 +87,3 @@ def _refuse(error: Any) -> int:
     error.message = redact(error.message)
     rich_format_error(error)
     return int(error.exit_code)
-
-
-def _crash(error: Exception) -> int:
-    """A mistake of the runner or of a plugin."""
-    traceback.print_exception(error)
-    return ExitCode.FAILED

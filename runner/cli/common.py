@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVarTuple
+from typing import TYPE_CHECKING, Annotated, Any, TypeVarTuple
 
 from typer import Argument, Option, echo
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
 
 _Shown = TypeVarTuple("_Shown")
 SCHEMA_VERSION = 1
@@ -25,8 +26,7 @@ RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="A recipe file, the lock of a run, or the name of a recipe that ships.")
 ]
 Sets = Annotated[
-    list[str] | None,
-    Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated."),
+    list[str] | None, Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated.")
 ]
 PluginFiles = Annotated[
     list[Path] | None,
@@ -36,11 +36,19 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 
 
-def open_registry(plugin_files: list[Path] | None) -> "Registry":
+def registry_of(plugin_files: list[Path] | None) -> "Registry":
     """The plugins of this environment and of the files on the command line."""
     from runner.plugin.registry import Registry
 
     return Registry(plugin_files or ())
+
+
+def load_recipe(recipe: str, sets: list[str] | None, plugin_files: list[Path] | None) -> "tuple[Recipe, Registry]":
+    """A recipe as a verb is given it, and where its plugins come from."""
+    from runner.recipe.loader import load
+
+    registry = registry_of(plugin_files)
+    return load(recipe, sets or (), registry), registry
 
 
 def output(
@@ -75,7 +83,7 @@ def say(text: str) -> None:
     echo(text, err=True)
 
 
-def be_silent(_text: str) -> None:
+def mute(_text: str) -> None:
     """What ``--quiet`` puts in place of ``say``."""
 
 
@@ -85,11 +93,7 @@ class CleanStream(io.TextIOWrapper):
     def __init__(self, stream: io.TextIOWrapper) -> None:
         stream.flush()
         super().__init__(
-            stream.buffer,
-            encoding=stream.encoding,
-            errors=stream.errors,
-            line_buffering=stream.line_buffering,
-            write_through=stream.write_through,
+            stream.buffer, stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through
         )
         self._stream = stream  # its end would close the bytes
 
@@ -101,8 +105,7 @@ class CleanStream(io.TextIOWrapper):
 
 def clean_streams() -> None:
     """Replaces stdout and stderr of this process: plugins, libraries and warnings write to them, too."""
-    sys.stdout, sys.stderr = _cleaned(sys.stdout), _cleaned(sys.stderr)
-
-
-def _cleaned(stream: TextIO) -> TextIO:
-    return CleanStream(stream) if isinstance(stream, io.TextIOWrapper) else stream
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = CleanStream(sys.stdout)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = CleanStream(sys.stderr)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runner.cli.common import AsJson, PluginFiles, open_registry, print_json, say
+from runner.cli.common import AsJson, PluginFiles, print_json, registry_of, say
 from runner.system.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def list_files(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
     from runner.plugin.files import find
 
     shown: list[dict[str, Any]] = []
-    for file, kinds in _files(open_registry(plugin)).items():
+    for file, kinds in _files(registry_of(plugin)).items():
         path = find(file.name)
         facts = {"name": file.name, "size": file.size, "sources": kinds, "about": file.about, "url": file.url}
         shown.append({**facts, "sha256": file.sha256, "path": None if path is None else str(path)})
@@ -47,7 +47,7 @@ def list_files(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
 @app.command()
 def get(name: NameArgument, plugin: PluginFiles = None) -> None:
     """Download a file from its pinned address, and check its SHA-256; prints its path."""
-    typer.echo(fetched(_named(name, open_registry(plugin))))
+    typer.echo(fetched(_named(name, registry_of(plugin))))
 
 
 @app.command()
@@ -55,7 +55,7 @@ def where(name: NameArgument, plugin: PluginFiles = None) -> None:
     """Print the path of a file that is here."""
     from runner.plugin.files import find, folders
 
-    file = _named(name, open_registry(plugin))
+    file = _named(name, registry_of(plugin))
     path = find(name, None, [file])
     if path is None:
         looked = ", ".join(map(str, folders()))

@@ -94,21 +94,19 @@ def show(checks: list[Check], console: Console) -> None:
 
 
 def _packages() -> Iterator[Check]:
-    required = [Requirement(line) for line in metadata.requires(_DISTRIBUTION) or ()]
     found = []
-    for requirement in required:
+    for requirement in map(Requirement, metadata.requires(_DISTRIBUTION) or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        remedy = f"pip install '{requirement}'"
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            yield Check(requirement.name, "fail", "not installed", remedy)
-            continue
-        if requirement.specifier.contains(version, prereleases=True):
+            version = ""
+        if version and requirement.specifier.contains(version, prereleases=True):
             found.append(f"{requirement.name} {version}")
         else:
-            yield Check(requirement.name, "fail", f"{version} is installed, {requirement.specifier} is needed", remedy)
+            lack = f"{version} is installed, {requirement.specifier} is needed" if version else "not installed"
+            yield Check(requirement.name, "fail", lack, f"pip install '{requirement}'")
     yield Check("packages", "ok", ", ".join(found))
 
 
@@ -142,10 +140,8 @@ def _cuda(torch: Any) -> Iterator[Check]:
             yield Check("GPU metrics", "warn", "not logged, because pynvml is not installed", remedy)
     elif Path("/proc/driver/nvidia/version").exists():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build for the CPU only"
-        remedy = "install a torch build that fits the driver"
-        yield Check(
-            "cuda", "warn", f"an NVIDIA driver is there, but torch {torch.__version__} ({build}) sees no GPU", remedy
-        )
+        lack = f"an NVIDIA driver is there, but torch {torch.__version__} ({build}) sees no GPU"
+        yield Check("cuda", "warn", lack, "install a torch build that fits the driver")
     else:
         yield Check("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
 
@@ -204,10 +200,9 @@ def _runs(workspace: Workspace) -> Iterator[Check]:
         yield Check("unsent", "warn", f"MLflow lacks a part of {len(waiting)} runs: {_names(waiting)}", "runner sync")
     damaged = [folder.name for folder in found if folder not in known]
     if damaged:
+        lack = f"{RECORD} of {len(damaged)} runs cannot be read: {_names(damaged)}"
         remedy = f"restore it from a copy, or remove the run's folder in {workspace.runs}"
-        yield Check(
-            "damaged runs", "warn", f"{RECORD} of {len(damaged)} runs cannot be read: {_names(damaged)}", remedy
-        )
+        yield Check("damaged runs", "warn", lack, remedy)
 
 
 def _names(runs: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from typer import Argument, echo
 
-from runner.cli.common import AsJson, PluginFiles, open_registry, print_json
+from runner.cli.common import AsJson, PluginFiles, print_json, registry_of
 from runner.system.errors import RunnerError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def plugins(
     from runner.recipe.catalog import SECTIONS
     from runner.system.names import suggestion
 
-    registry = open_registry(plugin)
+    registry = registry_of(plugin)
     names = [(section, each) for section in SECTIONS for each in registry.kinds(section)]
     cards = [_card(section, each, registry) for section, each in names if kind in (None, each)]
     if not cards and kind is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, be_silent, open_registry, output, say
+from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, load_recipe, mute, output, registry_of, say
 from runner.system.errors import ExitCode
 
 
@@ -40,10 +40,7 @@ def verify(
 
     [bold]runner verify marl_phase2 --stage amp --seeds 4[/]
     """
-    from runner.recipe.loader import load
-
-    registry = open_registry(plugin)
-    loaded = load(recipe, sets or (), registry)
+    loaded, registry = load_recipe(recipe, sets, plugin)
 
     from runner.verify.gate import Options, show, verify_recipe
 
@@ -89,12 +86,12 @@ def ablate(
     from runner.tracking import workspace
     from runner.verify.gate import quick
 
-    registry = open_registry(plugin)
+    registry = registry_of(plugin)
     loaded = load_experiment(experiment, sets or (), registry)
     if budget is not None:
         loaded = loaded.within(budget)
     command = shlex.join(["runner", *sys.argv[1:]])
-    done = measure(loaded, registry, workspace(), out, fresh, command, quick, be_silent if quiet else say)
+    done = measure(loaded, registry, workspace(), out, fresh, command, quick, mute if quiet else say)
     output(as_json, done.data, show, done.result)
     raise Exit(done.exit_code)
 
@@ -122,10 +119,7 @@ def profile(
 
     [bold]runner profile marl_baseline --set data.followers=1 --updates 20 --json[/]
     """
-    from runner.recipe.loader import load
-
-    registry = open_registry(plugin)
-    loaded = load(recipe, sets or (), registry)
+    loaded, registry = load_recipe(recipe, sets, plugin)
 
     from runner.measure.profile import profile as measure
     from runner.measure.profile import show

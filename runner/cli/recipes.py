@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
-from runner.cli.common import AsJson, PluginFiles, RecipeName, Sets, open_registry, print_json, report, say
+from runner.cli.common import AsJson, PluginFiles, RecipeName, Sets, load_recipe, print_json, registry_of, report, say
 from runner.system.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from runner.recipe.document import Problem
+    pass
 
 
 def validate(
@@ -29,13 +29,18 @@ def validate(
     from runner.recipe.document import RecipeError
     from runner.recipe.loader import load
 
-    registry = open_registry(plugin)
+    registry = registry_of(plugin)
     results: list[dict[str, Any]] = []
     for reference in recipe:
         try:
             loaded = load(reference, sets or (), registry)
         except RecipeError as error:
-            results.append({"recipe": reference, "valid": False, "problems": [_problem(p) for p in error.problems]})
+            problems = [
+                {"source": str(each.place.source), "line": each.place.line, "column": each.place.column}
+                | {"path": each.path, "message": each.message}
+                for each in error.problems
+            ]
+            results.append({"recipe": reference, "valid": False, "problems": problems})
             if not as_json:
                 report(error)
         else:
@@ -62,9 +67,8 @@ def show(
     [bold]runner show marl_phase2 --origin[/]
     """
     from runner.recipe.document import render
-    from runner.recipe.loader import load
 
-    loaded = load(recipe, sets or (), open_registry(plugin))
+    loaded, _ = load_recipe(recipe, sets, plugin)
     if as_json:
         origins = {path: str(place) for path, place in loaded.origins.items()}
         print_json({"recipe": loaded.values(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))
@@ -83,10 +87,21 @@ def recipes(
     [bold]runner recipes --copy marl_phase2[/]
     """
     from runner.recipe.loader import shipped
+    from runner.system.names import suggestion
 
     found = shipped()
     if copy is not None:
-        _copy(copy, found)
+        bare = copy.removesuffix(".yaml")
+        if bare not in found:
+            raise UsageError(f"no recipe '{copy}' ships{suggestion(bare, found)}")
+        target = Path(f"{bare}.yaml")
+        try:
+            with target.open("x", encoding="utf-8") as file:
+                file.write(found[bare].read_text(encoding="utf-8"))
+        except FileExistsError:
+            raise UsageError(f"{target} exists already, and is not overwritten") from None
+        echo(target)
+        say("for completion in your editor: runner schema > recipe.schema.json")
         return
     listing = [{"name": name, "path": str(path), "summary": _first_comment(path)} for name, path in found.items()]
     if as_json:
@@ -104,32 +119,10 @@ def schema(plugin: PluginFiles = None) -> None:
     """
     from runner.recipe.schema import schema as recipe_schema
 
-    echo(json.dumps(recipe_schema(open_registry(plugin)), indent=2, ensure_ascii=False))
-
-
-def _copy(name: str, found: dict[str, Path]) -> None:
-    from runner.system.names import suggestion
-
-    bare = name.removesuffix(".yaml")
-    if bare not in found:
-        raise UsageError(f"no recipe '{name}' ships{suggestion(bare, found)}")
-    target = Path(f"{bare}.yaml")
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(found[bare].read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise UsageError(f"{target} exists already, and is not overwritten") from None
-    echo(target)
-    say("for completion in your editor: runner schema > recipe.schema.json")
+    echo(json.dumps(recipe_schema(registry_of(plugin)), indent=2, ensure_ascii=False))
 
 
 def _first_comment(path: Path) -> str:
     """The first line of the comment at the top of a recipe, past the line for editors."""
     comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     return next((line.removeprefix("#").strip() for line in comment if "yaml-language-server" not in line), "")
-
-
-def _problem(problem: "Problem") -> dict[str, Any]:
-    place = problem.place
-    facts = {"source": str(place.source), "line": place.line, "column": place.column}
-    return {**facts, "path": problem.path, "message": problem.message}

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Exit, Option
 
-from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, open_registry, output, say
+from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, output, registry_of, say
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(
     from runner.recipe.loader import find, is_lock, load, secret_assignments
     from runner.recipe.lock import drift
 
-    registry = open_registry(plugin)
+    registry = registry_of(plugin)
     if is_lock(found := find(recipe)):
         _refuse_without_plugins(found, registry, f"runner run {recipe}")
     loaded = load(recipe, sets or (), registry)
@@ -107,7 +107,7 @@ def resume(
             raise UsageError(f"no run in {here.runs} can be resumed{':' + why if why else ''}")
     else:
         folder = find(here.runs, run)
-    _resume(folder, open_registry(plugin), sets or (), allow_drift, quiet, as_json)
+    _resume(folder, registry_of(plugin), sets or (), allow_drift, quiet, as_json)
 
 
 def _unfinished(digest: str) -> "RunFolder | None":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option, echo
 
-from runner.cli.common import AsJson, PluginFiles, open_registry, output, print_json, say
+from runner.cli.common import AsJson, PluginFiles, output, print_json, registry_of, say
 from runner.system.errors import ExitCode, RunnerError, StorageError
 
 
@@ -97,7 +97,7 @@ def doctor(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
     from runner.recipe.catalog import SECTIONS
     from runner.tracking import workspace
 
-    registry = open_registry(plugin)
+    registry = registry_of(plugin)
     broken = {}
     for section in SECTIONS:
         for kind in registry.kinds(section):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer import Argument, Option
 
-from runner.cli.common import AsJson, PluginFiles, Quiet, Sets, be_silent, open_registry, output, say
+from runner.cli.common import AsJson, PluginFiles, Quiet, Sets, mute, output, registry_of, say
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plan(
     """Say what a study will try, what it will cost, and what stands in its way."""
     from runner.study.definition import load_study
 
-    registry = open_registry(plugin)
+    registry = registry_of(plugin)
     definition = load_study(study, sets or (), registry)
 
     from runner.study.plan import plan as look_ahead
@@ -72,7 +72,7 @@ def run(
     """
     from runner.study.definition import load_study
 
-    registry = open_registry(plugin)
+    registry = registry_of(plugin)
     definition = load_study(study, sets or (), registry)
 
     from runner.study.search import fresh as forget
@@ -83,7 +83,7 @@ def run(
     here = workspace()
     if fresh:
         forget(definition, here)
-    told = be_silent if quiet else say
+    told = mute if quiet else say
 
     def search(stop: "Stop") -> str:
         if definition.config.budget.parallel == 1:
@@ -112,12 +112,12 @@ def worker(
     from runner.study.worker import work
     from runner.tracking import workspace
 
-    here, registry = workspace(), open_registry(plugin)
+    here, registry = workspace(), registry_of(plugin)
     file, begun_with = file_of(study, here)
     definition = load_study(file, [*begun_with, *(sets or ())], registry)
 
     def search(stop: "Stop") -> str:
-        return work(definition, here, registry.files, stop, be_silent if quiet else say)
+        return work(definition, here, registry.files, stop, mute if quiet else say)
 
     _search(search, definition.config.name, here, as_json)
 

@@ -38,10 +38,8 @@ _SPEC = re.compile(rf"({'|'.join(map(re.escape, POINTS))})=({'|'.join(ACTIONS)})
 @dataclass
 class _Fault:
     action: str
-    at: int
-    """The visit at which it happens, counted from 1."""
-    onwards: bool
-    """Whether it happens at every later visit too."""
+    at: int  # the visit at which it happens, counted from 1
+    onwards: bool  # whether it happens at every later visit too
     visits: int = 0
 
 

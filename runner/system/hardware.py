@@ -23,15 +23,7 @@ _MEMORY_FILES = {
 
 
 def hardware() -> dict[str, str | int]:
-    """Facts about this machine that can change a measurement.
-
-    Light: torch is asked for accelerators only if the caller has imported it already.
-
-    Returns:
-        ``cpu`` (model name), ``cores`` (usable by this process), ``physical_cores``, ``memory_gib``, ``platform``,
-        ``python``; with torch imported also ``torch_threads`` and, where there is one, ``gpu``, ``gpus`` and
-        ``gpu_memory_gib``.
-    """
+    """Facts about this machine that can change a measurement; of torch's only if the caller has imported it already."""
     facts: dict[str, str | int] = {
         "cpu": cpu_model(),
         "cores": usable_cores(),
@@ -54,9 +46,8 @@ def hardware() -> dict[str, str | int]:
 def usable_cores() -> int:
     """Logical processors that this process may run on, which a container or ``taskset`` can make fewer."""
     process = psutil.Process()
-    if hasattr(process, "cpu_affinity"):  # not on macOS
-        return len(process.cpu_affinity() or ())
-    return psutil.cpu_count() or 1
+    affinity = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None  # not on macOS
+    return len(affinity or ()) or psutil.cpu_count() or 1
 
 
 def available_memory() -> int:
@@ -108,22 +99,19 @@ def _content(path: Path) -> str:
 @cache
 def cpu_model() -> str:
     """The processor's trade name, or its architecture where the system does not tell."""
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    elif sys.platform == "darwin":
+    if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return platform.processor() or platform.machine()
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 @cache
 def cpu_flags() -> frozenset[str]:
     """Instruction-set extensions as Linux names them (``avx512_bf16``, ``amx_bf16``); empty on other systems."""
-    if sys.platform != "linux":
-        return frozenset()
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
+    return frozenset(_cpuinfo("flags", "Features").split())
+
+
+def _cpuinfo(*keys: str) -> str:
+    """What Linux says of its first processor under one of the keys; nothing on other systems."""
+    lines = _content(Path("/proc/cpuinfo")).splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(keys)), "")
