@@ -95,9 +95,9 @@ class Child(AbstractContextManager["Child"]):
         module: for example ``runner.measure.measured``.
         recipe: given to it with its secrets, or the values of one.
         stages: those of the recipe's stages that are on there; all of them unless told.
-        plugin_files: local plugin files that the recipe needs.
+        plugin_files: that the recipe needs.
         options: what the module wants to know beside it.
-        limits: what it may use.
+        limits: none unless told.
         threads: that it computes with; as many as it likes unless told.
         forked: whether to copy a process that has imported the module, which takes no time; else it begins as new.
         talks: whether what it writes to stderr goes where this process's goes.

@@ -83,25 +83,26 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     table = Table(title=Text(f"{result.run_name}: {result.status}"), title_justify="left", show_header=False, box=None)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
+    evaluated = {name[5:]: value for name, value in result.metrics.items() if name.startswith("eval/")}
+    ordered = [name for name in headline if name in evaluated] + sorted(set(evaluated) - set(headline))
+    learnt = [f"{name} {evaluated[name]:.4g}" for name in ordered]
+    stages = []
+    for report in result.stages:
+        state = "active" if report.active else f"inactive: {report.reason}"
+        stages.append("; ".join([f"{report.kind} {state}", *report.notes]))
     following = [result.resume, "runner ls"]
     if result.status == "FINISHED":
         following = [f"runner compare {result.run_name.rpartition('-')[2]} OTHER_RUN", "runner ui"]
     for label, lines in (
-        ("learnt", _learnt(result.metrics, headline)),
+        ("learnt", learnt or ["nothing was evaluated"]),
         ("speed", _speed(result)),
-        ("stages", _stages(result)),
+        ("stages", stages or ["none: this is the baseline"]),
         ("run", [f"MLflow id {result.run_id}", result.run_dir]),
         ("next", following),
     ):
         for position, line in enumerate(lines):
             table.add_row("" if position else label, Text(redact(line)))
     console.print(table)
-
-
-def _learnt(metrics: dict[str, float], headline: Sequence[str]) -> list[str]:
-    evaluated = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
-    ordered = [name for name in headline if name in evaluated] + sorted(set(evaluated) - set(headline))
-    return [f"{name} {evaluated[name]:.4g}" for name in ordered] or ["nothing was evaluated"]
 
 
 def _speed(result: "RunResult") -> list[str]:
@@ -115,11 +116,3 @@ def _speed(result: "RunResult") -> list[str]:
     if shares:
         lines.append(", ".join(f"{name[5:-6]} {value:.0%}" for name, value in sorted(shares.items())))
     return lines
-
-
-def _stages(result: "RunResult") -> list[str]:
-    lines = []
-    for report in result.stages:
-        state = "active" if report.active else f"inactive: {report.reason}"
-        lines.append("; ".join([f"{report.kind} {state}", *report.notes]))
-    return lines or ["none: this is the baseline"]

@@ -17,16 +17,14 @@ def verify(
     sets: Sets = None,
     plugin: PluginFiles = None,
     stage: Annotated[
-        list[str] | None, Option("--stage", help="Only this stage, or 'all' for the recipe; may be repeated.")
+        list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")
     ] = None,
-    updates: Annotated[
-        int, Option("--updates", min=2, help="Updates that are compared for Exact and Close stages.")
-    ] = 20,
+    updates: Annotated[int, Option(min=2, help="Updates that are compared for Exact and Close stages.")] = 20,
     steps: Annotated[
-        int | None, Option("--steps", min=1, help="Length of a training for Statistical stages; the recipe's own.")
+        int | None, Option(min=1, help="Length of a training for Statistical stages; the recipe's own.")
     ] = None,
-    seeds: Annotated[int, Option("--seeds", min=3, help="The most pairs of trainings for one stage.")] = 8,
-    budget: Annotated[float, Option("--budget", min=0, help="Seconds after which no training is begun.")] = 3600.0,
+    seeds: Annotated[int, Option(min=3, help="The most pairs of trainings for one stage.")] = 8,
+    budget: Annotated[float, Option(min=0, help="Seconds after which no training is begun.")] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
@@ -57,10 +55,10 @@ def ablate(
     sets: Sets = None,
     plugin: PluginFiles = None,
     budget: Annotated[
-        float | None, Option("--budget", min=1.0, metavar="SECONDS", help="Time to measure, instead of the file's.")
+        float | None, Option(min=1.0, metavar="SECONDS", help="Time to measure, instead of the file's.")
     ] = None,
     out: Annotated[
-        Path | None, Option("--out", metavar="FOLDER", help="Where the result goes, instead of the workspace.")
+        Path | None, Option(metavar="FOLDER", help="Where the result goes, instead of the workspace.")
     ] = None,
     fresh: Annotated[
         bool, Option("--fresh", help="Begin anew, although an interrupted ablation could be continued.")
@@ -100,13 +98,12 @@ def profile(
     recipe: RecipeName,
     sets: Sets = None,
     plugin: PluginFiles = None,
-    updates: Annotated[int, Option("--updates", min=1, max=1000, help="Updates that are profiled.")] = 5,
+    updates: Annotated[int, Option(min=1, max=1000, help="Updates that are profiled.")] = 5,
     warmup: Annotated[
-        float,
-        Option("--warmup", min=0, metavar="SECONDS", help="The longest to wait, once compiled, for steady updates."),
+        float, Option(min=0, metavar="SECONDS", help="The longest to wait, once compiled, for steady updates.")
     ] = 60.0,
     out: Annotated[
-        Path | None, Option("--out", metavar="FOLDER", help="Where the trace goes, instead of the workspace.")
+        Path | None, Option(metavar="FOLDER", help="Where the trace goes, instead of the workspace.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

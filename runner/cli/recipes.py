@@ -78,7 +78,7 @@ def show(
 
 def recipes(
     copy: Annotated[
-        str | None, Option("--copy", metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")
+        str | None, Option(metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -75,9 +75,7 @@ def compare(
     output(as_json, compared.to_json, comparison.show, compared)
 
 
-def ui(
-    port: Annotated[int, Option("--port", min=1, max=65535, help="The next free one is taken if it is busy.")] = 5000,
-) -> None:
+def ui(port: Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")] = 5000) -> None:
     """Open MLflow's own page for this workspace, on 127.0.0.1, until Ctrl-C.
 
     [bold]runner ui --port 5001[/]

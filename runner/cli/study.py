@@ -139,9 +139,7 @@ def show(study: StudyArgument, as_json: AsJson = False) -> None:
 @app.command()
 def best(
     study: StudyArgument,
-    trial: Annotated[
-        int | None, Option("--trial", min=0, metavar="NUMBER", help="This trial, instead of the best one.")
-    ] = None,
+    trial: Annotated[int | None, Option(min=0, metavar="NUMBER", help="This trial, instead of the best one.")] = None,
 ) -> None:
     """Print the recipe of the best trial, as YAML that runner run accepts.
 
