@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.system.errors import StorageError
-from runner.system.hardware import cpu_flags, cpu_model, usable_cores
+from runner.system.hardware import available_memory, cpu_flags, cpu_model, usable_cores
 from runner.tracking.recovery import reap
 from runner.tracking.spool import unsent
 from runner.tracking.store import Store, is_http, on_network_disk, shown
@@ -57,9 +57,8 @@ def examine(workspace: Workspace, broken_plugins: Mapping[str, str]) -> list[Che
     remedy = "reinstall or remove its distribution"
     plugins = [Check(f"plugin {name}", "warn", f"cannot be imported: {reason}", remedy)
                for name, reason in broken_plugins.items()]  # fmt: skip
-    memory = psutil.virtual_memory()
-    available = f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB available"
-    little = memory.available < _MEMORY_GIB * _GIB
+    memory = available_memory() / _GIB
+    available = f"{memory:.1f} of {psutil.virtual_memory().total / _GIB:.1f} GiB available"
     return [
         *_packages(),
         *_torch(),
@@ -68,7 +67,7 @@ def examine(workspace: Workspace, broken_plugins: Mapping[str, str]) -> list[Che
         *_workspace(workspace),
         *_store(workspace),
         *_runs(workspace),
-        _warn_if(little, "memory", available, "end other programs, or keep less data in memory"),
+        _warn_if(memory < _MEMORY_GIB, "memory", available, "end other programs, or keep less data in memory"),
     ]
 
 
