@@ -103,7 +103,7 @@ class Child(AbstractContextManager["Child"]):
         talks: whether what it writes to stderr goes where this process's goes.
 
     Attributes:
-        cpu_seconds: of all its processes, as far as seen, which they are where their memory is limited.
+        cpu_seconds: of all its processes, as far as seen; only where their memory is limited are they looked at.
     """
 
     def __init__(
