@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,15 +38,17 @@ SEQUENCE = re.compile(r"(^|\.)(next_batch|feedback)$|slots\.update$")
 TRAINING_STEP = "runner/train/step.py"
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
+LONGEST_CHAIN = 10
+"""Edges of imports that run when a module is loaded."""
 
 CORE = sorted((ROOT / "runner").rglob("*.py"))
 PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
 
 
-def imports(path: Path, package: str) -> Iterator[str]:
-    """Absolute names of what a file imports when it runs, also inside functions; names for annotations do not run."""
+def imports(path: Path, package: str, functions: bool = True) -> Iterator[str]:
+    """Absolute names of what a file imports when it runs, or when it is loaded; names for annotations do not run."""
     parents = [*package.split("."), *path.relative_to(ROOT).parts[1:-1]]
-    for node in walk_what_runs(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in walk_what_runs(ast.parse(path.read_text(encoding="utf-8")), functions):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -54,12 +57,14 @@ def imports(path: Path, package: str) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def walk_what_runs(node: ast.AST) -> Iterator[ast.AST]:
+def walk_what_runs(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
     yield node
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not functions:
+        return
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         return
     for child in ast.iter_child_nodes(node):
-        yield from walk_what_runs(child)
+        yield from walk_what_runs(child, functions)
 
 
 def part_of(module: str) -> str | None:
@@ -125,3 +130,25 @@ def test_no_two_classes_have_one_name():
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name_of(path))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+def module_of(path):
+    """Its dotted name: ``runner.train`` for its ``__init__.py``; plugins are in ``runner.plugins``."""
+    names = list(path.relative_to(ROOT).with_suffix("").parts)
+    names = ["runner", *names] if names[0] == "plugins" else names
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def test_no_chain_of_imports_is_long():
+    homes = {module_of(path): path for path in (*CORE, *PLUGINS)}
+
+    @cache
+    def chain(module):
+        """The longest from a module on."""
+        path = homes[module]
+        names = imports(path, "runner.plugins" if path in PLUGINS else "runner", functions=False)
+        found = {name if name in homes else name.rpartition(".")[0] for name in names} & homes.keys() - {module}
+        return [module, *max(map(chain, found), key=len, default=[])]
+
+    longest = max(map(chain, homes), key=len)
+    assert len(longest) - 1 <= LONGEST_CHAIN, " -> ".join(longest)
