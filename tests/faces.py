@@ -31,6 +31,7 @@ class Net(LearnerConfig):
     kind: ClassVar[str] = "net"
     learns_from: ClassVar[str] = "numbers"
     slots: ClassVar[frozenset[str]] = frozenset({"loss"})
+    moved: ClassVar[Mapping[str, str]] = {"model.width": "model.hidden", "train.speed": "model.lr"}
 
     hidden: Annotated[list[int], Field(min_length=1)] = Field([8])
     """Widths."""

@@ -41,6 +41,13 @@ class MasacConfig(LearnerConfig):
         "temperature": {"kind": "adam", "lr": 3e-4},
     }
     """Gradients are clipped for every network of every agent apart."""
+    moved: ClassVar[Mapping[str, str]] = {
+        "model.actor_lr": "optimizer.actor.lr",
+        "model.critic_lr": "optimizer.critic.lr",
+        "model.alpha_lr": "optimizer.temperature.lr",
+        "model.critic_eps": "optimizer.critic.eps",
+        "model.max_grad_norm": "optimizer.actor.max_grad_norm and optimizer.critic.max_grad_norm",
+    }
     slots: ClassVar[frozenset[str]] = STORY | SHARED | FORWARDS | LOSSES | GRADIENTS
 
     hidden: list[Width] = Field(default_factory=lambda: [256, 256], min_length=1)

@@ -1,6 +1,6 @@
 """What every simulator can be told: how many copies run, what remembers them and how they are evaluated."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -24,6 +24,10 @@ class SimulatorConfig(SourceConfig):
 
     provides: ClassVar[str] = "multi_agent"
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "env_steps"})
+    moved: ClassVar[Mapping[str, str]] = {
+        "train.warmup_steps": "data.warmup",
+        "train.updates_per_step": "data.updates_per_step",
+    }
 
     envs: int = Field(default=16, ge=1)
     """Parallel simulations; one step of all of them counts as this many environment steps."""

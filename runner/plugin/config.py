@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
@@ -17,6 +17,9 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    moved: ClassVar[Mapping[str, str]] = {}
+    """Of a plugin's face: settings of a recipe that have moved, as dotted paths, the old to the new."""
 
     _read: set[str] | None = PrivateAttr(default=None)
     """Names of the fields that were read, in a copy that keeps a record; None in all others."""

@@ -104,12 +104,12 @@ def plugin_section(root: Node, section: Section, catalog: Catalog, problems: lis
         return fill(face, replace(node, value=written), section, problems)
     problems.append(kind.problem(f"{section}.kind", f"unknown kind {kind.shown}{suggestion(name, known)}"))
     meant = nearest(name, known)
-    faces = [face for each in ([meant] if meant else known) if (face := face_of(catalog, section, each))]
-    face = max(faces, key=lambda face: len(written.keys() & face.model_fields.keys()), default=None)
-    if face is not None and meant is None:
-        written = {key: child for key, child in written.items() if key in face.model_fields}
-    if face is not None and written:
-        fill(face, replace(node, value=written), section, problems)
+    faces = [found for each in ([meant] if meant else known) if (found := face_of(catalog, section, each))]
+    likely = max(faces, key=lambda face: len(written.keys() & face.model_fields.keys()), default=None)
+    if likely is not None and meant is None:
+        written = {key: child for key, child in written.items() if key in likely.model_fields}
+    if likely is not None and written:
+        fill(likely, replace(node, value=written), section, problems)
     return None
 
 

@@ -9,10 +9,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from runner.recipe.catalog import Catalog
+from runner.recipe.catalog import Catalog, Section
 from runner.recipe.constraints import conflicts
 from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, dump_inline, parse, read
-from runner.recipe.fill import fill, lr_scheduler, plugin_section, secrets_of, stages
+from runner.recipe.fill import face_of, fill, lr_scheduler, plugin_section, secrets_of, stages
 from runner.recipe.optimizers import optimizers
 from runner.recipe.recipe import Recipe, flatten
 from runner.recipe.sections import Head, TrackingConfig, TrainConfig
@@ -82,7 +82,7 @@ def _validated(path: Path, composed: Node, catalog: Catalog, problems: list[Prob
     on, switched = stages(root, catalog, problems)
     problems += conflicts(root, model, data, train, on, switched)
     if problems:
-        raise RecipeError(problems)
+        raise RecipeError([_where_it_is_now(problem, root, catalog) for problem in problems])
     assert head is not None  # or there would be a problem
     assert train is not None
     assert tracking is not None
@@ -98,6 +98,17 @@ def _validated(path: Path, composed: Node, catalog: Catalog, problems: list[Prob
         place = DEFAULT if node is None else node.place
         origins[written] = replace(place, text="") if MASK in str(value) else place  # a text would hold the value
     return replace(recipe, origins=origins)
+
+
+def _where_it_is_now(problem: Problem, root: Node, catalog: Catalog) -> Problem:
+    """An unknown key that a plugin of the recipe says has moved, with the place where it is now."""
+    sections: tuple[Section, ...] = ("model", "data")
+    for section in sections:
+        kind = root.get(section, "kind")
+        face = face_of(catalog, section, str(kind.value)) if kind is not None else None
+        if face is not None and problem.path in face.moved and problem.message.startswith("unknown key"):
+            return replace(problem, message=f"unknown key - it is now {face.moved[problem.path]}")
+    return problem
 
 
 def _lost(node: Node, path: str = "") -> Iterator[Problem]:

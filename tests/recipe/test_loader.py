@@ -5,6 +5,7 @@ from faces import RECIPE, Cache, FakeCatalog, Net, Sim, write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError, dump
 from runner.recipe.loader import load
 from runner.recipe.recipe import flatten
@@ -170,6 +171,26 @@ def test_the_settings_of_an_unknown_kind_are_checked_as_far_as_they_can_be(tmp_p
 def test_each_mistake_is_one_line_that_points_at_it(tmp_path, old, new, expected):
     assert old in RECIPE
     assert problems(tmp_path, RECIPE.replace(old, new)) == [expected]
+
+
+def test_a_key_that_has_moved_is_said_with_its_new_place(tmp_path):
+    text = RECIPE.replace("lr: 1e-3", "width: 3").replace("env_steps: 60_000", "env_steps: 60_000\n  speed: 1")
+    assert problems(tmp_path, text) == [
+        "3:20 model.width: unknown key - it is now model.hidden",
+        "7:3 train.speed: unknown key - it is now model.lr",
+    ]
+    assert problems(tmp_path, RECIPE, "model.withd=3") == [
+        "0:7 model.withd: unknown key - known: hidden, lr, order, password"
+    ]
+
+
+def test_settings_of_the_first_version_are_said_with_their_new_place():
+    old = ("train.warmup_steps=5", "train.updates_per_step=1", "model.actor_lr=1.0", "model.critic_eps=1e-5")
+    with pytest.raises(RecipeError) as caught:
+        load("marl_baseline", old, Registry())
+    assert [problem.message.removeprefix("unknown key - it is now ") for problem in caught.value.problems] == [
+        "data.warmup", "data.updates_per_step", "optimizer.actor.lr", "optimizer.critic.eps",
+    ]  # fmt: skip
 
 
 def test_a_broken_plugin_that_is_off_does_not_matter(tmp_path):
