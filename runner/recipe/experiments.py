@@ -14,14 +14,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def fill_experiment(model: type[Model], kind: str, what: str, root: Node, problems: list[Problem]) -> Model:
-    """An experiment's settings.
+    """An experiment's settings, from a file of its kind; one of another cannot be ``what``, for example ``ablated``.
 
-    Args:
-        model: what the file should hold.
-        kind: its ``kind``.
-        what: what cannot be done with a file of another kind, for a message: ``ablated``.
-        root: the file.
-        problems: what has been found wrong with it so far; with the rest they are a ``RecipeError``.
+    Raises:
+        RecipeError: everything that is wrong with it, with the problems found so far, each at its line.
     """
     given = root.get("kind")
     if given is not None and given.value != kind:
@@ -39,12 +35,10 @@ def beside(path: Path, reference: str) -> str | Path:
 
 
 def moved(problem: Problem, written: Sequence[Node], recipe: Node) -> Problem:
-    """A problem of an assignment, at the place in the experiment's file where the assignment stands.
+    """A problem that ``load`` found in an assignment, at the place in the experiment's file where that stands.
 
-    Args:
-        problem: found by ``load``.
-        written: the nodes of the first assignments that ``load`` was given; later ones came from the command line.
-        recipe: where the file names its recipe.
+    ``written`` are the first assignments that ``load`` was given; later ones came from the command line. ``recipe`` is
+    where the file names its recipe.
     """
     place, source = problem.place, str(problem.place.source)
     if place == Place(source):  # no such recipe

@@ -50,12 +50,8 @@ def fill(
 ) -> Model | None:
     """Validates a mapping strictly; its paths are made absolute, each from the file that it is written in.
 
-    Args:
-        model: what the mapping should be.
-        node: the mapping.
-        path: its dotted path, for messages; empty for the document.
-        problems: receives everything that is wrong with it; then the result is None.
-        others: keys that may stand beside the model's own, for suggestions.
+    What is wrong is added to ``problems``, at its dotted path below ``path``; the result is None then. ``others`` are
+    keys that may stand beside the model's own, for suggestions.
     """
     for leaf in secret_nodes(model, node):  # before a message can quote it, whether or not it is valid
         register(str(leaf.value), leaf.spelled.strip("\"'"))

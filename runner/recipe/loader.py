@@ -47,11 +47,11 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
 def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Sequence[Any]], catalog: Catalog) -> Recipe:
     """A recipe that another process has loaded and given to this one.
 
-    Args:
-        values: with secrets.
-        path: of the file that it was loaded from, which is not read.
-        origins: source, whether that is a file, line, column and text of the place of every value.
-        catalog: the plugins of this process; if it lacks one, that is a ``RecipeError``.
+    The values are with secrets, the path is of the file that it was loaded from, which is not read, and the origins are
+    source, whether that is a file, line, column and text of the place of every value.
+
+    Raises:
+        RecipeError: it is not valid here, for example because a plugin is missing.
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)

@@ -53,10 +53,7 @@ class Recipe:
     def values(self, *, masked: bool = True) -> dict[str, Any]:
         """The recipe with nothing left to defaults, as plain values that JSON can hold.
 
-        A stage is ``off``, ``on``, or its settings.
-
-        Args:
-            masked: secrets are masked; without, the values may go to a child process and nowhere else.
+        A stage is ``off``, ``on``, or its settings. Unmasked, the values may go to a child process and nowhere else.
         """
 
         def dumped(config: Config) -> dict[str, Any]:

@@ -23,10 +23,8 @@ def schema(catalog: Catalog) -> Json:
     """JSON Schema (draft 2020-12) of a recipe.
 
     Nothing is required, because a recipe may leave anything to the one that it extends; for the same reason
-    alternatives are ``anyOf``: a section without its ``kind`` fits several of them.
-
-    Args:
-        catalog: the plugins that a recipe may name; one that cannot be imported accepts any settings.
+    alternatives are ``anyOf``: a section without its ``kind`` fits several of them. A plugin that cannot be imported
+    accepts any settings.
     """
     definitions: Json = {}
     head: Json = _model(Head, "recipe", definitions)["properties"]
