@@ -146,14 +146,9 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
                 runner.block()
     finally:
         before.set()
-    return Timing(
-        ratio=ratio(a.rounds(), b.rounds()),
-        a_a=even_against_odd(a.blocks),
-        baseline_ms=1e3 * statistics.median(a.blocks),
-        changed_ms=1e3 * statistics.median(b.blocks),
-        baseline_warm_up=a.warm_up,
-        changed_warm_up=b.warm_up,
-    )
+    baseline_ms, changed_ms = (1e3 * statistics.median(each.blocks) for each in (a, b))
+    pair, a_a = ratio(a.rounds(), b.rounds()), even_against_odd(a.blocks)
+    return Timing(pair, a_a, baseline_ms, changed_ms, a.warm_up, b.warm_up)
 
 
 class _Runner:

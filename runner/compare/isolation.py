@@ -128,15 +128,11 @@ class Isolation:
                 self.subject.seed(self._number + self.updates)
             self._before = generators.state_dict()
             # Many a loop forgets its gradients before it ends, and some optimizers write over them.
-            hooks = [
+            with (
                 register_optimizer_step_pre_hook(self._before_optimizer),
                 register_optimizer_step_post_hook(self._after_optimizer),
-            ]
-            try:
+            ):
                 output = self.subject.step(batch)
-            finally:
-                for hook in hooks:
-                    hook.remove()
             observed, self._events = self._events or {}, None
             frame = self._frame(STEP, 0, output)
             for location, gradient in frame.items():
@@ -219,11 +215,8 @@ class Isolation:
                 name: given.kept if (given := self._given.get(id(each))) and each.grad is None else each.grad
                 for name, each in named_parameters(self.subject).items()
             }
-        gradients = {
-            Location(slot, "gradient", name, visit): self._as_given(each)
-            for name, each in found.items()
-            if each is not None
-        }
+        known = {name: self._as_given(each) for name, each in found.items() if each is not None}
+        gradients = {Location(slot, "gradient", name, visit): each for name, each in known.items()}
         return outputs | gradients | self._state(slot, visit)
 
     def _as_given(self, gradient: Tensor) -> Tensor:

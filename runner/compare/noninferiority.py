@@ -230,24 +230,19 @@ class NonInferiority:
         gains = [self.sign * (new - old) for old, new in self.pairs]
         size = abs(fmean(old for old, _ in self.pairs)) if self.pairs else 0.0
         margin = self.margin * size if self.relative else self.margin
+        looks = [
+            {"pairs": pairs, "bound": bound if math.isfinite(bound) else None}
+            for pairs, bound in zip(self.design.looks, self.design.bounds, strict=True)
+        ]
         return {
             "method": "paired sequential t test, alpha spending (Lan and DeMets 1983, Pocock-like)",
-            "margin": margin,
-            "relative_margin": self.margin if self.relative else None,
-            "alpha": self.alpha,
-            "power": self.power,
-            "allowed_deviation": self.design.allowed_deviation * margin,
-            "deviation": stdev(gains) if several else None,
-            "pairs": len(self.pairs),
-            "most_pairs": self.most,
-            "mean_gain": fmean(gains) if gains else None,
+            "margin": margin, "relative_margin": self.margin if self.relative else None,
+            "alpha": self.alpha, "power": self.power, "allowed_deviation": self.design.allowed_deviation * margin,
+            "deviation": stdev(gains) if several else None, "mean_gain": fmean(gains) if gains else None,
+            "pairs": len(self.pairs), "most_pairs": self.most, "looks": looks,
             "t": statistic if math.isfinite(statistic) else str(statistic),
-            "looks": [
-                {"pairs": pairs, "bound": bound if math.isfinite(bound) else None}
-                for pairs, bound in zip(self.design.looks, self.design.bounds, strict=True)
-            ],
             "values": [list(pair) for pair in self.pairs],
-        }
+        }  # fmt: skip
 
     def _statistic(self) -> float:
         """The t statistic of how much better than "worse by the margin" the change is."""

@@ -76,13 +76,9 @@ def subject(
         built(pipeline)
         training = _Training(pipeline)
         return Subject(
-            training.step,
-            {"learner": _LearnerState(pipeline), "source": training},
-            parameters=pipeline.learner.named_parameters,
-            gradients=pipeline.learner.gradients,
-            seed=training.whole_step.seed,
-            watch=training.watch,
-        )
+            training.step, {"learner": _LearnerState(pipeline), "source": training}, seed=training.whole_step.seed,
+            parameters=pipeline.learner.named_parameters, gradients=pipeline.learner.gradients, watch=training.watch,
+        )  # fmt: skip
 
     return build
 
