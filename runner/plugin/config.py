@@ -1,7 +1,5 @@
 """The base of everything that a recipe can say: strict and closed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 

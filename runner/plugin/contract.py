@@ -1,7 +1,5 @@
 """What a stage promises about results, and by what a result is judged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

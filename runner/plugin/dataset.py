@@ -8,7 +8,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,12 +17,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.learner import Learner, Mean
+from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, DatasetConfig, Source, State
 from runner.system.errors import RunnerError, UsageError
 from runner.system.tree import leaves, map_tensors
-
-if TYPE_CHECKING:
-    from runner.plugin.progress import Progress
 
 _RESIDENT_SHARE = 0.25
 """Of an accelerator's memory; data that take no more are kept there."""

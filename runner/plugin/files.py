@@ -1,7 +1,5 @@
 """Files of data that others publish: where they are looked for, and how they are fetched and checked."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -39,31 +37,21 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Marks a setting that is a path: a relative one starts at the file that it is written in.
-
-    On the command line (``--set``) that is the working directory.
-    """
+    """Marks a setting that is a path: a relative one starts at the file that it is written in."""
 
     named: bool = False
     """Whether a bare name with no such file beside the recipe is that of a file in the folders of data."""
 
+    def absolute(self, text: str, source: Path | str) -> str:
+        """A path made absolute, or a bare name as it is; what is written in no file starts at the working directory."""
+        folder = source.parent if isinstance(source, Path) else Path()
+        path = Path(os.path.abspath(folder / Path(text).expanduser()))
+        is_name = self.named and Path(text).name == text
+        return text if is_name and not path.exists() else str(path)
+
 
 RecipePath = Annotated[str, Anchor()]
 DataName = Annotated[str, Anchor(named=True)]
-
-
-def anchored(text: str, source: Path | str, anchor: Anchor) -> str:
-    """A path as a recipe says it, made absolute; or a bare name, as it is.
-
-    Args:
-        text: the path.
-        source: the file in which it is written; or what is no file.
-        anchor: what the setting says of itself.
-    """
-    folder = source.parent if isinstance(source, Path) else Path()
-    path = Path(os.path.abspath(folder / Path(text).expanduser()))
-    is_name = anchor.named and Path(text).name == text
-    return text if is_name and not path.exists() else str(path)
 
 
 def folders(root: str | None = None) -> list[Path]:
@@ -75,8 +63,7 @@ def folders(root: str | None = None) -> list[Path]:
 def find(name: str, root: str | None = None, known: Iterable[DataFile] = ()) -> Path | None:
     """The first file of that name in ``folders``; an absolute path is itself.
 
-    Raises:
-        UsageError: it is none of those bytes that a known file of that name should have.
+    A known file of that name that holds something else is a UsageError.
     """
     path = next((path for folder in folders(root) if (path := folder / name).is_file()), None)
     file = next((file for file in known if file.name == name), None)
@@ -89,20 +76,14 @@ def find(name: str, root: str | None = None, known: Iterable[DataFile] = ()) -> 
 
 
 def fetch(file: DataFile) -> tuple[Path, bool]:
-    """Downloads a file into ``RUNNER_DATA`` or the user's cache, unless it is there.
+    """Downloads a file into ``RUNNER_DATA`` or the user's cache, unless it is there; says whether it had to.
 
-    Returns:
-        Where it is, and whether it had to be downloaded.
-
-    Raises:
-        UsageError: another file of that name is there.
-        RunnerError: it cannot be had, or its digest is wrong; nothing is kept then.
+    What cannot be had, or has another digest, is a RunnerError, and nothing is kept.
     """
     target = folders()[0] / file.name
     if find(file.name, None, [file]) == target:
         return target, False
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         _download(file, target)
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
@@ -118,13 +99,13 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
 def _download(file: DataFile, target: Path) -> None:
     if not file.url.startswith(("https://", "http://")):
         raise ValueError("no address of the web")
+    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)  # of a killed process; opening with "x" never follows a link
     try:
         with partial.open("xb") as kept, urllib.request.urlopen(file.url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 (http and https alone)
             shutil.copyfileobj(answer, kept)
-            kept.flush()
-            os.fsync(kept.fileno())
+        sync(partial)
         if (found := _sha256(partial)) != file.sha256:
             raise RunnerError(
                 f"{file.name} from {file.url} is not what it should be: its SHA-256 is {found}, and should be "

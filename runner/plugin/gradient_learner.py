@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from runner.plugin.context import Context
 from runner.plugin.learner import Learner, Mean
 from runner.plugin.progress import Progress
 from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
-    from runner.plugin.context import Context
     from runner.plugin.source import Batch, State
 
 
@@ -50,7 +50,7 @@ class GradientLearner(Learner):
         self.model = self.role("model", self.module)
         self._parameter = next(self.module.parameters())
         self.average = None if context.ema is None else copy.deepcopy(self.module).requires_grad_(False)
-        self._evaluating = 0
+        self._evaluating = False
 
     @abstractmethod
     def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
@@ -81,12 +81,7 @@ class GradientLearner(Learner):
     ) -> Loss:
         """Adds the gradient of the loss to that of the parameters; returns the loss, detached.
 
-        Args:
-            batch: what to learn from.
-            noise: the random numbers that belong to it.
-            progress: of the training.
-            denominator: told the batch's count, what to divide its sum by; the count itself unless given, as it is
-                where the batch is part of a larger one.
+        Where the batch is part of a larger one, ``denominator`` says from its count what to divide its sum by.
         """
         loss: Loss = self.slots.loss(batch, noise, progress)
         self.slots.backward(loss.sum / (loss.count if denominator is None else denominator(loss.count)))
@@ -121,17 +116,18 @@ class GradientLearner(Learner):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """The module in evaluation mode, with the averaged parameters if there are any."""
-        self._evaluating += 1
-        if self._evaluating == 1:
-            self.module.eval()
-            self._swap()
+        if self._evaluating:  # predict inside an evaluation
+            yield
+            return
+        self._evaluating = True
+        self.module.eval()
+        self._swap()
         try:
             yield
         finally:
-            self._evaluating -= 1
-            if not self._evaluating:
-                self._swap()
-                self.module.train()
+            self._swap()
+            self.module.train()
+            self._evaluating = False
 
     def blocks(self) -> Sequence[nn.Module]:
         """The members of the module's ``blocks``, if it has a list of that name."""

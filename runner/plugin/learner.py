@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from runner.plugin.config import Config
-from runner.plugin.context import PIPELINE
+from runner.plugin.context import PIPELINE, Context
 from runner.plugin.contract import Objective
 from runner.plugin.optimizer import restore
+from runner.plugin.progress import Progress
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from runner.plugin.context import Context
-    from runner.plugin.progress import Progress
     from runner.plugin.source import Batch, State
 
 
@@ -71,16 +71,9 @@ class Role:
     """A module of a learner and its optimizer: the recipe's ``optimizer``, for all roles or for this one."""
 
     def __init__(self, name: str, module: nn.Module, context: Context, every: int = 1) -> None:
-        """Takes a module; its optimizer is made later, when all stages are attached.
-
-        Args:
-            name: among the roles that the learner's settings declare.
-            module: what the optimizer steps; parameters that need no gradient stay as they are.
-            context: which optimizer it is to be.
-            every: how many updates pass between two of its steps; what watches gradients waits as long.
-        """
-        self.name, self.module, self.every = name, module, every
-        self.slots = context.slots
+        self.name, self.module, self.slots = name, module, context.slots
+        self.every = every
+        """How many updates pass between two of its steps; what watches gradients waits as long."""
         self.settings = context.optimizers[name]
         self.optimizer: Optimizer
 
@@ -89,8 +82,8 @@ class Role:
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def configure(self) -> None:
-        """Makes the optimizer."""
-        groups = self.settings.groups(self.module, self.parameters())
+        """Makes the optimizer, when all stages are attached."""
+        groups = self.settings.groups(self.module)
         self.optimizer = self.slots.make_optimizer(self.settings.optimizer(), groups, **self.settings.settings)
 
     def zero_grad(self) -> None:
@@ -131,28 +124,24 @@ class Learner(ABC):
     """The slots that ``torch.compile`` can take: functions of tensors, without a host sync or other effects."""
 
     def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
-        """Builds parameters on ``context.device``.
+        """Builds parameters on ``context.device``; shapes are of a batch's tensors, without the batch dimension."""
+        from torch.nn.utils import clip_grad_norm_
 
-        Args:
-            config: the learner's settings.
-            shapes: shapes of the tensors in the source's batches, without the batch dimension.
-            context: device, slots, optimizers and random generators.
-        """
         self.config, self.context, self.device, self.slots = config, context, context.device, context.slots
         self.roles: dict[str, Any] = {}
         self.slots.define(
             make_optimizer=_make_optimizer,
             precision=nullcontext,
-            zero_grad=_zero_grad,
+            zero_grad=methodcaller("zero_grad"),
             backward=_backward,
             unscale=_unscale,
-            clip=_clip,
-            optimizer_step=_optimizer_step,
+            clip=clip_grad_norm_,
+            optimizer_step=methodcaller("step"),
             **{name: getattr(self, name) for name in sorted(config.slots)},
         )
 
     def role(self, name: str, module: nn.Module, every: int = 1) -> Role:
-        """Declares that an optimizer steps this module; see ``Role``."""
+        """Declares that the optimizer of that role steps this module, once in so many updates."""
         role = self.roles[name] = Role(name, module.to(self.device), self.context, every)
         return role
 
@@ -218,12 +207,8 @@ class Learner(ABC):
 
     def periods(self) -> dict[str, int]:
         """How many updates pass between two steps of a parameter, by name; those not named are stepped in every one."""
-        return {
-            f"{name}.{own}": role.every
-            for name, role in self.roles.items()
-            for own, _ in role.module.named_parameters()
-            if role.every > 1
-        }
+        rarely = {name: role for name, role in self.roles.items() if role.every > 1}
+        return {f"{name}.{own}": role.every for name, role in rarely.items() for own, _ in role.module.named_parameters()}
 
     def least_work(self, batch_size: int) -> tuple[int, int] | None:
         """FLOP and bytes that one update cannot do without, where a formula is known."""
@@ -244,18 +229,11 @@ class Learner(ABC):
             restore(optimizer, state["optimizers"][name])
 
 
-# --- default steps ----------------------------------------------------------------------------------------------------
-
-
 def _make_optimizer(optimizer: type[Optimizer], parameters: Any, **settings: Any) -> Optimizer:
     try:
         return optimizer(parameters, **settings)
     except ValueError as error:  # what no signature says: betas below 1, matrices only
         raise UsageError(f"optimizer: torch.optim.{optimizer.__name__} refuses what it is given: {error}") from error
-
-
-def _zero_grad(optimizer: Optimizer) -> None:
-    optimizer.zero_grad()
 
 
 def _backward(loss: Tensor) -> None:
@@ -264,13 +242,3 @@ def _backward(loss: Tensor) -> None:
 
 def _unscale(optimizer: Optimizer) -> None:
     """Gradients have their true scale unless a stage scales the loss."""
-
-
-def _clip(parameters: Sequence[Tensor], max_norm: float) -> None:
-    from torch.nn.utils import clip_grad_norm_
-
-    clip_grad_norm_(parameters, max_norm)
-
-
-def _optimizer_step(optimizer: Optimizer) -> None:
-    optimizer.step()

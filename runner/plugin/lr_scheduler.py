@@ -1,7 +1,5 @@
 """Learning rates as a function of how far the training is, so that nothing has to be kept to resume them."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
@@ -9,21 +7,16 @@ from pydantic import Field
 
 from runner.plugin.config import Config
 
-Share = Annotated[float, Field(ge=0, lt=1)]
 WARMUP_START = 0.01
 """Where a warm-up begins: at zero, the first update would be lost."""
 
 
 class _Schedule(Config):
-    warmup: Share = 0.0
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the training in which the learning rate rises linearly from 1 % to all of it."""
 
     def factor(self, fraction: float) -> float:
-        """What the optimizer's learning rate is multiplied by.
-
-        Args:
-            fraction: share of the training that is over, 0 to 1.
-        """
+        """What the learning rate is multiplied by when that share of the training is over, 0 to 1."""
         if fraction < self.warmup:
             return WARMUP_START + (1 - WARMUP_START) * fraction / self.warmup
         return self.after((fraction - self.warmup) / (1 - self.warmup))
@@ -102,7 +95,6 @@ class OneCycleConfig(_Schedule):
         return low + (1 - low) * (1 + math.cos(math.pi * way)) / 2
 
 
-LrSchedulerConfig = Annotated[
-    ConstantConfig | LinearConfig | CosineConfig | StepConfig | OneCycleConfig, Field(discriminator="kind")
-]
+Schedule = ConstantConfig | LinearConfig | CosineConfig | StepConfig | OneCycleConfig
+LrSchedulerConfig = Annotated[Schedule, Field(discriminator="kind")]
 """How learning rates move, told apart by ``kind``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from runner.system.tree import map_tensors
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
-
-    from runner.plugin.source import State
 
 HOW_TO_COMPUTE = ("foreach", "fused", "capturable", "differentiable")
 """Settings of torch's optimizers that say how to compute, not what; they belong to stages."""
@@ -59,36 +57,31 @@ class OptimizerSettings:
         found: type[Optimizer] = getattr(torch.optim, _classes()[self.kind][0])
         return found
 
-    def groups(self, module: nn.Module, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
-        """Parameter groups: what weight decay leaves alone apart from the rest.
-
-        Args:
-            module: in which the parameters are; it tells biases, norms and embeddings.
-            parameters: to optimize, in order.
-        """
+    def groups(self, module: nn.Module) -> list[dict[str, Any]]:
+        """Parameter groups of a module: what weight decay leaves alone apart from the rest."""
         from torch import nn
 
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not self.settings.get("weight_decay") or not self.spare:
-            return [{"params": list(parameters)}]
+            return [{"params": parameters}]
         spared = set()
         for part in module.modules():
             for name, parameter in part.named_parameters(recurse=False):
+                sort = "norms" if parameter.dim() < 2 else "weights"
                 if name.endswith("bias"):
                     sort = "biases"
                 elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
                     sort = "embeddings"
-                else:
-                    sort = "norms" if parameter.dim() < 2 else "weights"
                 if sort in self.spare:
-                    spared.add(id(parameter))
+                    spared.add(parameter)
         groups: list[dict[str, Any]] = [
-            {"params": [each for each in parameters if id(each) not in spared]},
-            {"params": [each for each in parameters if id(each) in spared], "weight_decay": 0.0},
+            {"params": [each for each in parameters if each not in spared]},
+            {"params": [each for each in parameters if each in spared], "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
 
 
-def restore(optimizer: Optimizer, saved: State) -> None:
+def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Loads a state that an optimizer with other kernels may have left; this one keeps its own."""
     import torch
 
@@ -105,9 +98,8 @@ def restore(optimizer: Optimizer, saved: State) -> None:
         for name, value in entry.items():
             same_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             if same_shape and value.stride() != parameter.stride():  # fused kernels go through both as they lie
-                entry[name] = torch.empty_strided(
-                    value.shape, parameter.stride(), dtype=value.dtype, device=value.device
-                ).copy_(value)
+                options = {"dtype": value.dtype, "device": value.device}
+                entry[name] = torch.empty_strided(value.shape, parameter.stride(), **options).copy_(value)
 
 
 @dataclass(frozen=True)
@@ -172,11 +164,7 @@ def kinds() -> tuple[str, ...]:
 
 @cache
 def signature(kind: str) -> dict[str, Argument]:
-    """The settings of a kind, with their defaults.
-
-    Raises:
-        KeyError: there is no such kind.
-    """
+    """The settings of a kind, with their defaults."""
     name, path = _classes()[kind]
     body = ast.parse(path.read_text(encoding="utf-8")).body
     constants = {

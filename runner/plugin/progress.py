@@ -1,7 +1,5 @@
 """How far a training is, in every unit that it can be counted in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args

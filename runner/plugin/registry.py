@@ -31,15 +31,10 @@ class PluginError(UsageError):
 
 
 class Registry:
-    """The plugins of this environment and of the files that the user names.
+    """The plugins of this environment, or of the given entry points, and of the files that the user names.
 
-    Args:
-        plugin_files: Python files; every class in them that is a face with a ``kind`` is registered.
-        installed: entry points to use in place of those of the environment.
-
-    Raises:
-        PluginError: two plugins have one kind, a file cannot be imported, or an entry point's name is no
-            ``section.kind``.
+    Every class in such a Python file that is a face with a ``kind`` is registered. Two plugins of one kind, a file that
+    cannot be imported, and an entry point whose name is no ``section.kind`` are a PluginError.
     """
 
     def __init__(self, plugin_files: Sequence[Path] = (), installed: Iterable[EntryPoint] | None = None) -> None:
@@ -61,11 +56,7 @@ class Registry:
         return sorted(kind for of, kind in self._plugins if of == section)
 
     def get(self, section: Section, kind: str) -> type[Any]:
-        """The face of a kind.
-
-        Raises:
-            PluginError: there is no such kind, it cannot be imported, or it is not what its name says.
-        """
+        """The face of a kind; that it cannot be imported or is not what its name says is a PluginError."""
         where = f"{section}.{kind} of {self.provider(section, kind)}"
         try:
             face = self._plugins[section, kind][1]()

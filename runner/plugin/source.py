@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -117,11 +116,7 @@ class FileDatasetConfig(DatasetConfig):
     """A folder in which its files are looked for first, before RUNNER_DATA and the user's cache."""
 
     def locate(self, name: str) -> Path | None:
-        """Where a file is: an absolute path itself, anything else in the folders of data; None if it is nowhere.
-
-        Raises:
-            UsageError: it is called like one of ``files``, and holds something else.
-        """
+        """Where a file is, as ``find`` says: an absolute path itself, anything else in the folders of data."""
         return find(name, self.root, self.files)
 
     def nowhere(self, name: str) -> str:
@@ -143,10 +138,9 @@ class FileDatasetConfig(DatasetConfig):
 
 
 class Source(ABC):
-    """Where batches come from.
+    """Where batches come from: the base of what evaluates a model itself (a simulator, a sampler).
 
-    The base class is for sources that evaluate a model themselves: a simulator, a sampler. For a dataset there is
-    ``DatasetSource``.
+    For a dataset there is ``DatasetSource``.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -180,12 +174,9 @@ class Source(ABC):
         Unless told, every tensor whose first dimension is the batch's size is cut, and others go into every part.
         """
         rows = self.size(batch)
-
-        def part(start: int, tensor: Tensor) -> Tensor:
-            return tensor[start : start + size] if tensor.dim() and len(tensor) == rows else tensor
-
         for start in range(0, rows, size):
-            yield map_tensors(partial(part, start), batch)
+            part = slice(start, start + size)
+            yield map_tensors(lambda each, part=part: each[part] if each.dim() and len(each) == rows else each, batch)
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """What the training has come further by now that a batch has been learnt from, by unit (``samples``, ...).

@@ -49,8 +49,7 @@ class StageConfig(Config, ABC):
     requires: ClassVar[tuple[str, ...]] = ()
     """Kinds of the stages that must be on with this one."""
     works_through: ClassVar[frozenset[str] | None] = None
-    """Slots of which the learner must call at least one for the stage to do anything; all that it takes hold of unless
-    told."""
+    """Slots of which the learner must call one for the stage to do anything; unless told, all that it takes hold of."""
     traces: ClassVar[bool] = False
     """Whether it traces what its slots call, so that nothing in there may be looked at or change later."""
     prepares: ClassVar[bool] = False
@@ -61,11 +60,7 @@ class StageConfig(Config, ABC):
         """What the stage promises about results here."""
 
     def inactive(self, setting: Setting) -> str | None:
-        """The reason why the stage has nothing to do here, or None if it works.
-
-        Raises:
-            UsageError: the stage must not run here at all.
-        """
+        """The reason why the stage has nothing to do here, or None; a UsageError where it must not run at all."""
         return None
 
     @abstractmethod
