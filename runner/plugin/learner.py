@@ -207,8 +207,8 @@ class Learner(ABC):
 
     def periods(self) -> dict[str, int]:
         """How many updates pass between two steps of a parameter, by name; those not named are stepped in every one."""
-        rarely = {name: role for name, role in self.roles.items() if role.every > 1}
-        return {f"{name}.{own}": role.every for name, role in rarely.items() for own, _ in role.module.named_parameters()}
+        rare = [(name, role) for name, role in self.roles.items() if role.every > 1]
+        return {f"{name}.{own}": role.every for name, role in rare for own, _ in role.module.named_parameters()}
 
     def least_work(self, batch_size: int) -> tuple[int, int] | None:
         """FLOP and bytes that one update cannot do without, where a formula is known."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
-from runner.plugin.files import Anchor, anchored
+from runner.plugin.files import Anchor
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.system.errors import RunnerError
 from runner.system.names import nearest, suggestion
@@ -59,7 +59,7 @@ def fill(
         anchor = next((each for each in field.metadata if isinstance(each, Anchor)), None)
         child = node.get(name)
         if anchor is not None and child is not None and isinstance(child.value, str):
-            absolute = replace(child, value=anchored(child.value, child.place.source, anchor))
+            absolute = replace(child, value=anchor.absolute(child.value, child.place.source))
             node = replace(node, value={**_mapping(node), name: absolute})
     while True:
         try:
