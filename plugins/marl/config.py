@@ -15,7 +15,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Width = Annotated[int, Field(ge=1)]
 
 STORY = frozenset({"targets", "critic_step", "actor_step", "temperature_step", "target_step"})
-SHARED = frozenset({"next_actions", "current_action", "current_actions"})
+SHARED = frozenset({"next_actions", "current_action"})
 FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures"})
 LOSSES = frozenset({"target", "critic_loss", "actor_loss", "temperature_loss"})
 GRADIENTS = frozenset({"critic_gradients", "actor_gradients", "temperature_gradients"})

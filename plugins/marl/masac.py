@@ -47,6 +47,8 @@ class Masac(Learner):
     def __init__(self, config: MasacConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
         self.agents, self.observation = shapes["observation"]
+        self.slices = [slice(i, i + 1) for i in range(self.agents)]
+        """How agents are worked through: one after the other, unless a stage takes them together."""
         self.action = shapes["action"][1]
         self.hidden = config.hidden
         self.gamma, self.tau, self.target_entropy = config.gamma, config.tau, config.target_entropy
@@ -93,12 +95,13 @@ class Masac(Learner):
         """The historical order: every agent finishes its whole update before the next one begins."""
         outputs = []
         self.roles["actor"].zero_grad()
-        for agents in self._each():
+        for agents in self.slices:
             y = self.slots.target(batch, noise, agents)
             self.roles["critic"].zero_grad(agents)
             critic = self.slots.critic_gradients(batch, y, agents)
             self.roles["critic"].step(self.slots, agents)
-            outputs.append((*critic, *self._actor_gradients(batch, noise, agents)))
+            with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
+                outputs.append((*critic, *self.slots.actor_gradients(batch, noise, agents)))
             self.roles["actor"].step(self.slots, agents)
             self._temperature_step(outputs[-1][3], agents)
             self._target_step(agents)
@@ -106,12 +109,12 @@ class Masac(Learner):
 
     def targets(self, batch: Batch, noise: Batch) -> Tensor:
         """What the critics are to predict, [N, B]."""
-        return torch.cat([self.slots.target(batch, noise, agents) for agents in self._each()])
+        return torch.cat([self.slots.target(batch, noise, agents) for agents in self.slices])
 
     def critic_step(self, batch: Batch, y: Tensor) -> CriticStep:
         """One loss, one backward, one clip and one optimizer step for every agent."""
         steps = []
-        for agents in self._each():
+        for agents in self.slices:
             self.roles["critic"].zero_grad(agents)
             steps.append(self.slots.critic_gradients(batch, y[agents], agents))
             self.roles["critic"].step(self.slots, agents)
@@ -120,13 +123,14 @@ class Masac(Learner):
     def actor_step(self, batch: Batch, noise: Batch) -> ActorStep:
         """The gradient of every agent's actor loss on the same parameters, then all optimizer steps."""
         self.roles["actor"].zero_grad()
-        steps = [self._actor_gradients(batch, noise, agents) for agents in self._each()]
+        with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
+            steps = [*map(partial(self.slots.actor_gradients, batch, noise), self.slices)]
         self.roles["actor"].step(self.slots)
         return ActorStep(*map(torch.cat, zip(*steps, strict=True)))
 
     def temperature_step(self, log_prob: Tensor) -> None:
         """Moves every temperature so that its policy's entropy nears the target entropy."""
-        for agents in self._each():
+        for agents in self.slices:
             self._temperature_step(log_prob[agents], agents)
 
     def target_step(self) -> None:
@@ -178,8 +182,15 @@ class Masac(Learner):
         Returns:
             Loss, [n], and log-probability, [n, B], detached.
         """
-        actions, log_prob = self.slots.current_actions(batch, noise, agents)
         wanted = range(self.agents)[agents]
+        everyone, own_log_probs = [], []
+        for i, one in enumerate(self.slices):
+            own = wanted.start <= i < wanted.stop
+            with torch.set_grad_enabled(own):
+                action, log_prob = self.slots.current_action(batch, noise, one)
+            everyone.append(action)
+            own_log_probs += [log_prob] if own else []
+        actions, log_prob = torch.cat(everyone), torch.cat(own_log_probs)
         rows = actions.detach().expand(len(wanted), *actions.shape).flatten(0, 1)
         # Put in place rather than chosen by a mask, whose gradient would be a sum that is zero but for one agent.
         rows = rows.slice_scatter(actions[agents], start=wanted.start, step=self.agents + 1)
@@ -197,30 +208,16 @@ class Masac(Learner):
         """Actions of all agents at the next observation, [N, B, a], and their log-probabilities, [N, B]."""
         return squash(self.slots.actor_forward(batch["next_observation"], ALL), noise["next"])
 
-    def current_actions(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
-        """Actions of all agents at the observation, with a gradient for ``agents`` only.
-
-        Returns:
-            Actions, [N, B, a], and log-probabilities of ``agents``, [n, B].
-        """
-        wanted = range(self.agents)[agents]
-        actions, log_probs = [], []
-        for i, one in enumerate(self._each()):
-            own = wanted.start <= i < wanted.stop
-            with torch.set_grad_enabled(own):
-                action, log_prob = self.slots.current_action(batch, noise, one)
-            actions.append(action)
-            log_probs += [log_prob] if own else []
-        return torch.cat(actions), torch.cat(log_probs)
-
     def current_action(self, batch: Batch, noise: Batch, agents: slice) -> tuple[Tensor, Tensor]:
         """Actions at the observation, [n, B, a], and their log-probabilities, [n, B]."""
         return squash(self.slots.actor_forward(batch["observation"], agents), noise["current"][agents])
 
     def actor_forward(self, observation: Tensor, agents: slice) -> Tensor:
         """Mean and log standard deviation of the policies: [B, N, o] to [n, B, 2 a]."""
-        observations = observation.unbind(1)[agents]
-        return torch.stack([self._forward(m, x) for m, x in zip(self.actors[agents], observations, strict=True)])
+        heads = []
+        for actor, own in zip(self.actors[agents], observation.unbind(1)[agents], strict=True):
+            heads.append(actor(own, self.slots.precision))
+        return torch.stack(heads)
 
     def critic_forward(self, which: str, observation: Tensor, action: Tensor, agents: slice) -> Tensor:
         """Q values of both critics of every agent, [n, 2, B].
@@ -236,7 +233,7 @@ class Masac(Learner):
         q = []
         for critic, own in zip(critics, actions, strict=True):
             inputs = torch.cat([observation, own], dim=-1)
-            q.append(torch.cat([self._forward(critic.q1, inputs), self._forward(critic.q2, inputs)], dim=-1).T)
+            q.append(critic(inputs, self.slots.precision).T)
         return torch.stack(q)
 
     def temperatures(self, agents: slice) -> Tensor:
@@ -337,20 +334,6 @@ class Masac(Learner):
         return _twins(self.critics["target"])
 
     # --- for one slice of agents --------------------------------------------------------------------------------------
-
-    def _each(self) -> list[slice]:
-        return [slice(i, i + 1) for i in range(self.agents)]
-
-    def _forward(self, network: Mlp, inputs: Tensor) -> Tensor:
-        with self.slots.precision():
-            hidden = network.trunk(inputs)
-        output: Tensor = network.head(hidden.to(network.head.weight.dtype))
-        return output
-
-    def _actor_gradients(self, batch: Batch, noise: Batch, agents: slice) -> ActorStep:
-        with self.roles["critic"].frozen(), self.roles["temperature"].frozen():
-            result: ActorStep = self.slots.actor_gradients(batch, noise, agents)
-        return result
 
     def _temperature_step(self, log_prob: Tensor, agents: slice) -> None:
         self.roles["temperature"].zero_grad(agents)

@@ -1,13 +1,15 @@
 """Networks of one agent and the squashed Gaussian policy."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+Precision = Callable[[], AbstractContextManager[None]]
 
 
 class Mlp(nn.Module):
@@ -31,6 +33,13 @@ class Mlp(nn.Module):
         nn.init.normal_(self.head.weight, std=0.01, generator=generator)
         nn.init.zeros_(self.head.bias)
 
+    def forward(self, inputs: Tensor, precision: Precision) -> Tensor:
+        """[B, inputs] to [B, outputs], the trunk in the context of ``precision``."""
+        with precision():
+            hidden = self.trunk(inputs)
+        output: Tensor = self.head(hidden.to(self.head.weight.dtype))
+        return output
+
 
 class TwinCritic(nn.Module):
     """Two independent Q functions of the same inputs."""
@@ -39,6 +48,10 @@ class TwinCritic(nn.Module):
         super().__init__()
         self.q1 = Mlp(inputs, hidden, 1, generator)
         self.q2 = Mlp(inputs, hidden, 1, generator)
+
+    def forward(self, inputs: Tensor, precision: Precision) -> Tensor:
+        """[B, inputs] to [B, 2]."""
+        return torch.cat([self.q1(inputs, precision), self.q2(inputs, precision)], dim=-1)
 
 
 def squash(head: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

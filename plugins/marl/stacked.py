@@ -3,8 +3,7 @@
 Shapes: B batch, N agents, M networks (N actors, or 2 N critics with an agent's two side by side).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,8 @@ from torch.nn import functional
 from runner.api import Slots, State, restore
 
 from .layout import apart, as_stacked, split, together
+from .networks import Precision
 from .roles import ALL, AgentsRole, MakeOptimizer
-
-Precision = Callable[[], AbstractContextManager[None]]
 
 
 class Stack:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -174,9 +175,12 @@ class Source(ABC):
         Unless told, every tensor whose first dimension is the batch's size is cut, and others go into every part.
         """
         rows = self.size(batch)
+
+        def part(start: int, tensor: Tensor) -> Tensor:
+            return tensor[start : start + size] if tensor.dim() and len(tensor) == rows else tensor
+
         for start in range(0, rows, size):
-            part = slice(start, start + size)
-            yield map_tensors(lambda each, part=part: each[part] if each.dim() and len(each) == rows else each, batch)
+            yield map_tensors(partial(part, start), batch)
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """What the training has come further by now that a batch has been learnt from, by unit (``samples``, ...).

@@ -23,7 +23,8 @@ def own_frames():
     return own[::-1]
 
 
-def test_few_calls_lie_between_the_verb_and_the_network_of_a_gradient_learner(monkeypatch):
+@pytest.mark.parametrize("recipe", ["digits_classifier", "marl_baseline"])
+def test_few_calls_lie_between_the_verb_and_the_network(monkeypatch, recipe):
     deepest = []
 
     def linear(self, inputs):
@@ -33,7 +34,7 @@ def test_few_calls_lie_between_the_verb_and_the_network_of_a_gradient_learner(mo
 
     original = torch.nn.Linear.forward
     monkeypatch.setattr(torch.nn.Linear, "forward", linear)
-    train_here("digits_classifier")
+    train_here(recipe)
     frames = max(deepest, key=len)
     assert frames[0] == ("run", "run")
     assert len(frames) <= MOST, frames

@@ -23,7 +23,7 @@ class StackedAgentsConfig(StageConfig):
     kind: ClassVar[str] = "stacked_agents"
     phase: ClassVar[int] = 2
     claims: ClassVar[frozenset[str]] = frozenset(
-        {"actor_forward", "critic_forward", "temperatures", "current_actions"}
+        {"actor_forward", "critic_forward", "temperatures"}
         | {"targets", "actor_step", "temperature_step", "target_step", "clip"}
     )
     requires: ClassVar[tuple[str, ...]] = ("forward_cache", "merged_critic_loss")
@@ -50,6 +50,7 @@ class StackedAgents(Stage):
         for name, networks in learner.networks().items():
             self.roles[name] = StackedRole(networks, self.agents, learner.roles[name].max_grad_norm)
         learner.roles.update(self.roles)
+        learner.slices = [slice(None)]
         self.targets_stack = Stack(learner.target_networks())
         self.actors = StackedMlp(self.roles["actor"].layers)
         self.critics = {
@@ -75,10 +76,6 @@ class StackedAgents(Stage):
             action = action.repeat_interleave(2, dim=0)
             inputs = torch.cat([observation.expand(networks, -1, -1), action], dim=-1)
         return self.critics[which](inputs, self.slots.precision).view(self.agents, 2, -1)
-
-    def current_actions(self, batch: Batch, noise: Batch, agents: slice) -> "tuple[Tensor, Tensor]":
-        """Actions of all agents, [N, B, a], with a gradient, and their log-probabilities, [N, B]."""
-        return self.slots.current_action(batch, noise, agents)  # type: ignore[no-any-return]
 
     def targets(self, batch: Batch, noise: Batch) -> "Tensor":
         """What the critics are to predict, [N, B]."""
