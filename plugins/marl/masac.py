@@ -194,7 +194,7 @@ class Masac(Learner):
         rows = actions.detach().expand(len(wanted), *actions.shape).flatten(0, 1)
         # Put in place rather than chosen by a mask, whose gradient would be a sum that is zero but for one agent.
         rows = rows.slice_scatter(actions[agents], start=wanted.start, step=self.agents + 1)
-        joint = rows.unflatten(0, (-1, self.agents)).transpose(1, 2).flatten(2)
+        joint = rows.unflatten(0, (-1, self.agents)).transpose(1, 2).flatten(2)  # type: ignore[no-untyped-call]
         q = self.slots.critic_forward("online", batch["observation"].flatten(1), joint, agents).amin(1)
         alpha = self.slots.temperatures(agents).detach().exp()[:, None]
         return (alpha * log_prob - q).mean(-1), log_prob.detach()
