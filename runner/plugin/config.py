@@ -48,8 +48,7 @@ class Config(BaseModel):
 
     def recorded(self) -> Self:
         """A copy that remembers which of its fields were read; what is given to a plugin's works."""
-        values = self.__dict__.items()
-        inside = {name: value.recorded() for name, value in values if isinstance(value, Config)}
+        inside = {name: value.recorded() for name, value in self.__dict__.items() if isinstance(value, Config)}
         copy = self.model_copy(update=inside)
         copy.__pydantic_private__ = {**(copy.__pydantic_private__ or {}), "_read": set()}
         return copy

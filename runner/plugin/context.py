@@ -26,8 +26,7 @@ _WRAPPED = "_wraps_a_slot"
 class Slots:
     """The steps of one pipeline, called as attributes: ``slots.critic_step(batch, targets)``.
 
-    The owner of a step defines it once; a stage then replaces it or wraps it. Steps are plain instance attributes, so
-    that a call costs one dictionary look-up and ``torch.compile`` can trace through it.
+    Steps are plain instance attributes, so that a call costs one look-up and ``torch.compile`` can trace through it.
     """
 
     def __getattr__(self, name: str) -> Step:

@@ -75,9 +75,7 @@ class DatasetSource(Source):
         self._in_memory = isinstance(self.train, Rows)  # asking a protocol takes microseconds
         self._in_tokens = "tokens" in config.units
         self._batch_size = context.batch_size
-        self.consumed = 0
-        """Batches that were learnt from."""
-        self.drawn = 0
+        self.drawn = self.consumed = 0  # batches; what was drawn ahead is not consumed yet
         self._stream: Iterator[Batch] | None = None
         self._order: tuple[int, Tensor] | None = None
         if self._in_memory:
@@ -96,8 +94,7 @@ class DatasetSource(Source):
         """Makes samples into a batch; torch's way unless told."""
         return default_collate(list(samples))
 
-    def __getstate__(self) -> State:
-        """What ``collate`` may need in a worker; data have a way of their own there, and nothing else can go."""
+    def __getstate__(self) -> State:  # what collate may need in a worker; data go there by themselves
         stays = ("context", "train", "held_out", "_stream", "_order")
         return {name: value for name, value in self.__dict__.items() if name not in stays}
 
@@ -142,13 +139,11 @@ class DatasetSource(Source):
         self._stream = None
 
     def _per_epoch(self, batch_size: int) -> int:
-        count = len(self.train) // batch_size
-        if not count:
-            raise UsageError(
-                f"train.batch_size: {batch_size:,} is more than the {len(self.train):,} samples that "
-                f"'{self.config.kind}' has to train on"
-            )
-        return count
+        samples = len(self.train)
+        if samples < batch_size:
+            problem = f"{batch_size:,} is more than the {samples:,} samples that '{self.config.kind}' has to train on"
+            raise UsageError(f"train.batch_size: {problem}")
+        return samples // batch_size
 
     def _indices(self, number: int, batch_size: int) -> Tensor:
         """Which samples are in the batch of that number."""
@@ -218,7 +213,7 @@ class DatasetSource(Source):
 
     @torch.no_grad()
     def _measure(self, learner: Learner, seed: int, batches: Iterable[Batch]) -> dict[str, float]:
-        totals: dict[str, list[float]] = {}
+        totals: dict[str, tuple[float, float]] = {}
         with seeded(seed), learner.evaluating():
             for batch in batches:
                 metrics: Any = learner.metrics(map_tensors(lambda tensor: tensor.to(self.device), batch))
@@ -226,20 +221,16 @@ class DatasetSource(Source):
                     who = f"{type(learner).__name__}.metrics"
                     raise RunnerError(f"{who} should return Mean(sum, count) by name, got {metrics!r:.200}")
                 for name, mean in metrics.items():
-                    total = totals.setdefault(name, [0.0, 0.0])
-                    total[0] += float(mean.sum)
-                    total[1] += float(mean.count)
+                    total, count = totals.get(name, (0.0, 0.0))
+                    totals[name] = total + float(mean.sum), count + float(mean.count)
         return {name: total / count if count else math.nan for name, (total, count) in totals.items()}
 
-    # --- where the data are -------------------------------------------------------------------------------------------
-
     def _kept(self, data: Any) -> Any:
-        """Data in memory where they are used, if they fit there."""
         rows = TensorRows(data) if isinstance(data, Mapping) else data
         return rows.to(self.device) if self._home(rows).type == "cuda" else rows
 
     def _home(self, data: Any) -> torch.device:
-        """Where data are kept, or the numbers of their samples."""
+        """Where data, or the numbers of their samples, are kept: where they are used if they fit there."""
         if self.device.type == "cuda" and isinstance(data, Rows):
             memory: int = torch.cuda.get_device_properties(self.device).total_memory
             if data.nbytes <= _RESIDENT_SHARE * memory:

@@ -171,10 +171,7 @@ class Learner(ABC):
         return nullcontext()
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """The random numbers of one update; drawn outside so that every variant can be given the same.
-
-        What an update draws from torch's global generator instead is repeatable too: it is seeded before each.
-        """
+        """The random numbers of one update; drawn outside so that every variant can be given the same."""
         return {}
 
     def blocks(self) -> Sequence[nn.Module]:
