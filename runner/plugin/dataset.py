@@ -77,7 +77,8 @@ class DatasetSource(Source):
         self._batch_size = context.batch_size
         self.drawn = self.consumed = 0  # batches; what was drawn ahead is not consumed yet
         self._stream: Iterator[Batch] | None = None
-        self._order: tuple[int, Tensor] | None = None
+        self._order: tuple[int, int, Sequence[Tensor]] = (0, 0, ())
+        """Batch size and first number of an epoch, and which samples are in each of its batches."""
         if self._in_memory:
             sample = self.train.take(torch.zeros(1, dtype=torch.int64, device=self._home(self.train)))
         else:
@@ -147,11 +148,15 @@ class DatasetSource(Source):
 
     def _indices(self, number: int, batch_size: int) -> Tensor:
         """Which samples are in the batch of that number."""
-        epoch, place = divmod(number, self._per_epoch(batch_size))
-        if self._order is None or self._order[0] != epoch:
+        size, first, batches = self._order
+        if size != batch_size or not first <= number < first + len(batches):
+            count = self._per_epoch(batch_size)
+            epoch = number // count
             order = torch.randperm(len(self.train), generator=self._generator(f"epoch/{epoch}"))
-            self._order = epoch, order.to(self._home(self.train))
-        return self._order[1][place * batch_size : (place + 1) * batch_size]
+            batches = order.to(self._home(self.train))[: count * batch_size].split(batch_size)
+            first = epoch * count
+            self._order = batch_size, first, batches
+        return batches[number - first]
 
     def _batches(self, batch_size: int, first: int) -> Iterator[Batch]:
         """Batches without end, from the one with that number."""

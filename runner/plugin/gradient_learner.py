@@ -92,6 +92,8 @@ class GradientLearner(Learner):
         with self.slots.precision():
             output = self.module(*inputs)
         dtype = self._parameter.dtype
+        if isinstance(output, Tensor) and output.dtype == dtype:
+            return output  # at once, for small models
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------

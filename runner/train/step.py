@@ -53,7 +53,8 @@ class Step:
             return None
         self.seed(self.progress.updates)
         if self.pipeline.watch is None:
-            self._set_rates()
+            if self._schedule is not None:
+                self._set_rates(self._schedule.factor(self.progress.fraction))
             output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
         else:
             output = self.update(drawn)
@@ -81,7 +82,8 @@ class Step:
         Raises:
             RunnerError: it returned no dictionary.
         """
-        self._set_rates()
+        if self._schedule is not None:
+            self._set_rates(self._schedule.factor(self.progress.fraction))
         with nullcontext() if self.pipeline.watch is None else self.pipeline.first_updates():
             return self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
 
@@ -100,10 +102,7 @@ class Step:
             for group in optimizer.param_groups
         ]
 
-    def _set_rates(self) -> None:
-        if self._schedule is None:
-            return
-        factor = self._schedule.factor(self.progress.fraction)
+    def _set_rates(self, factor: float) -> None:
         for group, lr in self._rates:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(lr * factor)
