@@ -21,19 +21,15 @@ if TYPE_CHECKING:
 
     from optuna.trial import FrozenTrial, Trial
 
-    from runner.study.config import BudgetConfig, ObjectiveConfig, StudyConfig
+    from runner.study.config import ObjectiveConfig, StudyConfig
     from runner.study.leases import Lease
 
-ATTEMPTS, RECIPE, VALUES, CAUSE, REASON, OVERHEAD, NEIGHBOURS, VERDICT = (
-    f"runner.{name}"
-    for name in ("attempts", "recipe", "values", "cause", "reason", "overhead_s", "neighbours", "verdict")
-)
-"""Attributes of a trial."""
-DISTURBED = 0.1
-"""The share of the processor that others may take before a measurement of speed counts as disturbed."""
+# Attributes of a trial:
+ATTEMPTS, RECIPE, VALUES, CAUSE = "runner.attempts", "runner.recipe", "runner.values", "runner.cause"
+REASON, OVERHEAD, NEIGHBOURS, VERDICT = "runner.reason", "runner.overhead_s", "runner.neighbours", "runner.verdict"
+DISTURBED = 0.1  # the share of the processor that others may take before a measurement of speed is in doubt
 KILLED = "killed with its worker"
-Interval = tuple[float, float]
-"""Begin and end in seconds since 1970."""
+Interval = tuple[float, float]  # begin and end in seconds since 1970
 
 
 class Attempts:
@@ -49,12 +45,12 @@ class Attempts:
             self.end(KILLED, at=max(seen, self._all[-1]["begin"]))
 
     def begin(self, seed: int | str) -> None:
-        """An attempt begins."""
+        """Begins one."""
         self._all.append({"begin": time.time(), "seed": seed})
         self._trial.set_user_attr(ATTEMPTS, self._all)
 
     def end(self, cause: str, at: float | None = None) -> None:
-        """It is over."""
+        """Ends the last one."""
         self._all[-1] |= {"end": time.time() if at is None else at, "cause": cause}
         self._trial.set_user_attr(ATTEMPTS, self._all)
 
@@ -70,14 +66,6 @@ class Used:
     trials: int
     seconds: float
     device_seconds: float
-
-    def exhausted(self, budget: BudgetConfig) -> str:
-        """Which part of the budget keeps further trials from being begun; empty if none does."""
-        if budget.seconds is not None and self.seconds >= budget.seconds:
-            return f"{budget.seconds:g} s of trials"
-        if budget.device_seconds is not None and self.device_seconds >= budget.device_seconds:
-            return f"{budget.device_seconds:g} s on devices"
-        return ""
 
 
 def used(trials: Sequence[FrozenTrial], leases: Sequence[Lease] = ()) -> Used:
@@ -103,8 +91,7 @@ def neighbours(own_seconds: float, seconds: float) -> float:
 class Point(NamedTuple):
     """One logged value."""
 
-    at: float
-    """Seconds since 1970."""
+    at: float  # seconds since 1970
     step: int
     value: float
 
@@ -135,9 +122,8 @@ def bounds(config: StudyConfig, logged: Logged) -> dict[str, float]:
     for name, bound in config.constraints.items():
         if not isinstance(bound, str):
             last = _points(name, logged)[-1].value
-            below = -math.inf if bound.min is None else bound.min - last
-            above = -math.inf if bound.max is None else last - bound.max
-            found[name] = math.inf if math.isnan(last) else max(below, above)
+            beyond = [sign * (last - end) for sign, end in ((-1, bound.min), (1, bound.max)) if end is not None]
+            found[name] = math.inf if math.isnan(last) else max(beyond)
     return found
 
 

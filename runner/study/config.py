@@ -221,10 +221,9 @@ class StudyConfig(Config):
     @property
     def timed(self) -> list[str]:
         """The metrics that depend on how fast the machine is at the moment."""
-        reached = [
-            name for name, each in self.objectives.items() if each.reach is not None and each.reach_in != "progress"
-        ]
-        return [*reached, *(n for n in (*self.objectives, *self.constraints) if n.startswith("perf/"))]
+        reached = {name: each for name, each in self.objectives.items() if each.reach is not None}
+        timed = [name for name, each in reached.items() if each.reach_in != "progress"]
+        return [*timed, *(name for name in (*self.objectives, *self.constraints) if name.startswith("perf/"))]
 
     @property
     def pruner_kind(self) -> str:
@@ -243,8 +242,7 @@ class Parameter:
 
     path: str
     config: ParameterConfig
-    needs: tuple[str, ...] = ()
-    """The stages that have to be on in a trial for the setting to exist there."""
+    needs: tuple[str, ...] = ()  # the stages that have to be on in a trial for the setting to exist there
 
     @property
     def stage(self) -> str | None:
@@ -299,8 +297,7 @@ class Space:
     """All settings that are searched, switches of stages first and none before what it needs."""
 
     parameters: tuple[Parameter, ...]
-    on: frozenset[str]
-    """The stages that are on in the recipe."""
+    on: frozenset[str]  # the stages that are on in the recipe
 
     @property
     def switches(self) -> dict[str, Parameter]:

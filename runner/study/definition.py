@@ -22,17 +22,15 @@ from runner.system.secrets import redact_values
 
 if TYPE_CHECKING:
     from runner.recipe.catalog import Catalog
-    from runner.recipe.document import Place
 
-_FIXED = {
+_FIXED = {  # settings that cannot be searched, and why
     "name": "it names the runs",
     "seed": "the study's 'seeds' says how many there are",
     "tracking": "it says where the runs are kept",
     "extends": "it can only stand in a recipe",
 }
-"""Settings that cannot be searched, with the reason."""
+# What may change while a study goes on; recipe and assignments count by what they come to:
 _UNESSENTIAL = {"budget", "limits", "retries", "recipe", "set"}
-"""Settings that may change while a study goes on; recipe and assignments count by what they come to."""
 _LOGGED = ("eval/", "train/", "perf/")
 
 
@@ -42,10 +40,8 @@ class Definition:
 
     path: Path
     config: StudyConfig
-    sets: tuple[str, ...]
-    """Assignments for all trials, those of the command line last."""
-    recipe: Recipe
-    """What is searched around."""
+    sets: tuple[str, ...]  # assignments for all trials, those of the command line last
+    recipe: Recipe  # what is searched around
     space: Space
     catalog: Catalog
 
@@ -122,8 +118,7 @@ def load_study(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> 
     Raises:
         RecipeError: everything that is wrong with it, each at its line.
     """
-    path = find(reference)
-    problems: list[Problem] = []
+    path, problems = find(reference), list[Problem]()
     root = read(path, problems)
     config = fill_experiment(StudyConfig, KIND, "searched", root, problems)
     try:
@@ -156,17 +151,13 @@ def _lookup(values: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def _anchor(root: Node, path: str) -> Place:
-    return (root.get("space", path) or root).anchor
-
-
 def _space(bare: Definition, root: Node) -> Space:
     """The space of a definition that has none yet, in order; a ``RecipeError`` if a path cannot be searched."""
     paths, on, known = bare.config.space, bare.space.on, bare.catalog.kinds(STAGES)
     problems: list[Problem] = []
 
     def refuse(path: str, message: str) -> None:
-        problems.append(Problem(_anchor(root, path), f"space.{path}", message))
+        problems.append(Problem((root.get("space", path) or root).anchor, f"space.{path}", message))
 
     for path in paths:
         keys = path.split(".")
@@ -187,13 +178,13 @@ def _space(bare: Definition, root: Node) -> Space:
         try:
             requirements[kind] = tuple(bare.catalog.get(STAGES, kind).requires)
         except RunnerError as error:
-            raise RecipeError([Problem(_anchor(root, f"{STAGES}.{kind}"), STAGES, str(error))]) from None
+            place = (root.get("space", f"{STAGES}.{kind}") or root).anchor
+            raise RecipeError([Problem(place, STAGES, str(error))]) from None
     space = Space(tuple(ordered([Parameter(*each) for each in paths.items()], requirements)), on)
     for parameter in space.parameters:
         for kind in parameter.needs:
             if kind not in on and kind not in space.switches:
-                message = f"never exists: '{kind}' is off in the recipe, and the study does not switch it"
-                refuse(parameter.path, message)
+                refuse(parameter.path, f"never exists: '{kind}' is off in the recipe, and the study does not switch it")
     if problems:
         raise RecipeError(problems)
     return space
@@ -201,17 +192,17 @@ def _space(bare: Definition, root: Node) -> Space:
 
 def _try_values(definition: Definition, root: Node) -> None:
     """Loads the recipe with every value, and with every two; a ``RecipeError`` for those that it cannot have."""
-    parameters = definition.space.parameters
     problems: list[Problem] = []
 
     def refuse(path: str, messages: Sequence[str], number: int | None = None) -> None:
-        """Says it at the key, or at the value of that number."""
+        """Says it at the value of that number, or at the key."""
         values = [value for name in ("choice", "float", "int") for value in root.items("space", path, name)]
-        place = _anchor(root, path) if number is None or number >= len(values) else values[number].place
+        named = (root.get("space", path) or root).anchor
+        place = named if number is None or number >= len(values) else values[number].place
         problems.extend(Problem(place, f"space.{path}", message) for message in messages)
 
     alone: set[tuple[str, str]] = set()
-    for parameter in parameters:
+    for parameter in definition.space.parameters:
         refused = [_refusals(definition, {parameter.path: value}, parameter.path) for value in parameter.levels]
         if refused[0] and all(each == refused[0] for each in refused):  # it is not the value that is wrong
             refuse(parameter.path, refused[0])
@@ -220,7 +211,7 @@ def _try_values(definition: Definition, root: Node) -> None:
                 refuse(parameter.path, messages, number)
         levels = zip(parameter.levels, refused, strict=True)
         alone |= {(parameter.path, dump_inline(value)) for value, messages in levels if messages}
-    for one, other in itertools.combinations(parameters, 2):
+    for one, other in itertools.combinations(definition.space.parameters, 2):
         for first, (number, second) in itertools.product(one.levels, enumerate(other.levels)):
             pair = {one.path: first, other.path: second}
             if alone.isdisjoint((path, dump_inline(value)) for path, value in pair.items()):

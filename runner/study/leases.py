@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 BEAT_SECONDS = 5.0
-DEAD_SECONDS = 60.0
-"""A holder on another machine that has not been heard of for so long is taken for dead."""
+DEAD_SECONDS = 60.0  # without a beat after which a holder on another machine is taken for dead
 _WAIT_SECONDS = 0.2
 
 
@@ -33,14 +32,11 @@ class Lease(_Base):
     study: Mapped[str] = mapped_column(String(128), primary_key=True)
     trial: Mapped[int] = mapped_column(primary_key=True)
     worker: Mapped[str] = mapped_column(String(64))
-    place: Mapped[str] = mapped_column(String(256))
-    """Machine, boot and process namespace: where ``pid`` means this process."""
+    place: Mapped[str] = mapped_column(String(256))  # machine, boot and process namespace, in which ``pid`` counts
     pid: Mapped[int] = mapped_column(BigInteger)
-    born: Mapped[float]
-    """When the process began, which tells it from a later one with the same number."""
+    born: Mapped[float]  # when the process began, which tells it from a later one with the same number
     beats: Mapped[int] = mapped_column(BigInteger)
-    seen: Mapped[float]
-    """When it was last heard of, in seconds since 1970 by its own clock."""
+    seen: Mapped[float]  # when it was last heard of, in seconds since 1970 by its own clock
 
     @property
     def owner(self) -> Owner:
@@ -53,8 +49,7 @@ class Leases:
     """The leases of one study, for one worker.
 
     A lease changes hands by one conditional statement, so that only one of several workers that find its holder dead
-    gets it; a holder that was taken for dead learns it from its next beat. One elsewhere is dead after so many seconds
-    without a beat, as seen from here.
+    gets it; a holder that was taken for dead learns it from its next beat.
     """
 
     def __init__(self, engine: Engine, study: str, dead_seconds: float = DEAD_SECONDS) -> None:

@@ -25,20 +25,17 @@ if TYPE_CHECKING:
     from runner.study.definition import Definition
 
 FORECAST_SECONDS = 30.0
-_LOUD = 0.25
-"""Load for each core from which on a measurement of speed is not worth beginning."""
+_LOUD = 0.25  # load for each core from which on a measurement of speed is not worth beginning
 
 
 @dataclass(frozen=True)
 class Forecast:
     """What one short training of the recipe as it is says about the study."""
 
-    start_seconds: float
-    """Until the training begins."""
+    start_seconds: float  # until the training begins
     seconds_a_step: float
     trial_seconds: float
-    study_seconds: float
-    """All trials, if none ends early and all are as fast as the recipe as it is."""
+    study_seconds: float  # of all trials, if none ends early and all are as fast as the recipe as it is
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,7 @@ class StudyPlan:
 
     name: str
     recipe: str
-    space: tuple[tuple[str, str, str], ...]
-    """Path, values, and the stages that the setting needs."""
+    space: tuple[tuple[str, str, str], ...]  # path, values, and the stages that the setting needs
     configurations: float
     trials: int
     trainings: int
@@ -65,30 +61,19 @@ class StudyPlan:
 
 
 def plan(definition: Definition, plugin_files: Sequence[Path], forecast: bool) -> StudyPlan:
-    """Looks ahead; if it is to say how long the study takes, it trains the recipe for half a minute.
-
-    Raises:
-        RunnerError: the recipe cannot be trained here.
-    """
+    """Looks ahead, for a forecast by half a minute of training; a ``RunnerError`` if the recipe cannot be trained."""
     config, space = definition.config, definition.space
     budget, limits = (
         [f"{name} {value:g}" for name, value in section.model_dump().items() if value is not None]
         for section in (config.budget, config.limits)
     )
     return StudyPlan(
-        name=config.name,
-        recipe=shown_path(definition.recipe.path.resolve()),
+        name=config.name, recipe=shown_path(definition.recipe.path.resolve()), configurations=space.configurations,
         space=tuple((each.path, str(each), ", ".join(each.needs)) for each in space.parameters),
-        configurations=space.configurations,
-        trials=config.budget.trials,
-        trainings=config.budget.trials * config.seeds,
-        budget=", ".join(budget),
-        sampler=config.sampler.kind,
-        pruner=config.pruner_kind,
-        limits=tuple(limits),
-        remarks=tuple(_remarks(definition)),
-        forecast=_forecast(definition, plugin_files) if forecast else None,
-    )
+        trials=config.budget.trials, trainings=config.budget.trials * config.seeds, budget=", ".join(budget),
+        sampler=config.sampler.kind, pruner=config.pruner_kind, limits=tuple(limits),
+        remarks=tuple(_remarks(definition)), forecast=_forecast(definition, plugin_files) if forecast else None,
+    )  # fmt: skip
 
 
 def _remarks(definition: Definition) -> Iterator[str]:
@@ -113,11 +98,9 @@ def _remarks(definition: Definition) -> Iterator[str]:
         yield "train.checkpoint_every is null: a trial that is interrupted begins anew"
     if space.configurations <= config.budget.trials:
         yield f"{config.budget.trials} trials are more than there are configurations"
-    conditional = [each.path for each in space.parameters if each.needs]
-    if conditional:
+    if conditional := [each.path for each in space.parameters if each.needs]:
         yield f"exists only where its stage is on, or what it requires: {', '.join(conditional)}"
-    fixed_on = [kind for kind in recipe.stages if kind not in space.switches]
-    if fixed_on:
+    if fixed_on := [kind for kind in recipe.stages if kind not in space.switches]:
         yield f"on in every trial: {', '.join(fixed_on)}"
 
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from runner.tracking.store import Store
 
 _SHIP_SECONDS = 5.0
-_PARENT = "runner.mlflow_run"
-"""The attribute of a study that has the parent's id."""
+_PARENT = "runner.mlflow_run"  # the attribute of a study that has the parent's id
 _STATUS = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED"}
 _log = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runn
 NO_VALUES = "No plots: no trial has a value yet."
 _MOST_ROWS = 12
 _NARROWEST = 8
+# Told apart also by those who see few colours (Paul Tol's bright scheme):
 _OTHER, _BEST, _BAD, _RECIPE = "#4477aa", "#228833", "#bbbbbb", "#ee6677"
-"""Told apart also by those who see few colours (Paul Tol's bright scheme)."""
 
 
 def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:

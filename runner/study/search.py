@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from runner.tracking.workspace import Workspace
     from runner.train.signals import Stop
 
-_END_SECONDS = 60.0
-"""For workers, to write their checkpoints."""
+_END_SECONDS = 60.0  # for workers, to write their checkpoints
 
 
 def file_of(reference: str, workspace: Workspace) -> tuple[str, list[str]]:

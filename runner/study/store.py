@@ -13,7 +13,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,10 +44,8 @@ if TYPE_CHECKING:
     from runner.tracking.workspace import Workspace
 
 VARIABLE = "OPTUNA_STORAGE"
-DEFINITION, IDENTITY = "runner.definition", "runner.id"
-"""Attributes of a study."""
-TOP_UP = -1
-"""The lease of whoever adds trials to the queue."""
+DEFINITION, IDENTITY = "runner.definition", "runner.id"  # attributes of a study
+TOP_UP = -1  # the lease of whoever adds trials to the queue
 _TRIES = 5
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would say of every conditional setting that it is drawn alone
@@ -71,10 +69,9 @@ class StudyStore:
             workspace.root.mkdir(parents=True, exist_ok=True)
             with FileLock(workspace.root / "optuna.lock"):  # a database that is made by several at once stays broken
                 for _ in range(_TRIES - 1):
-                    try:
+                    with suppress(sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError):
                         return cls(url, RDBStorage(url, engine_kwargs=engine))
-                    except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError):
-                        time.sleep(0.3)  # a worker on another machine makes the tables just now
+                    time.sleep(0.3)  # a worker on another machine makes the tables just now
                 return cls(url, RDBStorage(url, engine_kwargs=engine))
         except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, RuntimeError, ValueError) as error:
             reason = redact(str(error)).partition("\n")[0]
@@ -141,8 +138,7 @@ class StudyStore:
         """Forgets a study; a ``UsageError`` if a worker is at it."""
         if name not in optuna.get_all_study_names(self.storage):
             return
-        busy = leases.living()
-        if busy:
+        if busy := leases.living():
             raise UsageError(f"study '{name}' is being worked on: process {busy[0].pid} on {busy[0].owner.host}")
         optuna.delete_study(study_name=name, storage=self.storage)
         leases.clear()

@@ -26,12 +26,9 @@ from runner.study.store import DEFINITION, StudyStore
 if TYPE_CHECKING:
     from runner.tracking.workspace import Workspace
 
-FEWEST = 5
-"""Trials with a stage, and without, that its worth needs."""
-FEWEST_DECIDE = 16
-"""Trials that importance needs; with fewer it mostly shows chance."""
-_TOP = 5
-"""Trials that are the best, to importance, if a tenth of all are fewer."""
+FEWEST = 5  # trials with a stage, and without, that its worth needs
+FEWEST_DECIDE = 16  # trials that importance needs; with fewer it mostly shows chance
+_TOP = 5  # trials that are the best, to importance, if a tenth of all are fewer
 _RESAMPLES = 2000
 
 
@@ -40,19 +37,14 @@ class Row:
     """One trial."""
 
     number: int
-    state: str
-    """Optuna's: COMPLETE, PRUNED, FAIL, RUNNING or WAITING."""
-    cause: str
-    """What became of it: done, pruned, out of memory, diverged, ...; infeasible if a bound is not kept."""
+    state: str  # Optuna's: COMPLETE, PRUNED, FAIL, RUNNING or WAITING
+    cause: str  # what became of it: done, pruned, out of memory, diverged, ...; infeasible if a bound is not kept
     reason: str
     values: Mapping[str, float]
     settings: Mapping[str, Any]
-    verdict: str
-    """The gate's; empty if it was not asked."""
-    best: bool
-    """Whether nothing is better in all objectives."""
-    is_recipe: bool
-    """Whether it is the recipe as it was given."""
+    verdict: str  # the gate's; empty if it was not asked
+    best: bool  # whether nothing is better in all objectives
+    is_recipe: bool  # whether it is the recipe as it was given
     seconds: float
 
 
@@ -64,8 +56,7 @@ class Worth:
     objective: str
     on: float
     off: float
-    low: float
-    """Lower end of the 95 % bootstrap interval of the difference of the medians."""
+    low: float  # of the 95 % bootstrap interval of the difference of the medians
     high: float
     trials_on: int
     trials_off: int
@@ -77,21 +68,16 @@ class Summary:
 
     name: str
     file: str
-    objectives: Mapping[str, str]
-    """Direction by metric."""
+    objectives: Mapping[str, str]  # direction by metric
     budget: Mapping[str, Any]
     used: Used
-    seconds_left: float | None
-    """Until all trials of the budget are done, at the pace so far; None if there is no pace yet."""
+    seconds_left: float | None  # for the rest of the budget's trials, at the pace so far; None if there is none yet
     rows: Sequence[Row]
-    importance: Mapping[str, Mapping[str, float]]
-    """Share of each setting, by objective; PED-ANOVA (Watanabe, Bansal and Hutter 2023)."""
+    importance: Mapping[str, Mapping[str, float]]  # share of each setting, by objective
     worth: Sequence[Worth]
     causes: Mapping[str, int]
-    overhead_s: float | None
-    """What the runner took around a trial's training, in the median."""
-    disturbed: int
-    """Trials whose measured speed is in doubt."""
+    overhead_s: float | None  # what the runner took around a trial's training, in the median
+    disturbed: int  # trials whose measured speed is in doubt
 
     @property
     def best(self) -> list[Row]:
@@ -131,19 +117,14 @@ def summarise(study: Study, leases: Sequence[Lease] = ()) -> Summary:
     overheads = [trial.user_attrs[kept.OVERHEAD] for trial in trials if kept.OVERHEAD in trial.user_attrs]
     directions = [direction.name.lower() for direction in study.directions]
     return Summary(
-        name=study.study_name,
-        file=described["file"],
+        name=study.study_name, file=described["file"], budget=config.budget.model_dump(mode="json"),
         objectives=dict(zip(config.objectives, directions, strict=True)),
-        budget=config.budget.model_dump(mode="json"),
-        used=spent,
-        seconds_left=left,
-        rows=rows,
+        used=spent, seconds_left=left, rows=rows, causes=dict(Counter(row.cause for row in done)),
         importance=_importance(study, list(config.objectives), counting),
         worth=_worths([row for row in rows if row.cause == "done"], config),
-        causes=dict(Counter(row.cause for row in done)),
         overhead_s=statistics.median(overheads) if overheads else None,
         disturbed=sum(trial.user_attrs.get(kept.NEIGHBOURS, 0.0) > kept.DISTURBED for trial in trials),
-    )
+    )  # fmt: skip
 
 
 def _row(trial: FrozenTrial, config: StudyConfig, best: bool) -> Row:
@@ -155,29 +136,23 @@ def _row(trial: FrozenTrial, config: StudyConfig, best: bool) -> Row:
     elif trial.state.is_finished():
         cause = str(attributes.get(kept.CAUSE, cause))
     return Row(
-        number=trial.number,
-        state=trial.state.name,
-        cause=cause,
-        reason=reason,
+        number=trial.number, state=trial.state.name, cause=cause, reason=reason, best=best,
         values=dict(zip(config.objectives, trial.values or (), strict=False)),
-        settings=attributes.get(kept.VALUES, {}),
-        verdict=str(attributes.get(kept.VERDICT, {}).get("outcome", "")),
-        best=best,
+        settings=attributes.get(kept.VALUES, {}), verdict=str(attributes.get(kept.VERDICT, {}).get("outcome", "")),
         is_recipe=trial.number == 0 and bool(trial.system_attrs.get("fixed_params")),
         seconds=used([trial]).device_seconds,
-    )
+    )  # fmt: skip
 
 
 def _importance(study: Study, names: Sequence[str], counting: Sequence[FrozenTrial]) -> dict[str, dict[str, float]]:
-    """How much each setting decides; PED-ANOVA looks at what sets the best trials apart."""
+    """How much each setting decides by PED-ANOVA (Watanabe, Bansal and Hutter 2023): what sets the best apart."""
     if len(counting) < FEWEST_DECIDE:
         return {}
     evaluator = PedAnovaImportanceEvaluator(target_quantile=max(0.1, _TOP / len(counting)))
     plain = optuna.create_study(directions=study.directions)  # without what failed, and without this one's attributes
     for trial in counting:
-        plain.add_trial(
-            optuna.create_trial(params=trial.params, distributions=trial.distributions, values=trial.values)
-        )
+        bare = optuna.create_trial(params=trial.params, distributions=trial.distributions, values=trial.values)
+        plain.add_trial(bare)
     found = {}
     for number, (name, direction) in enumerate(zip(names, study.directions, strict=True)):
         sign = 1.0 if direction == StudyDirection.MINIMIZE else -1.0

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from runner.child.protocol import Parent
     from runner.study.config import StudyConfig
 
-PRUNED = "pruned"
-"""The cause where a training was told not to go on, because it will not be among the best."""
-_GRACE_SECONDS = 30.0
-"""For a checkpoint, after SIGTERM."""
+PRUNED = "pruned"  # the cause where a training was told not to go on, because it will not be among the best
+_GRACE_SECONDS = 30.0  # for a checkpoint, after SIGTERM
 _SIGN_SECONDS = 0.5
 _free_at_first = cache(available_memory)
 
@@ -43,16 +41,12 @@ _free_at_first = cache(available_memory)
 class Ended:
     """How a training ended."""
 
-    cause: str
-    """A ``Cause``, or ``PRUNED``."""
+    cause: str  # a ``Cause``, or ``PRUNED``
     reason: str
     seconds: float = 0.0
-    training_seconds: float | None = None
-    """Without starting and ending the process; None if it did not come to its end."""
-    cpu_seconds: float = 0.0
-    """Of the process and its children, as far as seen."""
-    anew: bool = False
-    """Whether it has to begin anew, because its checkpoints cannot be gone on from."""
+    training_seconds: float | None = None  # without starting and ending the process; None if it was cut short
+    cpu_seconds: float = 0.0  # of the process and its children, as far as seen
+    anew: bool = False  # whether it has to begin anew, because its checkpoints cannot be gone on from
 
 
 def train(
@@ -67,15 +61,8 @@ def train(
 ) -> Ended:
     """One attempt at one training, to its end, whatever end that is; no process is left when this returns.
 
-    Args:
-        recipe: what to train.
-        folder: exists; its checkpoints and metrics.
-        plugin_files: local ones that the recipe needs.
-        limits: what it may use.
-        stop: whether it is to end, given the step so far.
-        go_on: whether it is to go on, given a value and its step.
-        metric: whose values decide that; empty if nothing does.
-        prefix: stands before the names of metrics.
+    It is asked of every step so far whether to stop, and of every value of the metric and its step whether to go on.
+    The folder exists, and receives its checkpoints and its metrics, whose names begin with the prefix.
     """
     begun = time.monotonic()
     step, seconds, pruned, anew = 0, None, False, False
@@ -139,21 +126,15 @@ def prepare(folder: Path, anew: bool) -> None:
 
 
 def main(parent: Parent) -> None:
-    """Trains in the folder that the options name, and tells how far it is; or judges if they name none."""
-    if parent.options:
-        _train(parent)
+    """Trains in the folder that the options name, from a checkpoint if there is one; or judges if they name none."""
+    recipe, registry = parent.load()
+    if not parent.options:
+        from runner.verify.gate import quick
+
+        verdict = quick(recipe, registry, tuple(recipe.stages))
+        parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)
         return
-    from runner.verify.gate import quick
-
-    recipe, registry = parent.load()
-    verdict = quick(recipe, registry, tuple(recipe.stages))
-    parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)
-
-
-def _train(parent: Parent) -> None:
-    """Trains, from a checkpoint if there is one; tells at last that it is done, or was told not to go on."""
     folder = Path(parent.options["folder"])
-    recipe, registry = parent.load()
     found = checkpoint.load_newest(folder / CHECKPOINTS)
     state = found[1] if found else None
     if state and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):

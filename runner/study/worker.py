@@ -43,28 +43,20 @@ if TYPE_CHECKING:
     from runner.tracking.workspace import Workspace
     from runner.train.signals import Stop
 
-FEASIBLE = "trained"
-"""The constraint that tells Optuna of a configuration that cannot be trained to a result."""
-BEGINNING, REPORTING = -2, -3
-"""The leases of whoever makes the study, and of whoever writes its report."""
+FEASIBLE = "trained"  # the constraint that tells Optuna of a configuration that cannot be trained to a result
+BEGINNING, REPORTING = -2, -3  # the leases of whoever makes the study, and of whoever writes its report
 _GATE, _NOT_REACHED = "gate", "not reached"
+# These belong to the configuration, which would end like that again:
 _INFEASIBLE = {Cause.OUT_OF_MEMORY, Cause.DIVERGED, Cause.TIMEOUT, Cause.INVALID, _GATE, _NOT_REACHED}
-"""They belong to the configuration: it would end like that again."""
-_TRANSIENT = (Cause.CRASHED, Cause.HUNG)
-"""The same training might end well another time."""
-_MOST_KILLED = 8
-"""Attempts beyond the retries that may end with their worker before the training is taken to be why."""
+_TRANSIENT = (Cause.CRASHED, Cause.HUNG)  # the same training might end well another time
+_MOST_KILLED = 8  # attempts beyond the retries that may end with their worker before the training is taken to be why
 _SHARED = Path("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())  # noqa: S108 (a lock, not data)
-_WAIT_SECONDS = 1.0
-"""Between two looks whether a trial of another worker has become free."""
+_WAIT_SECONDS = 1.0  # between two looks whether a trial of another worker has become free
 Say = Callable[[str], None]
 
 
 def work(definition: Definition, workspace: Workspace, files: Sequence[Path], stop: Stop, say: Say) -> str:
-    """Works on a study as one worker, and writes its report.
-
-    Returns:
-        Why it ended before all trials were finished; empty if they are.
+    """Works on a study as one worker, writes its report, and says why it ended before all trials; empty if it did not.
 
     Raises:
         StorageError: the study's storage or MLflow cannot be reached.
@@ -145,12 +137,17 @@ class Worker:
 
     def _look_for_one(self) -> tuple[str | None, bool]:
         """Takes a trial to its end, if one is free: why nothing is left to do, None if there is; whether one was."""
-        budget = self.definition.config.budget
-        trials, leases = self.study.get_trials(deepcopy=False), self._leases.all()
+        budget, leases = self.definition.config.budget, self._leases.all()
+        trials = self.study.get_trials(deepcopy=False)
         unfinished = [trial for trial in trials[: budget.trials] if not trial.state.is_finished()]
         if not unfinished:
             return "", False
-        spent = used(trials, leases).exhausted(budget)
+        so_far = used(trials, leases)
+        spent = ""
+        if budget.seconds is not None and so_far.seconds >= budget.seconds:
+            spent = f"{budget.seconds:g} s of trials"
+        elif budget.device_seconds is not None and so_far.device_seconds >= budget.device_seconds:
+            spent = f"{budget.device_seconds:g} s on devices"
         begun = [trial for trial in unfinished if trial.state == TrialState.RUNNING]
         # What has begun comes first: to be ended when the budget is spent, and for the next suggestion to know of it.
         others = [lease for lease in leases if lease.trial >= 0 and not self._leases.is_dead(lease)]
@@ -169,9 +166,8 @@ class Worker:
 
         def beat() -> None:
             nonlocal heard
-            if time.monotonic() - heard > DEAD_SECONDS / 2:  # others may take this one for dead soon
-                lost.set()
-            if not self._leases.beat(number):
+            late = time.monotonic() - heard > DEAD_SECONDS / 2  # others may take this one for dead soon
+            if late or not self._leases.beat(number):
                 lost.set()
             heard = time.monotonic()
 
@@ -266,8 +262,7 @@ class _TrialRun:
 
     def _train(self, settled: Mapping[str, Any]) -> _Result:
         """Trains with every seed; what counts is the mean."""
-        found: list[dict[str, float]] = []
-        excess: list[dict[str, float]] = []
+        found, excess = list[dict[str, float]](), list[dict[str, float]]()
         seeds = self._definition.seeds
         for number, seed in enumerate(seeds, start=1):
             prefix = f"seed_{seed}/" if len(seeds) > 1 else ""
