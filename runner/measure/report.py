@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.system.plots import NO_PLOTS, draw_all
 from runner.system.secrets import redact
 from runner.verify.variants import ALL
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from runner.measure.analysis import CaseResult, Result, VariantResult
     from runner.measure.recommend import Recommendation
 
-HINT = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
 _WIDE = 160  # columns from which on a terminal shows all figures
 _NONE = "-"
 _NARROW_COLUMNS = ("ratio", "ms", "effect", "verdict")
@@ -81,7 +82,7 @@ def markdown(result: Result, plots: Sequence[str]) -> str:
     lines += ["## Recommendation", ""]
     for each in result.recommendations:
         lines += [_recommended(each), "", *(f"* `{kind}` off: {reason}" for kind, reason in each.reasons.items()), ""]
-    lines += [f"![{name}]({name})" for name in plots] or [HINT]
+    lines += [f"![{name}]({name})" for name in plots] or [NO_PLOTS]
     return redact("\n".join([*lines, "", "## How to read this", "", _HOW_TO_READ, ""]))
 
 
@@ -201,26 +202,14 @@ def _recommended(recommendation: Recommendation) -> str:
 
 
 def draw(result: Result, folder: Path) -> list[str]:
-    """Draws what there is to see, as PNG.
-
-    Returns:
-        The names of the files; none if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return []
+    """Draws what there is to see, as PNG; returns the names of the files, none if matplotlib is not installed."""
     wide = 2.5 + 5.0 * len(result.cases), 1.8 + _INCH_A_ROW * max(len(case.variants) for case in result.cases)
-    pictures = {"ratios.png": (_ratios, wide)}
+    pictures = {"ratios": (partial(_ratios, result), wide)}
     if any(variant.throughput for case in result.cases for variant in case.variants):
-        pictures["training.png"] = (_training, wide)
+        pictures["training"] = (partial(_training, result), wide)
     if result.slope is not None:
-        pictures["scaling.png"] = (_scaling, (6.5, 5.0))
-    for name, (picture, size) in pictures.items():
-        figure = Figure(figsize=size, layout="constrained")
-        picture(result, figure)
-        figure.savefig(folder / name, dpi=130)
-    return list(pictures)
+        pictures["scaling"] = (partial(_scaling, result), (6.5, 5.0))
+    return [path.name for path in draw_all(pictures, folder)]
 
 
 def _ratios(result: Result, figure: Any) -> None:
@@ -231,8 +220,7 @@ def _ratios(result: Result, figure: Any) -> None:
             ratio, colour = variant.ratio, _EFFECT_COLOURS[variant.effect]
             axes.plot([ratio.low, ratio.high], [row, row], color=colour, linewidth=2.5, solid_capstyle="butt")
             axes.plot(ratio.value, row, "o", color=colour, markersize=5)
-            axes.annotate(f"{ratio.value:.2f}x", (ratio.high, row), (6, 0), textcoords="offset points", va="center",
-                          fontsize=8)  # fmt: skip
+            axes.annotate(f"{ratio.value:.2f}x", (ratio.high, row), (6, 0), textcoords="offset points", va="center")
             if variant.published is not None:
                 axes.plot(variant.published, row, "D", color="black", fillstyle="none", markersize=6)
         axes.axvspan(1 / case.a_a.spread, case.a_a.spread, color="#dddddd", zorder=0)
@@ -257,14 +245,13 @@ def _training(result: Result, figure: Any) -> None:
             axes, [name for name, _ in measured], "milliseconds a step of a whole training", case.name or result.name
         )
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
 
 
 def _label(axes: Any, rows: list[str], below: str, title: str) -> None:
-    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel(below, fontsize=8)
+    axes.set_xlabel(below)
     axes.set_title(title, fontsize=10)
 
 
@@ -279,7 +266,7 @@ def _scaling(result: Result, figure: Any) -> None:
     axes.plot(flop, whole_ms, "s-", label="all stages", markersize=5)
     axes.plot(flop, [case.limit_ms for case in cases], "k--", label="limit")
     for x, case in zip(flop, cases, strict=True):
-        axes.annotate(case.name, (x, case.baseline_ms), (0, 7), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(case.name, (x, case.baseline_ms), (0, 7), textcoords="offset points", ha="center")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.margins(y=0.15)

@@ -63,8 +63,7 @@ class ParameterConfig(Config):
             raise ValueError("a range has either log or step")
         if self.int is not None and self.step is not None and self.step != round(self.step):
             raise ValueError(f"the step of a whole number should be one, not {self.step:g}")
-        rest = (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(self.step or 1)) if self.step else 0
-        if rest:
+        if self.step is not None and (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(self.step)):
             raise ValueError(f"steps of {self.step:g} from {low:g} never come to {high:g}: end the range at a step")
         return self
 
@@ -230,8 +229,7 @@ class StudyConfig(Config):
         """What ``auto`` means here."""
         if self.pruner.kind != "auto":
             return self.pruner.kind
-        objective = next(iter(self.objectives.values()))
-        if len(self.objectives) > 1 or objective.reach is not None:
+        if len(self.objectives) > 1 or next(iter(self.objectives.values())).reach is not None:
             return "off"
         return "wilcoxon" if self.seeds > 1 else "median"
 
@@ -284,11 +282,10 @@ class Parameter:
         return step is None or math.isclose((value - low) / step, round((value - low) / step), abs_tol=1e-9)
 
     def __str__(self) -> str:
-        config = self.config
-        if config.choice is not None:
-            return f"one of {', '.join(str(label(choice)) for choice in config.choice)}"
+        if self.config.choice is not None:
+            return f"one of {', '.join(str(label(choice)) for choice in self.config.choice)}"
         low, high = self.levels
-        how = ", logarithmic" if config.log else f", in steps of {config.step:g}" if config.step else ""
+        how = ", logarithmic" if self.config.log else f", in steps of {self.config.step:g}" if self.config.step else ""
         return f"{low:g} to {high:g}{how}"
 
 

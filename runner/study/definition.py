@@ -52,9 +52,10 @@ class Definition:
 
     def as_given(self) -> dict[str, Scalar] | None:
         """The settings of the recipe as it is, by path as Optuna keeps them; None if the space leaves one out."""
-        given = self.recipe.values()
+        given, asked = self.recipe.values(), list[str]()
 
         def own(parameter: Parameter) -> Any:
+            asked.append(parameter.path)
             value = _lookup(given, parameter.path)
             if parameter.config.choice is None:
                 if parameter.has(value):
@@ -72,9 +73,7 @@ class Definition:
             settled = self.space.settle(own)
         except LookupError:
             return None
-        on = {stage for stage, each in self.space.switches.items() if is_on(settled[each.path])} | self.space.on
-        exist = [each for each in self.space.parameters if each.path in settled and on.issuperset(each.needs)]
-        return {each.path: label(settled[each.path]) for each in exist}
+        return {path: label(settled[path]) for path in asked}
 
     @property
     def seeds(self) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -18,6 +19,7 @@ from runner.study.attempts import RECIPE
 from runner.study.config import figure
 from runner.system.errors import UsageError
 from runner.system.files import write_durably
+from runner.system.plots import NO_PLOTS, draw_all
 from runner.system.secrets import redact
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from runner.study.summary import Row, Summary
 
 REPORT = "report.html"
-NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
 NO_VALUES = "No plots: no trial has a value yet."
 _MOST_ROWS = 12
 _NARROWEST = 8
@@ -42,9 +43,8 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
     if summary.best:
         title = "Pareto front" if len(summary.objectives) > 1 else "best trial"
         _print_trials(summary, summary.best[:_MOST_ROWS], f"{summary.name}: {title}", console)
-        for row in summary.rows:
-            if row.is_recipe and row.values and not row.best:
-                _print_trials(summary, [row], "the recipe as it is", console)
+        if given := [row for row in summary.rows if row.is_recipe and row.values and not row.best]:
+            _print_trials(summary, given, "the recipe as it is", console)
     else:
         console.print(Text(f"{summary.name}: no trial counts yet", style="bold"))
     counting = sum(row.cause == "done" for row in summary.rows)
@@ -52,20 +52,16 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
         told = ", ".join(f"{path} {share:.0%}" for path, share in shares.items() if share >= 0.005)
         console.print(Text(f"what decides about {name}, by {counting} trials: {told}"))
     if summary.worth:
-        rows = [
-            (
-                *(each.stage, _title(each.objective)),
-                *(f"{figure(each.on)} ({each.trials_on})", f"{figure(each.off)} ({each.trials_off})"),
-                f"{figure(each.on - each.off)} [{figure(each.low)}, {figure(each.high)}]",
-            )
-            for each in summary.worth
-        ]
         columns = {"stage": False, "objective": False, "on": True, "off": True, "effect": True}
+        rows = []
+        for each in summary.worth:
+            on, off = f"{figure(each.on)} ({each.trials_on})", f"{figure(each.off)} ({each.trials_off})"
+            effect = f"{figure(each.on - each.off)} [{figure(each.low)}, {figure(each.high)}]"
+            rows.append((each.stage, _title(each.objective), on, off, effect))
         _print_table("stages", columns, rows, console)
         confounded = "Across the study, where other settings differ too: runner ablate measures a stage by itself."
         console.print(Text(confounded, style="dim"))
-    for line in remarks(summary):
-        console.print(Text(line))
+    console.print(*map(Text, remarks(summary)), sep="\n")
     for line in where:
         console.print(Text(line), soft_wrap=True)
 
@@ -103,8 +99,7 @@ def show_plan(plan: StudyPlan, console: Console) -> None:
     if plan.forecast is not None:
         trial, start, study = plan.forecast.trial_seconds, plan.forecast.start_seconds, plan.forecast.study_seconds
         lines.append(f"forecast: {_time(trial)} a trial, with {start:.1f} s to start; {_time(study)} the study")
-    for line in [*lines, *(f"* {remark}" for remark in plan.remarks)]:
-        console.print(Text(line))
+    console.print(*map(Text, lines), *(Text(f"* {remark}") for remark in plan.remarks), sep="\n")
 
 
 def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
@@ -151,32 +146,17 @@ def recipe_text(study: Study, summary: Summary, number: int) -> str:
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
     """Draws what there is to see, as PNG: nothing if matplotlib is not installed, or nothing has a value yet."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        return []
-
     if not any(row.values for row in summary.rows):
         return []
-    pictures: dict[str, Callable[[Summary, Any], None]] = {"progress": _draw_progress}
+    pictures = {"progress": (partial(_draw_progress, summary), (9.0, 2.6 * len(summary.objectives) + 0.6))}
     if len(summary.objectives) > 1:
-        pictures["front"] = _draw_front
+        pictures["front"] = (partial(_draw_front, summary), (7.5, 4.8))
     if summary.importance:
-        pictures["importance"] = _draw_importance
-    files = []
-    for name, picture in pictures.items():
-        size = (9.0, 2.6 * len(summary.objectives) + 0.6) if name == "progress" else (7.5, 4.8)
-        files.append(folder / f"{name}.png")
-        with rc_context({"font.size": 8}):
-            canvas = Figure(figsize=size, layout="constrained")
-            picture(summary, canvas)
-            canvas.savefig(files[-1], dpi=120)
-    return files
+        pictures["importance"] = (partial(_draw_importance, summary), (7.5, 4.8))
+    return draw_all(pictures, folder)
 
 
 def _draw_progress(summary: Summary, canvas: Any) -> None:
-    """Every objective over the trials, with the best so far."""
     panels = canvas.subplots(len(summary.objectives), 1, squeeze=False, sharex=True)[:, 0]
     counting = [row for row in summary.rows if row.cause == "done"]
     without = [row.number for row in summary.rows if not row.values and row.state in ("PRUNED", "FAIL")]
@@ -193,7 +173,6 @@ def _draw_progress(summary: Summary, canvas: Any) -> None:
 
 
 def _draw_front(summary: Summary, canvas: Any) -> None:
-    """The first two objectives against each other."""
     axes = canvas.subplots()
     one, other = list(summary.objectives)[:2]
     for row in sorted((row for row in summary.rows if row.values), key=lambda row: row.best):
@@ -212,11 +191,9 @@ def _draw_front(summary: Summary, canvas: Any) -> None:
 
 
 def _draw_importance(summary: Summary, canvas: Any) -> None:
-    """How much every setting decides."""
     panels = canvas.subplots(1, len(summary.importance), squeeze=False)[0]
     for axes, (name, shares) in zip(panels, summary.importance.items(), strict=True):
-        names = [path.removeprefix("optimization.") for path in shares]
-        axes.barh(names, [100 * share for share in shares.values()], color=_OTHER)
+        axes.barh([_short(path) for path in shares], [100 * share for share in shares.values()], color=_OTHER)
         axes.invert_yaxis()
         axes.set_xlabel("%")
         axes.set_title(name)
@@ -233,9 +210,9 @@ def _print_trials(summary: Summary, rows: Sequence[Row], title: str, console: Co
     cells = []
     for row in rows:
         settings = [f"{_short(path)} {figure(value)}" for path, value in row.settings.items()]
-        verdict = [f"gate {row.verdict}"] if row.verdict else []
+        settings += [f"gate {row.verdict}"] if row.verdict else []
         values = [figure(row.values[name]) for name in summary.objectives]
-        cells.append((f"{row.number}{' (recipe)' if row.is_recipe else ''}", *values, ", ".join(settings + verdict)))
+        cells.append((f"{row.number}{' (recipe)' if row.is_recipe else ''}", *values, ", ".join(settings)))
     _print_table(title, {"trial": True, **wanted, "settings": False}, cells, console)
 
 

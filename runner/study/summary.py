@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from runner.study import attempts as kept
@@ -149,21 +148,15 @@ def _importance(study: Study, names: Sequence[str], counting: Sequence[FrozenTri
     if len(counting) < FEWEST_DECIDE:
         return {}
     evaluator = PedAnovaImportanceEvaluator(target_quantile=max(0.1, _TOP / len(counting)))
-    plain = optuna.create_study(directions=study.directions)  # without what failed, and without this one's attributes
-    for trial in counting:
-        bare = optuna.create_trial(params=trial.params, distributions=trial.distributions, values=trial.values)
-        plain.add_trial(bare)
     found = {}
     for number, (name, direction) in enumerate(zip(names, study.directions, strict=True)):
-        sign = 1.0 if direction == StudyDirection.MINIMIZE else -1.0
-
-        def target(trial: FrozenTrial, number: int = number, sign: float = sign) -> float:
-            return sign * float(trial.values[number])
-
+        plain = optuna.create_study(direction=direction)  # of this objective alone, and without what failed
+        for each in counting:
+            value = each.values[number]
+            plain.add_trial(optuna.create_trial(params=each.params, distributions=each.distributions, value=value))
         if len({trial.values[number] for trial in counting}) > 1:
-            # It warns that low is good, which the sign sees to; and raises where nothing varies.
-            with warnings.catch_warnings(action="ignore", category=UserWarning), suppress(ValueError, RuntimeError):
-                found[name] = dict(get_param_importances(plain, evaluator=evaluator, target=target))
+            with suppress(ValueError, RuntimeError):  # it raises where nothing varies
+                found[name] = dict(get_param_importances(plain, evaluator=evaluator))
     return found
 
 

@@ -64,8 +64,7 @@ def train(
     It is asked of every step so far whether to stop, and of every value of the metric and its step whether to go on.
     The folder exists, and receives its checkpoints and its metrics, whose names begin with the prefix.
     """
-    begun = time.monotonic()
-    step, seconds, pruned, anew = 0, None, False, False
+    begun, step, seconds, pruned, anew = time.monotonic(), 0, None, False, False
     cause, reason = str(Cause.DONE), ""
 
     def stopping() -> bool:

@@ -281,10 +281,9 @@ class _TrialRun:
                 values[name] = value
             found.append(values)
             excess.append(bounds(self._config, logged))
-            if self._config.pruner_kind == "wilcoxon":
-                goes_on = self._goes_on(next(iter(values.values())), number)
-                if not goes_on and number < len(seeds):  # the last one is trained already
-                    return _Result(PRUNED, f"after {number} of {len(seeds)} seeds")
+            hopeless = self._config.pruner_kind == "wilcoxon" and not self._goes_on(next(iter(values.values())), number)
+            if hopeless and number < len(seeds):  # the last one is trained already
+                return _Result(PRUNED, f"after {number} of {len(seeds)} seeds")
         means = [{name: statistics.fmean(one[name] for one in each) for name in each[0]} for each in (found, excess)]
         return _Result(values=means[0], excess=means[1])
 
@@ -292,8 +291,7 @@ class _TrialRun:
         """One training, gone on with where it was interrupted by what need not come again."""
         goal, retries, seed = recipe.length[1], self._config.retries, recipe.seed
         metric = next(iter(self._config.objectives)) if self._config.pruner_kind in ("median", "hyperband") else ""
-        self._whole = self._whole and not self._attempts.of(seed)
-        anew = False
+        self._whole, anew = self._whole and not self._attempts.of(seed), False
         while len(self._attempts.of(seed, kept.KILLED)) <= retries + _MOST_KILLED:
             prepare(folder, anew)
             self._attempts.begin(seed)
@@ -349,9 +347,9 @@ class _TrialRun:
     def _tell(self, result: _Result) -> None:
         """Tells Optuna and MLflow what the trial has come to."""
         trial, reason = self._trial, redact(result.reason)
+        done, infeasible = result.cause == Cause.DONE, result.cause in _INFEASIBLE
         trial.set_user_attr(kept.CAUSE, str(result.cause))
         trial.set_user_attr(kept.REASON, reason)
-        done, infeasible = result.cause == Cause.DONE, result.cause in _INFEASIBLE
         for constraint, value in {FEASIBLE: float(infeasible), **result.excess}.items():
             if constraint not in self._stored().constraints:
                 trial.set_constraint(constraint, value)

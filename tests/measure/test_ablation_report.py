@@ -9,7 +9,8 @@ from ablations import OFF, analysed, case, result
 from rich.console import Console
 
 from runner.measure.recommend import recommend
-from runner.measure.report import HINT, draw, markdown, show
+from runner.measure.report import draw, markdown, show
+from runner.system.plots import NO_PLOTS
 
 FACTORS = {"stacked_agents": 3.0, "fused_optimizer": 0.5}
 CASES = [case(f"{n} agents", (*OFF, f"data.followers={n - 1}"), {"phase 1": 1.67}) for n in (2, 4)]
@@ -40,7 +41,7 @@ def test_tables_fit_the_screen_and_name_every_variant(measured, width):
 def test_the_report_is_whole(measured):
     text = markdown(measured, ["ratios.png"])
     assert "![ratios.png](ratios.png)" in text
-    assert HINT not in text
+    assert NO_PLOTS not in text
     assert "* `fused_optimizer` off: slower: 0.50x [0.50, 0.50]" in text
     assert "1.67x" in text
     assert "Published: somebody" in text
@@ -67,7 +68,7 @@ def test_without_matplotlib_the_report_says_so(measured, tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert draw(measured, tmp_path) == []
-    assert HINT in markdown(measured, [])
+    assert NO_PLOTS in markdown(measured, [])
 
 
 def test_what_was_interrupted_says_so(measured):

@@ -21,9 +21,10 @@ from runner.study.attempts import (
     VERDICT,
 )
 from runner.study.leases import Lease
-from runner.study.report import NO_PLOTS, NO_VALUES, recipe_text, write_report
+from runner.study.report import NO_VALUES, recipe_text, write_report
 from runner.study.summary import FEWEST, FEWEST_DECIDE, summarise
 from runner.study.worker import FEASIBLE
+from runner.system.plots import NO_PLOTS
 
 SPACE = """\
 space:
