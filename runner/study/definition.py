@@ -94,12 +94,9 @@ class Definition:
     def described(self) -> dict[str, Any]:
         """What the study's storage keeps of it, without secrets."""
         whole = {
-            "digest": self.digest,
-            "file": str(self.path.resolve()),
-            "sets": list(self.sets[len(self.config.set) :]),
-            "config": self.config.model_dump(mode="json"),
-            "recipe": self.recipe.values(),
-        }
+            "digest": self.digest, "file": str(self.path.resolve()), "sets": list(self.sets[len(self.config.set) :]),
+            "config": self.config.model_dump(mode="json"), "recipe": self.recipe.values(),
+        }  # fmt: skip
         described: dict[str, Any] = json.loads(json.dumps(redact_values(whole)))
         return described
 
@@ -222,17 +219,13 @@ def _try_values(definition: Definition, root: Node) -> None:
 def _refusals(definition: Definition, wanted: Mapping[str, Any], shown: str) -> list[str]:
     """Why the recipe cannot be loaded with these values, and stages as they have to be for these to exist."""
     space, switches = definition.space, definition.space.switches
-    waiting = [kind for each in space.parameters if each.path in wanted for kind in each.needs]
-    needed = set[str]()
-    while waiting:
-        kind = waiting.pop()
-        if kind not in needed:
-            needed.add(kind)
-            waiting += switches[kind].needs if kind in switches else ()
+    needed = [kind for each in space.parameters if each.path in wanted for kind in each.needs]
+    for kind in needed:  # which grows, by what a stage that is needed needs itself
+        needed += [each for each in switches[kind].needs if each not in needed] if kind in switches else []
 
     def harmless(parameter: Parameter) -> Any:
         """A value for a stage that is not asked about: on where one of the others needs it, else as in the recipe."""
-        wants_on = parameter.stage in needed | space.on
+        wants_on = parameter.stage in {*needed, *space.on}
         return next((each for each in parameter.levels if is_on(each) == wants_on), parameter.levels[0])
 
     settled = space.settle(lambda each: wanted.get(each.path, harmless(each)))
@@ -242,10 +235,9 @@ def _refusals(definition: Definition, wanted: Mapping[str, Any], shown: str) -> 
     try:
         recipe = definition.recipe_of({path: value for path, value in settled.items() if path in asked})
     except RecipeError as error:
-        company = " and ".join(f"{path}: {dump_inline(value)}" for path, value in wanted.items() if path != shown)
-        beside_it = f", with {company}" if company else ""
+        company = [f", with {path}: {dump_inline(value)}" for path, value in wanted.items() if path != shown]
         said = [p.message if p.path == shown else f"{p.path}: {p.message}" for p in error.problems]
-        return [f"{message}{beside_it}" for message in said]
+        return ["".join([message, *company]) for message in said]
     secret = [each.partition("=")[0] for each in secret_assignments(recipe)]
     if any(each == shown or each.startswith(f"{shown}.") for each in secret):
         return ["cannot be searched: it is a secret, and what is tried is kept"]

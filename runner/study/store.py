@@ -177,17 +177,18 @@ class PerTrialSampler(BaseSampler):
 
     def __init__(self, config: StudyConfig) -> None:
         self._config = config
-        self._current: tuple[int, BaseSampler] | None = None
+        self._together: BaseSampler
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The parameters that are drawn together."""
-        return self._of(trial).infer_relative_search_space(study, trial)
+        """The parameters that are drawn together, which Optuna asks for just before it has them drawn."""
+        self._together = self._new(trial.number, "")
+        return self._together.infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Draws parameters together."""
-        return self._of(trial).sample_relative(study, trial, search_space)
+        return self._together.sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -195,18 +196,9 @@ class PerTrialSampler(BaseSampler):
         """Draws one parameter by itself."""
         return self._new(trial.number, param_name).sample_independent(study, trial, param_name, param_distribution)
 
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Called when a trial begins, or begins again: also here, where it may have drawn before."""
-        self._current = None
-
-    def _of(self, trial: FrozenTrial) -> BaseSampler:
-        if self._current is None or self._current[0] != trial.number:
-            self._current = (trial.number, self._new(trial.number, ""))
-        return self._current[1]
-
     def _new(self, number: int, name: str) -> BaseSampler:
-        text = f"{self._config.seed} {number} {name}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        digest = hashlib.sha256(f"{self._config.seed} {number} {name}".encode()).digest()
+        seed = int.from_bytes(digest[:4], "big")
         kind, startup = self._config.sampler.kind, self._config.sampler.startup or 10
         if kind == "random":
             return RandomSampler(seed=seed)
