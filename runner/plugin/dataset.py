@@ -153,7 +153,7 @@ class DatasetSource(Source):
             count = self._per_epoch(batch_size)
             epoch = number // count
             order = torch.randperm(len(self.train), generator=self._generator(f"epoch/{epoch}"))
-            batches = order.to(self._home(self.train))[: count * batch_size].split(batch_size)
+            batches = torch.split(order.to(self._home(self.train))[: count * batch_size], batch_size)
             first = epoch * count
             self._order = batch_size, first, batches
         return batches[number - first]
