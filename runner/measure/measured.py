@@ -20,8 +20,8 @@ from runner.compare.clock import Stopwatch, warm_up
 from runner.system import generators
 from runner.system.hardware import available_memory
 from runner.system.tree import map_tensors
-from runner.train.activities import Activities
 from runner.train.assemble import Assembly, assemble
+from runner.train.metrics import Activities
 from runner.train.step import Drawn, Step
 
 BLOCK_SECONDS = 0.25  # a block of updates takes about so long

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
-from runner.train.activities import Activities
-from runner.train.checkpoint.packing import pack
-from runner.train.checkpoint.writer import Writer
+from runner.train.checkpoint.writer import Writer, pack
 from runner.train.guards import FiniteGuard, GradientGuard
-from runner.train.metrics import Means
+from runner.train.metrics import Activities, Means
 from runner.train.step import Step
 
 if TYPE_CHECKING:
@@ -71,13 +69,12 @@ class Loop:
         self.activities = Activities(pipeline.device)
         for name in pipeline.source.activities:
             self.activities.time(pipeline.slots, name)
-        self.timed_from = dict(self.progress.state_dict())
+        self.timed_from = self.progress.state_dict()
         """Counts when the clock was last read; it knows nothing of what came before this process."""
         self.complete = False
         self.best = -math.inf
         self.score: float | None = None
         self.saved: int | None = None
-        self.rehearsed = False
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
@@ -110,7 +107,12 @@ class Loop:
                 if self.next_due <= position < end:  # the end does all three
                     self.act_on_schedule(before, position)
             if self.stop.asked is None and not self.complete:
-                self.conclude()
+                if not progress.updates:
+                    why = "the warm-up is too long, or too little data"
+                    raise RunnerError(f"the training ended before its first update: {why}")
+                self.report()
+                self.evaluate()
+                self.complete = True
             self.save()
         finally:
             self.writer.wait()
@@ -133,12 +135,10 @@ class Loop:
         self.activities.seconds["update"] += seconds
         if updates == 1:
             self._publish({"perf/first_update_seconds": seconds})
-        if not self.rehearsed:
             self.rehearse()
 
     def rehearse(self) -> None:
         """Tries once, after the first update, what will be needed later, so that a mistake shows at once."""
-        self.rehearsed = True
         self.pipeline.refuse_unread()
         metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
         if metrics is not None:
@@ -147,14 +147,6 @@ class Loop:
             pack(self.pipeline.state_dict())
         except TypeError as error:
             raise RunnerError(f"the state of this training cannot be kept: {error}") from error
-
-    def conclude(self) -> None:
-        """Reports and evaluates what was learnt in the end."""
-        if not self.progress.updates:
-            raise RunnerError("the training ended before its first update: the warm-up is too long, or too little data")
-        self.report()
-        self.evaluate()
-        self.complete = True
 
     def check(self) -> None:
         """Stops the training if a loss since the last report was not finite."""
@@ -242,8 +234,7 @@ class Loop:
         self.gradients.load_state_dict(state["gradients"])
         for name in COUNTERS:
             setattr(self, name, state[name])
-        self.timed_from = dict(self.progress.state_dict())
-        self.rehearsed = bool(self.progress.updates)
+        self.timed_from = self.progress.state_dict()
         generators.load_state_dict(state["generators"])  # last, because restoring may draw from them
 
     def _publish(self, metrics: dict[str, float]) -> None:

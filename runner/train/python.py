@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from runner.plugin.learner import Learner
-    from runner.plugin.source import State
 
 PathLike = str | Path
+
+
+class _Silent:
+    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
 
 
 def train(
@@ -61,7 +64,8 @@ def load_model(
 
     Args:
         run: what ``train`` returned, a run's folder, name, digits or MLflow id, or ``latest``.
-        checkpoint: the one with the best objective (the last one where there is no objective), or the last one.
+        checkpoint: the one with the best objective (the last one where there is no objective), or the last one; the
+            newest whole one if that is damaged.
         set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
         plugins: Python files with the plugins of the run.
 
@@ -74,7 +78,16 @@ def load_model(
         folder = RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(workspace().runs, str(run))
     recipe = load(folder.path / LOCK_NAME, _assignments(set), Registry([Path(path) for path in plugins]))
     learner = assemble(dataclasses.replace(recipe, stages={})).learner
-    learner.load_state_dict(_state(folder, checkpoint)["pipeline"]["learner"])
+    found = reader.checkpoints(folder.checkpoints)
+    best = reader.best(found) if checkpoint == "best" else None
+    for path in ([best] if best else []) + found[::-1]:
+        try:
+            learner.load_state_dict(reader.load(path)["pipeline"]["learner"])
+            break
+        except reader.DamagedError:
+            continue
+    else:
+        raise CheckpointError(f"run {folder.name} has no checkpoint that can be used")
     for module in learner.modules().values():
         module.eval()
     evaluation = learner.evaluating()
@@ -83,24 +96,5 @@ def load_model(
     return learner
 
 
-def _state(folder: RunFolder, which: Literal["best", "last"]) -> State:
-    """The state in a run's checkpoint, or in the newest whole one if that is damaged."""
-    found = reader.checkpoints(folder.checkpoints)
-    best = reader.best(found) if which == "best" else None
-    for path in ([best] if best else []) + found[::-1]:
-        try:
-            return reader.load(path)
-        except reader.DamagedError:
-            continue
-    raise CheckpointError(f"run {folder.name} has no checkpoint that can be used")
-
-
 def _assignments(values: Mapping[str, Any] | None) -> list[str]:
     return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in (values or {}).items()]
-
-
-class _Silent:
-    """Shows nothing."""
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows nothing."""

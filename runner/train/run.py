@@ -83,8 +83,7 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
             workspace, recipe.tracking.experiment, recipe.name, recipe.values(), tags(recipe, pipeline),
             recipe.tracking.system_metrics, digest=recipe.digest, goal=goal, unit=unit,
         )  # fmt: skip
-        again = registry.command(f"runner resume {tracker.run_name}")
-        with _concluded(pipeline, tracker, display, stop, again) as loop:
+        with _concluded(pipeline, tracker, display, stop, registry) as loop:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
             write_lock(recipe, tracker.run_dir, registry)
             reach("start.locked")
@@ -125,8 +124,7 @@ def resume(
                 workspace, folder, state["cursor"] if state else 0, step, recipe.values(),
                 resumption | ({} if state else tags(recipe, pipeline)), recipe.tracking.system_metrics,
             )  # fmt: skip
-            again = registry.command(f"runner resume {tracker.run_name}")
-            with _concluded(pipeline, tracker, display, stop, again) as loop:
+            with _concluded(pipeline, tracker, display, stop, registry) as loop:
                 if state:
                     loop.load_state_dict(state)
                 reach("resume.loaded")
@@ -157,8 +155,11 @@ def _stage_tags(pipeline: Assembly) -> dict[str, str]:
 
 
 @contextmanager
-def _concluded(pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, again: str) -> Iterator[Loop]:
+def _concluded(
+    pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, registry: Registry
+) -> Iterator[Loop]:
     """Makes the loop; whatever happens inside the ``with``, the run gets the status that is true."""
+    again = registry.command(f"runner resume {tracker.run_name}")
     status: Status = "FAILED"
     reason = ""
     try:

@@ -19,10 +19,9 @@ from safetensors.torch import load_file
 
 from runner.plugin.source import Ring
 from runner.system.errors import CheckpointError
-from runner.train.checkpoint.packing import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from runner.plugin.source import State
 
@@ -131,7 +130,7 @@ def load(path: Path) -> State:
         for name in files:
             if name.startswith("tensors-"):
                 tensors |= load_file(path / name)
-        state: State = unpack(rest, tensors, partial(_ring, path, list(files)))
+        state: State = _unpack(rest, tensors, partial(_ring, path, list(files)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise DamagedError(f"{path}: {_reason(error)}") from None
     return state
@@ -181,6 +180,28 @@ def best(paths: list[Path]) -> Path | None:
 def set_aside(folder: Path) -> list[Path]:
     """Damaged checkpoints that ``load_newest`` passed over."""
     return list(folder.glob(f"{_ASIDE}step-*"))
+
+
+def _unpack(node: Any, tensors: Mapping[str, torch.Tensor], ring: Callable[..., Ring]) -> Any:
+    """Puts together what ``pack`` of the writer took apart; ``ring`` makes one of what is said of it."""
+    (kind, value), *_ = node.items()
+    match kind:
+        case "tensor":
+            # A copy where torch allocates, in the layout that it had: tensors of a safetensors file begin anywhere in
+            # it, and matrix products round differently with other alignment or strides, so a state that is used where
+            # it was read would not continue bit for bit.
+            tensor, stride = tensors[value], node["stride"]
+            if stride is None:
+                return tensor.clone()
+            return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+        case "ring":
+            return ring(**value)
+        case "items":
+            return {key: _unpack(item, tensors, ring) for key, item in value}
+        case "list" | "tuple":
+            items = [_unpack(item, tensors, ring) for item in value]
+            return items if kind == "list" else tuple(items)
+    return value
 
 
 def _ring(path: Path, files: list[str], name: str, capacity: int, written: int) -> Ring:

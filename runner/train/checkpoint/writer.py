@@ -10,7 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from runner.plugin.source import Ring
 from runner.system.errors import CheckpointError
 from runner.system.faults import reach
 from runner.system.files import sync
 from runner.train.checkpoint import reader as checkpoint
-from runner.train.checkpoint.packing import Packed, pack
 from runner.train.checkpoint.reader import MANIFEST, REST
 
 if TYPE_CHECKING:
-    from runner.plugin.source import Ring, State
+    from runner.plugin.source import State
 
 KEPT = 2
 """Newest checkpoints that are kept, beside the best."""
@@ -41,31 +41,24 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Piece:
-    """One file of tensors."""
+class _Packed:
+    """A state in three parts, held together by names; the tensors are those of the state, not copies."""
 
-    name: str
-    size: int
-    """Bytes, about."""
-    tensors: Callable[[], dict[str, Tensor]]
-    """Copies of them."""
-    digest: str = ""
-    """Its SHA-256, once it is in its place."""
+    rest: Any = None
+    """What JSON can hold; dictionaries are lists of pairs, to keep integer keys."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    rings: dict[str, Ring] = field(default_factory=dict)
 
 
 @dataclass
-class _Job:
-    """A checkpoint on its way."""
+class _Piece:
+    """One file of tensors, of about ``size`` bytes; ``tensors`` makes copies of them."""
 
-    step: int
-    done: int
-    score: float | None
-    folder: Path
-    """Beside its final place."""
-    rest: Any
-    pieces: list[_Piece]
+    name: str
     size: int
-    """Bytes that have to be written."""
+    tensors: Callable[[], dict[str, Tensor]]
+    digest: str = ""
+    """Its SHA-256, once it is in its place."""
 
 
 class Writer:
@@ -109,18 +102,35 @@ class Writer:
         self.wait()
         if (self.folder / checkpoint.name_of(step)).exists():
             return
+        folder = self._beside(step)
         try:
-            job = self._begin(step, state, score, step if done is None else done)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            reach("checkpoint.begin")
+            packed = pack(state)
+            pieces = [*_parts(packed.tensors), *self._segments(packed.rings, folder)]
+            size, free = sum(piece.size for piece in pieces if not piece.digest), shutil.disk_usage(folder).free
+            if free < size + _MIB:
+                message = f"it needs {size / _MIB:.1f} MiB and the disk has {free / _MIB:.1f} MiB free"
+                raise OSError(errno.ENOSPC, message)
         except OSError as error:
             self._failed(step, error)
             return
-        if job.size > BESIDE_BYTES:
-            self._finish(job)
+        manifest = partial(checkpoint.manifest_text, step, score, done=done)
+        if size > BESIDE_BYTES:
+            self._finish(step, pieces, packed.rest, manifest)
             return
-        for piece in job.pieces:
+        for piece in pieces:
             if not piece.digest:  # its tensors may change before they are written
                 piece.tensors = partial(dict, piece.tensors())
-        self._thread = threading.Thread(target=self._beside, args=(job,), name="runner-checkpoint")
+
+        def finish() -> None:
+            try:
+                self._finish(step, pieces, packed.rest, manifest)
+            except BaseException as error:  # raised again in the training's thread
+                self._error = error
+
+        self._thread = threading.Thread(target=finish, name="runner-checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -136,29 +146,17 @@ class Writer:
         """The newest checkpoint that is written."""
         return next(reversed(checkpoint.checkpoints(self.folder)), None)
 
-    def _begin(self, step: int, state: State, score: float | None, done: int) -> _Job:
-        """Makes the folder beside, links what is there already, and sees to it that the rest fits on the disk."""
-        folder = self.folder / f".{checkpoint.name_of(step)}.partial"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        reach("checkpoint.begin")
-        packed = pack(state)
-        pieces = [*_parts(packed), *self._segments(packed, folder)]
-        size = sum(piece.size for piece in pieces if not piece.digest)
-        free = shutil.disk_usage(folder).free
-        if free < size + _MIB:
-            message = f"it needs {size / _MIB:.1f} MiB and the disk has {free / _MIB:.1f} MiB free"
-            raise OSError(errno.ENOSPC, message)
-        return _Job(step, done, score, folder, packed.rest, pieces, size)
+    def _beside(self, step: int) -> Path:
+        return self.folder / f".{checkpoint.name_of(step)}.partial"
 
-    def _segments(self, packed: Packed, folder: Path) -> Iterator[_Piece]:
+    def _segments(self, rings: dict[str, Ring], folder: Path) -> Iterator[_Piece]:
         """The rows of all rings; those that the checkpoint before the last has are linked."""
         earlier = checkpoint.checkpoints(self.folder)[:-1]
         digests: dict[str, str] = {}
         if earlier:
             with suppress(CheckpointError):  # then nothing is linked and everything is written
                 digests = checkpoint.read_manifest(earlier[-1])["sha256"]
-        for ring_name, ring in packed.rings.items():
+        for ring_name, ring in rings.items():
             there = [rows for name in digests if (rows := checkpoint.rows_of(name)) and rows[0] == ring_name]
             for first, last, size in _ranges(ring):
                 piece = _Piece(checkpoint.rows_name(ring_name, first, last), size, partial(_rows, ring, first, last))
@@ -170,19 +168,17 @@ class Writer:
                         piece.name, piece.digest = name, digests[name]
                 yield piece
 
-    def _beside(self, job: _Job) -> None:
+    def _finish(self, step: int, pieces: list[_Piece], rest: Any, manifest: Callable[[dict[str, str]], str]) -> None:
+        """Writes what is not there yet, gives the checkpoint its name and prunes older ones."""
+        size = sum(piece.size for piece in pieces if not piece.digest)
         try:
-            self._finish(job)
-        except BaseException as error:  # raised again in the training's thread
-            self._error = error
-
-    def _finish(self, job: _Job) -> None:
-        try:
-            self._write(job)
+            self._write(self._beside(step), pieces, rest, manifest)
+            self._beside(step).rename(self.folder / checkpoint.name_of(step))
+            sync(self.folder)
         except OSError as error:
-            self._failed(job.step, error)
+            self._failed(step, error)
             return
-        self.failure, self.written_bytes = None, job.size
+        self.failure, self.written_bytes = None, size
         try:
             reach("checkpoint.renamed")
             found = checkpoint.checkpoints(self.folder)
@@ -193,51 +189,88 @@ class Writer:
         except OSError as error:
             _log.warning("older checkpoints in %s could not be removed: %s", self.folder, error.strerror or error)
         free = shutil.disk_usage(self.folder).free
-        if free < 2 * job.size and not self._warned:
+        if free < 2 * size and not self._warned:
             self._warned = True
             _log.warning(
                 "the disk of %s is nearly full: %.1f MiB free, and a checkpoint takes %.1f MiB",
-                self.folder, free / _MIB, job.size / _MIB,
+                self.folder, free / _MIB, size / _MIB,
             )  # fmt: skip
 
-    def _write(self, job: _Job) -> None:
-        folder = job.folder
-        for piece in job.pieces:
+    def _write(self, folder: Path, pieces: list[_Piece], rest: Any, manifest: Callable[[dict[str, str]], str]) -> None:
+        for piece in pieces:
             if not piece.digest:
                 path = folder / piece.name
                 save_file(piece.tensors(), path)
                 sync(path)
                 reach("checkpoint.segment" if checkpoint.rows_of(piece.name) else "checkpoint.tensors", path)
                 piece.digest = checkpoint.digest(path)
-        (folder / REST).write_text(json.dumps(job.rest))
+        (folder / REST).write_text(json.dumps(rest))
         sync(folder / REST)
         reach("checkpoint.state", folder / REST)
-        digests = {piece.name: piece.digest for piece in job.pieces} | {REST: checkpoint.digest(folder / REST)}
-        (folder / MANIFEST).write_text(checkpoint.manifest_text(job.step, job.score, digests, job.done))
+        digests = {piece.name: piece.digest for piece in pieces} | {REST: checkpoint.digest(folder / REST)}
+        (folder / MANIFEST).write_text(manifest(digests))
         sync(folder / MANIFEST)
         reach("checkpoint.manifest", folder / MANIFEST)
         sync(folder)
         self._prepare()
         reach("checkpoint.synced")
-        folder.rename(self.folder / checkpoint.name_of(job.step))
-        sync(self.folder)
 
     def _failed(self, step: int, error: OSError) -> None:
-        shutil.rmtree(self.folder / f".{checkpoint.name_of(step)}.partial", ignore_errors=True)
+        shutil.rmtree(self._beside(step), ignore_errors=True)
         if self.failure is None:
             said, newest = error.strerror or error, self.newest() or "none"
             _log.warning("the checkpoint at step %d was not written: %s; the newest is %s", step, said, newest)
         self.failure = error
 
 
-def _parts(packed: Packed) -> list[_Piece]:
+def pack(state: State) -> _Packed:
+    """Takes a state apart; ``unpack`` of the reader puts it together again.
+
+    Raises:
+        TypeError: a value is none that a checkpoint can hold; the message has its place.
+    """
+    packed = _Packed()
+    packed.rest = _pack(state, "", packed)
+    return packed
+
+
+def _pack(value: Any, path: str, packed: _Packed) -> Any:
+    if isinstance(value, Tensor):
+        name = f"{len(packed.tensors)}{path}"  # counted, because keys may hold any character
+        packed.tensors[name] = value
+        return {"tensor": name, "stride": None if value.is_contiguous() else _dense_stride(value)}
+    if isinstance(value, Ring):
+        name = str(len(packed.rings))
+        packed.rings[name] = value
+        return {"ring": {"name": name, "capacity": value.capacity, "written": value.written}}
+    if isinstance(value, dict):
+        return {"items": [[key, _pack(item, f"{path}/{key}", packed)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_pack(item, f"{path}/{i}", packed) for i, item in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"{path}: a checkpoint cannot hold a {type(value).__name__}")
+
+
+def _dense_stride(tensor: Tensor) -> list[int] | None:
+    """The strides of a tensor that fills its memory in another order than that of its dimensions, else None."""
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+        if size != 1 and stride != expected:
+            return None
+        expected *= size
+    return list(tensor.stride())
+
+
+def _parts(tensors: dict[str, Tensor]) -> list[_Piece]:
     """The tensors, spread over files."""
     pieces: list[_Piece] = []
-    for name, tensor in packed.tensors.items():
+    for name, tensor in tensors.items():
         if not pieces or pieces[-1].size + tensor.nbytes > FILE_BYTES:
-            tensors: dict[str, Tensor] = {}
-            pieces.append(_Piece(f"tensors-{len(pieces)}.safetensors", 0, partial(_copies, tensors)))
-        tensors[name] = tensor
+            part: dict[str, Tensor] = {}
+            pieces.append(_Piece(f"tensors-{len(pieces)}.safetensors", 0, partial(_copies, part)))
+        part[name] = tensor
         pieces[-1].size += tensor.nbytes
     return pieces
 
