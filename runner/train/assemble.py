@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,16 +16,20 @@ from runner.plugin.stage import Probe, Setting
 from runner.recipe.document import DEFAULT, Problem, RecipeError
 from runner.system.errors import CheckpointError, UsageError
 from runner.system.tree import map_tensors
-from runner.train.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from runner.plugin.learner import Learner
     from runner.plugin.source import Batch, Source, State
     from runner.plugin.stage import Stage, StageConfig
     from runner.recipe.recipe import Recipe
+
+RUNNERS = frozenset({"draw", "transfer", "next_batch", "update"})
+"""Slots that the training step calls itself."""
+ONCE = "make_optimizer"
+"""Is called before the first update."""
 
 
 @dataclass
@@ -71,47 +76,92 @@ class Preparation:
         self.reports[self.preparing].notes.append(text)
 
 
+class Watch:
+    """Remembers which of the slots that stages hold are called: one whose slots nobody calls has nothing to do.
+
+    Its wrappers are the outermost while they are there, and nothing of it stays. None is there when a slot that is
+    traced (compiled) is called: what is called inside cannot be seen then, and is believed to be.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.held: dict[str, frozenset[str]] = {}
+        """Slots by stage."""
+        self.called: set[str] = set()
+        self.updates = 0
+        self._traced: set[str] = set()
+        self._covered: dict[str, Any] = {}
+
+    @contextmanager
+    def attaching(self, stage: StageConfig) -> Iterator[None]:
+        """Sees which slots the stage takes hold of inside the ``with``."""
+        before = dict(vars(self.slots))
+        yield
+        taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
+        if stage.traces:
+            self._traced |= taken
+        self.held[stage.kind] = frozenset(taken if stage.works_through is None else stage.works_through) - RUNNERS
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Remembers what is called inside the ``with``."""
+        for name in frozenset().union(*self.held.values()) - self.called:
+            self._covered[name] = getattr(self.slots, name)
+            vars(self.slots)[name] = partial(self._seen, name, self._covered[name])
+        try:
+            yield
+        finally:
+            self._uncover()
+
+    def _seen(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.called.add(name)
+        if name in self._traced:
+            self.called |= self._covered.keys() - {ONCE}
+            self._uncover()
+        return step(*args, **kwargs)
+
+    def _uncover(self) -> None:
+        vars(self.slots).update(self._covered)
+        self._covered.clear()
+
+
 class Assembly:
     """One learner, one source and the active stages around one set of slots."""
 
-    def __init__(self, recipe: Recipe, context: Context, plan: Preparation, prepared: dict[str, list[str]]) -> None:
-        self.recipe = recipe
-        self.context = context
-        self.slots = context.slots
-        self.device = context.device
+    def __init__(self, plan: Preparation, stages: Mapping[str, Stage], device: torch.device) -> None:
+        """Builds learner and source, attaches stages in the order given, then makes the optimizers."""
+        self.recipe = recipe = plan.recipe
+        self.device, self.slots = device, Slots()
+        batch_size, ema = recipe.train.batch_size, recipe.train.ema
+        self.context = Context(device, self.slots, recipe.seed, batch_size, recipe.optimizer, ema)
         self.batch_size = plan.batch_size
         self.reports = plan.reports
-        self.prepared = prepared
+        self.prepared = {kind: list(report.notes) for kind, report in plan.reports.items() if report.notes}
         """What stages have said about their choices (a batch size), which a resumed run must not make again."""
         self.shapes_vary = recipe.data.shapes_vary
         self.stages: dict[str, Stage] = {}
-        self.watch: Watch | None = Watch(self.slots)
-        """There until the first updates are over."""
         self._attaching = ""
         self._recorded = {"model": recipe.model.recorded(), "data": recipe.data.recorded()}
         model, data = self._recorded["model"], self._recorded["data"]
-        self.source: Source = recipe.data.implementation()(data, context)
-        context.sizes = self.source.sizes
-        self.learner: Learner = recipe.model.implementation()(model, self.source.shapes, context)
+        self.source: Source = recipe.data.implementation()(data, self.context)
+        self.context.sizes = self.source.sizes
+        self.learner: Learner = recipe.model.implementation()(model, self.source.shapes, self.context)
         unit, length = recipe.length
         self.progress = Progress(unit, length, self.source.epoch_samples(self.batch_size))
         self.slots.define(
             draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
         )
-
-    def attach(self, stages: Mapping[str, Stage]) -> None:
-        """Attaches stages in the order given, then makes the optimizers."""
-        assert self.watch is not None
+        watch = Watch(self.slots)
         for kind, stage in stages.items():
             self._attaching = kind
             self._recorded[f"optimization.{kind}"] = stage.config
-            with self.watch.attaching(self.recipe.stages[kind]):
+            with watch.attaching(recipe.stages[kind]):
                 stage.attach(self)
             self.stages[kind] = stage
-        with self.watch.watching():
+        with watch.watching():
             self.learner.configure_optimizers()
-        if not any(self.watch.held.values()):
-            self.watch = None
+        self.watch = watch if any(watch.held.values()) else None
+        """There until the first updates are over."""
         self.source.bind(self.learner)
 
     @contextmanager
@@ -123,8 +173,10 @@ class Assembly:
         self.watch.updates += 1
         if self.watch.updates < max(self.learner.periods().values(), default=1):
             return
-        for kind, reason in self.watch.idle().items():
-            self.reports[kind].active, self.reports[kind].reason = False, reason
+        for kind, held in self.watch.held.items():
+            if held and not held & self.watch.called:
+                slots = f"any of its slots {', '.join(sorted(held))}" if len(held) > 1 else f"its slot '{min(held)}'"
+                self.reports[kind].active, self.reports[kind].reason = False, f"the learner never calls {slots}"
         self.watch = None
 
     def note(self, text: str) -> None:
@@ -174,10 +226,8 @@ class Assembly:
             CheckpointError: it is the state of another pipeline.
         """
         if state["device"] != self.device.type:
-            raise CheckpointError(
-                f"the checkpoint was written on device '{state['device']}', and this is '{self.device.type}'; resume "
-                "where there is one"
-            )
+            where = f"on device '{state['device']}', and this is '{self.device.type}'"
+            raise CheckpointError(f"the checkpoint was written {where}; resume where there is one")
         try:
             self.learner.load_state_dict(state["learner"])
             self.source.load_state_dict(state["source"])
@@ -198,23 +248,15 @@ def resolve_device(name: str) -> torch.device:
         UsageError: a GPU is asked for that does not exist.
     """
     if name == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    device = torch.device(name)
-    if name == "cuda":
-        device = torch.device("cuda", 0)  # torch selects only what has a number
-    if device.type == "cuda" and device.index >= torch.cuda.device_count():
-        raise UsageError(
-            f"device: {name}: this machine offers {torch.cuda.device_count()} CUDA devices; use device: auto or cpu"
-        )
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device("cuda:0" if name == "cuda" else name)  # torch selects only what has a number
+    if device.type == "cuda" and device.index >= (count := torch.cuda.device_count()):
+        raise UsageError(f"device: {name}: this machine offers {count} CUDA devices; use device: auto or cpu")
     return device
 
 
 def assemble(
-    recipe: Recipe,
-    plugin_files: Sequence[Path] = (),
-    *,
-    batch_size: int | None = None,
-    resumed: State | None = None,
+    recipe: Recipe, plugin_files: Sequence[Path] = (), *, batch_size: int | None = None, resumed: State | None = None
 ) -> Assembly:
     """Builds the pipeline of a recipe.
 
@@ -241,19 +283,14 @@ def assemble(
         for kind, notes in resumed["prepared"].items():
             if kind in reports:  # a drifted recipe may have switched it off
                 reports[kind].notes += notes
-        for kind, work in works.items():
+        for kind, stage in works.items():
             if recipe.stages[kind].prepares:
-                dict(work.config)  # read before, and not now: what prepares a run is not asked again
+                dict(stage.config)  # read before, and not now: what prepares a run is not asked again
     else:
         for kind, stage in works.items():
             plan.preparing = kind
             stage.prepare(plan)
-    prepared = {kind: list(report.notes) for kind, report in reports.items() if report.notes}
-
-    context = Context(device, Slots(), recipe.seed, recipe.train.batch_size, recipe.optimizer, recipe.train.ema)
-    pipeline = Assembly(recipe, context, plan, prepared)
-    pipeline.attach(works)
-    return pipeline
+    return Assembly(plan, works, device)
 
 
 def setting_of(recipe: Recipe, device: torch.device, kinds: Collection[str] | None = None) -> Setting:
@@ -269,11 +306,9 @@ def _is_active(stage: StageConfig, setting: Setting, reports: dict[str, StageRep
     except UsageError as error:
         path = f"optimization.{stage.kind}"
         # Of the places that have a say in the stage, the one that came last: --set, the file, what it extends.
-        places = [place for each, place in recipe.origins.items() if each == path or each.startswith(f"{path}.")]
-        written = [place for place in places if place is not DEFAULT]
-        place = max(
-            written, key=lambda each: (isinstance(each.source, str), each.source == recipe.path), default=DEFAULT
-        )
+        places = [place for each, place in recipe.origins.items() if f"{each}.".startswith(f"{path}.")]
+        written = [each for each in places if each is not DEFAULT]
+        place = max(written, key=lambda at: (isinstance(at.source, str), at.source == recipe.path), default=DEFAULT)
         raise RecipeError([Problem(place, path, str(error))]) from None
     for other in stage.requires:
         if not reports[other].active:

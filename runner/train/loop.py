@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from runner.train.signals import Stop
 
 CHECKPOINTS = "checkpoints"
-COUNTERS = ("metrics", "complete", "best")
-"""What a checkpoint holds of the loop itself, beside its parts."""
 LOOK_EVERY = 50
 """Updates between two looks at the losses of a GPU."""
 
@@ -54,10 +52,10 @@ class Loop:
         again: str = "runner resume",
     ) -> None:  # fmt: skip
         """Makes ready to train in ``run_dir``; messages name ``again``, the command that goes on with this run."""
-        train = pipeline.recipe.train
         self.pipeline, self.journal, self.display, self.stop = pipeline, journal, display, stop
         self.again, self.progress = again, pipeline.progress
         self.writer = Writer(run_dir / CHECKPOINTS, journal.sync)
+        train = pipeline.recipe.train
         scale = self.progress.whole // self.progress.length
         every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
         self.every = {name: count * scale for name, count in every.items() if count}
@@ -223,7 +221,9 @@ class Loop:
             "generators": generators.state_dict(),
             "gradients": self.gradients.state_dict(),
             "cursor": self.journal.mark(),
-            **{name: getattr(self, name) for name in COUNTERS},
+            "metrics": self.metrics,
+            "complete": self.complete,
+            "best": self.best,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -232,8 +232,7 @@ class Loop:
         self.step.reset()
         self.means.load_state_dict(state["means"], self.pipeline.device)
         self.gradients.load_state_dict(state["gradients"])
-        for name in COUNTERS:
-            setattr(self, name, state[name])
+        self.metrics, self.complete, self.best = state["metrics"], state["complete"], state["best"]
         self.timed_from = self.progress.state_dict()
         generators.load_state_dict(state["generators"])  # last, because restoring may draw from them
 

@@ -80,7 +80,7 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
     unit, goal = recipe.length
     with stop_on_signals() as stop:
         tracker = Tracker.open(
-            workspace, recipe.tracking.experiment, recipe.name, recipe.values(), tags(recipe, pipeline),
+            workspace, recipe.tracking.experiment, recipe.name, recipe.values(), _tags(recipe, pipeline),
             recipe.tracking.system_metrics, digest=recipe.digest, goal=goal, unit=unit,
         )  # fmt: skip
         with _concluded(pipeline, tracker, display, stop, registry) as loop:
@@ -96,13 +96,7 @@ def resume(
 ) -> RunResult:
     """Goes on with a run from its newest checkpoint that is whole, or from the beginning if there is none yet.
 
-    Args:
-        recipe: that of the run's lock.
-        registry: where its plugins come from.
-        workspace: where the run is.
-        folder: the run's.
-        display: shows progress.
-        drift: what has changed since, to be kept on record.
+    The recipe is that of the run's lock; ``drift`` says what has changed since, and is kept on record.
 
     Raises:
         UsageError: the run's process is alive.
@@ -122,7 +116,7 @@ def resume(
         with stop_on_signals() as stop:
             tracker = Tracker.reopen(
                 workspace, folder, state["cursor"] if state else 0, step, recipe.values(),
-                resumption | ({} if state else tags(recipe, pipeline)), recipe.tracking.system_metrics,
+                resumption | ({} if state else _tags(recipe, pipeline)), recipe.tracking.system_metrics,
             )  # fmt: skip
             with _concluded(pipeline, tracker, display, stop, registry) as loop:
                 if state:
@@ -134,7 +128,7 @@ def resume(
     return _result(loop, tracker, started, step)
 
 
-def tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
+def _tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
     """What describes a run beside its settings."""
     checkout = source(recipe.path)
     return {

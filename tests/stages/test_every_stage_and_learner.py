@@ -13,10 +13,9 @@ from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.tracking import workspace
-from runner.train.assemble import StageReport, assemble, setting_of
+from runner.train.assemble import StageReport, Watch, assemble, setting_of
 from runner.train.run import run
 from runner.train.step import Step
-from runner.train.watch import Watch
 from runner.verify.gate import Options, contract_of, quick, verify_recipe
 
 REGISTRY = Registry([Path(tiny_learners.__file__)])

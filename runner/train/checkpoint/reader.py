@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import re
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ REST, MANIFEST = "state.json", "manifest.json"
 _CHECKPOINT = re.compile(r"step-\d{12}")
 _ROWS = re.compile(r"rows-(\d+)-(\d+)-(\d+)\.safetensors")
 _FILE = re.compile(rf"{re.escape(REST)}|tensors-\d+\.safetensors|{_ROWS.pattern}")
-_ASIDE = "damaged-"
+ASIDE = "damaged-"
+"""Stands before the name of a damaged checkpoint that ``load_newest`` passed over."""
 _log = logging.getLogger(__name__)
 
 
@@ -157,7 +159,7 @@ def load_newest(folder: Path) -> tuple[Path, State] | None:
             damaged.append(path)
             continue
         for each in damaged:
-            each.rename(each.with_name(_ASIDE + each.name))
+            each.rename(each.with_name(ASIDE + each.name))
         return path, state
     if found:
         raise CheckpointError(f"{folder}: all {len(found)} checkpoints are damaged; start the run anew: runner run")
@@ -168,18 +170,11 @@ def best(paths: list[Path]) -> Path | None:
     """The checkpoint with the highest score, the last of several; None if none has a score."""
     found, highest = None, float("-inf")
     for path in paths:
-        try:
+        with suppress(CheckpointError):
             score = read_manifest(path)["score"]
-        except CheckpointError:
-            continue
-        if score is not None and score >= highest:
-            found, highest = path, score
+            if score is not None and score >= highest:
+                found, highest = path, score
     return found
-
-
-def set_aside(folder: Path) -> list[Path]:
-    """Damaged checkpoints that ``load_newest`` passed over."""
-    return list(folder.glob(f"{_ASIDE}step-*"))
 
 
 def _unpack(node: Any, tensors: Mapping[str, torch.Tensor], ring: Callable[..., Ring]) -> Any:

@@ -23,7 +23,7 @@ from runner.system.errors import CheckpointError
 from runner.system.faults import reach
 from runner.system.files import sync
 from runner.train.checkpoint import reader as checkpoint
-from runner.train.checkpoint.reader import MANIFEST, REST
+from runner.train.checkpoint.reader import ASIDE, MANIFEST, REST
 
 if TYPE_CHECKING:
     from runner.plugin.source import State
@@ -183,7 +183,7 @@ class Writer:
             reach("checkpoint.renamed")
             found = checkpoint.checkpoints(self.folder)
             keep = {*found[-KEPT:], checkpoint.best(found)}
-            for path in [each for each in found if each not in keep] + checkpoint.set_aside(self.folder):
+            for path in [*(each for each in found if each not in keep), *self.folder.glob(f"{ASIDE}step-*")]:
                 shutil.rmtree(path)
             reach("checkpoint.pruned")
         except OSError as error:
