@@ -9,7 +9,6 @@ class _Train(ModuleType):
     """Lets ``runner.train(...)`` train, although ``runner.train`` is this package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``runner.train.python.train``."""
         from runner.train.python import train
 
         return train(*args, **kwargs)

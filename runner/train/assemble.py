@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 RUNNERS = frozenset({"draw", "transfer", "next_batch", "update"})
 """Slots that the training step calls itself."""
-ONCE = "make_optimizer"
-"""Is called before the first update."""
 
 
 @dataclass
@@ -116,7 +114,7 @@ class Watch:
     def _seen(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.called.add(name)
         if name in self._traced:
-            self.called |= self._covered.keys() - {ONCE}
+            self.called |= self._covered.keys() - {"make_optimizer"}  # which is called before the first update
             self._uncover()
         return step(*args, **kwargs)
 
@@ -195,11 +193,7 @@ class Assembly:
         return map_tensors(lambda tensor: tensor.to(self.device), batch)
 
     def refuse_unread(self) -> None:
-        """Looks for values that somebody wrote and that nobody has read, although a step has been taken.
-
-        Raises:
-            RecipeError: there are some; they would be ignored in silence.
-        """
+        """Raises a RecipeError if somebody wrote values that nobody has read by the first step: they do nothing."""
         unread = [path for section, config in self._recorded.items() for path in config.unread(f"{section}.")]
         written = [path for path in unread if self.recipe.origins.get(path, DEFAULT) is not DEFAULT]
         if written:
@@ -220,11 +214,7 @@ class Assembly:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Restores what ``state_dict`` returned, in place.
-
-        Raises:
-            CheckpointError: it is the state of another pipeline.
-        """
+        """Restores what ``state_dict`` returned, in place; a CheckpointError if it is that of another pipeline."""
         if state["device"] != self.device.type:
             where = f"on device '{state['device']}', and this is '{self.device.type}'"
             raise CheckpointError(f"the checkpoint was written {where}; resume where there is one")
@@ -242,11 +232,7 @@ class Assembly:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` means here.
-
-    Raises:
-        UsageError: a GPU is asked for that does not exist.
-    """
+    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` means here; a UsageError if there is no such GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device("cuda:0" if name == "cuda" else name)  # torch selects only what has a number

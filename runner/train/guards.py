@@ -122,11 +122,7 @@ class GradientGuard:
         self.done = False
 
     def check(self, update: int) -> None:
-        """Looks at the gradients of one of the first updates.
-
-        Raises:
-            RunnerError: a trainable parameter has received no finite gradient other than zero so far.
-        """
+        """Raises a RunnerError if by this update a trainable parameter had no finite gradient other than zero."""
         if self.done:
             return
         for name, gradient in self.learner.gradients().items():

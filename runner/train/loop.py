@@ -85,8 +85,8 @@ class Loop:
         A signal leaves no trace in what is learnt or logged, so that the resumed run is the one never interrupted.
 
         Raises:
-            DivergedError: a number stopped being finite.
-            RunnerError: a part of the model receives no gradient, or the last checkpoint could not be written.
+            RunnerError: a number stopped being finite, a part of the model receives no gradient, or the last checkpoint
+                could not be written.
         """
         progress, step, activities = self.progress, self.step, self.activities
         position, end = progress.position, progress.whole
@@ -102,8 +102,19 @@ class Loop:
                         self.follow(output, perf_counter() - started - (activities.inner - apart))
                     position = progress.position
                 self.display.advance(progress.done, self.metrics)
-                if self.next_due <= position < end:  # the end does all three
-                    self.act_on_schedule(before, position)
+                if not self.next_due <= position < end:  # at the end, all of this is done anyway
+                    continue
+                due = {name for name, every in self.every.items() if before // every != position // every}
+                self.next_due = min((position // every + 1) * every for every in self.every.values())
+                if "log" in due:
+                    self.report()
+                if "evaluate" in due:
+                    self.evaluate()
+                improved = self.score is not None and self.score == self.best
+                # The best model is worth a checkpoint of its own where there are any on the way.
+                if "checkpoint" in due or (improved and "checkpoint" in self.every):
+                    self.save()
+                self.score = None
             if self.stop.asked is None and not self.complete:
                 if not progress.updates:
                     why = "the warm-up is too long, or too little data"
@@ -115,9 +126,9 @@ class Loop:
         finally:
             self.writer.wait()
         if self.writer.failure is not None:
+            said = f"{self.writer.failure.strerror}; the newest is {self.writer.newest() or 'none'}"
             raise RunnerError(
-                f"the checkpoint at {progress.done} {progress.unit} could not be written: "
-                f"{self.writer.failure.strerror}; the newest is {self.writer.newest() or 'none'}; free some space and "
+                f"the checkpoint at {progress.done} {progress.unit} could not be written: {said}; free some space and "
                 f"continue with: {self.again}"
             )
 
@@ -133,18 +144,15 @@ class Loop:
         self.activities.seconds["update"] += seconds
         if updates == 1:
             self._publish({"perf/first_update_seconds": seconds})
-            self.rehearse()
-
-    def rehearse(self) -> None:
-        """Tries once, after the first update, what will be needed later, so that a mistake shows at once."""
-        self.pipeline.refuse_unread()
-        metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
-        if metrics is not None:
-            checked(metrics, self.pipeline)
-        try:
-            pack(self.pipeline.state_dict())
-        except TypeError as error:
-            raise RunnerError(f"the state of this training cannot be kept: {error}") from error
+            # What will be needed later is tried once, so that a mistake shows at once.
+            self.pipeline.refuse_unread()
+            metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
+            if metrics is not None:
+                checked(metrics, self.pipeline)
+            try:
+                pack(self.pipeline.state_dict())
+            except TypeError as error:
+                raise RunnerError(f"the state of this training cannot be kept: {error}") from error
 
     def check(self) -> None:
         """Stops the training if a loss since the last report was not finite."""
@@ -156,19 +164,6 @@ class Loop:
             self.writer.wait()
             good = self.writer.newest() or "none"
             raise DivergedError(f"{error}; the last good checkpoint is {good}") from None
-
-    def act_on_schedule(self, before: int, now: int) -> None:
-        """Reports, evaluates and saves where the position has passed a multiple of their interval."""
-        due = {name for name, every in self.every.items() if before // every != now // every}
-        self.next_due = min((now // every + 1) * every for every in self.every.values())
-        if "log" in due:
-            self.report()
-        if "evaluate" in due:
-            self.evaluate()
-        # The best model is worth a checkpoint of its own where there are any on the way.
-        if "checkpoint" in due or (self.score is not None and self.score == self.best and "checkpoint" in self.every):
-            self.save()
-        self.score = None
 
     def report(self) -> None:
         """Logs the means of the losses, what happened while drawing, and the speed since the last report."""
@@ -200,16 +195,13 @@ class Loop:
             self.best = max(self.best, self.score)
 
     def save(self) -> None:
-        """Hands a checkpoint to its writer, never one with numbers that are not finite.
-
-        ``perf/checkpoint_ms`` is the time that the training waits for it.
-        """
+        """Hands a checkpoint to its writer, never one with numbers that are not finite."""
         self.check()
         started, position = perf_counter(), self.progress.position
         with self.activities.measure("checkpoint"):
             self.writer.save(position, self.state_dict(), self.score, self.progress.done)
         if self.saved != position:  # a signal may ask for another at the same place
-            self._publish({"perf/checkpoint_ms": 1e3 * (perf_counter() - started)})
+            self._publish({"perf/checkpoint_ms": 1e3 * (perf_counter() - started)})  # that the training waits for it
         self.saved = position
 
     def state_dict(self) -> State:
@@ -242,23 +234,17 @@ class Loop:
 
 
 def evaluated(pipeline: Assembly) -> dict[str, float]:
-    """What the source measures of the learner.
-
-    Raises:
-        RunnerError: it returns no numbers by name, or the objective is not among them.
-    """
+    """What the source measures of the learner; raises as ``checked`` does."""
     return checked(pipeline.source.evaluate(pipeline.learner), pipeline)
 
 
 def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
-    """What an evaluation returned, if it is what it should be; raises as ``evaluated`` does."""
+    """What an evaluation returned; a RunnerError if it is no numbers by name, or the objective is not among them."""
     objective = pipeline.recipe.objective
     who = f"{type(pipeline.source).__name__}.evaluate"
     if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
         raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")
     if objective and objective.name not in metrics:
-        raise RunnerError(
-            f"the objective is '{objective.name}', which is not among the metrics of {who}: "
-            f"{', '.join(metrics) or 'there are none'}"
-        )
+        there = ", ".join(metrics) or "there are none"
+        raise RunnerError(f"the objective is '{objective.name}', which is not among the metrics of {who}: {there}")
     return {name: float(value) for name, value in metrics.items()}

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from runner.plugin.context import Slots
     from runner.plugin.source import State
 
-RESERVED = frozenset({"updates"})
-"""Names under ``train/`` that are the runner's own."""
-
 
 class Means:
     """Sums and counts of scalars by name: on a CPU numbers; on a GPU tensors that stay there, to wait for nothing."""
@@ -36,11 +33,7 @@ class Means:
         """Whether all that was looked at so far was finite; on a GPU, nothing is before ``look``."""
 
     def add(self, output: Mapping[str, Any]) -> None:
-        """Adds the scalars and ``Mean``s that an update returned.
-
-        Raises:
-            RunnerError: it returned no scalar, or something that is neither a tensor, a float nor a ``Mean``.
-        """
+        """Adds the scalars and ``Mean``s that an update returned; a RunnerError if there are none, or anything else."""
         found = False
         for name, value in output.items():
             if isinstance(value, Tensor) and value.dim():
@@ -95,10 +88,9 @@ class Means:
                 f"{self.who}.update returned '{name}' as {type(value).__name__}{parts}; it should be a tensor, "
                 "a float, or Mean(sum, count) of numbers or scalar tensors"
             )
-        if name in RESERVED:
-            raise RunnerError(
-                f"{self.who}.update returns a scalar '{name}', which is what the runner calls its own count"
-            )
+        if name == "updates":
+            own = "which is what the runner calls its own count"
+            raise RunnerError(f"{self.who}.update returns a scalar '{name}', {own}")
         self.sums[name] = self.counts[name] = 0.0
 
 

@@ -1,7 +1,6 @@
-"""A child process that trains a few real steps with one batch size and says how fast they were.
+"""A child that trains a few steps with one batch size and says how fast they were.
 
-A process of its own, because memory that was once too little stays fragmented, and a crash must not take the training
-with it.
+Memory that was once too little stays fragmented, and a crash must not take the training with it.
 """
 
 import dataclasses
@@ -21,11 +20,7 @@ SECONDS = 0.5
 
 
 def main(parent: Parent) -> None:
-    """Tells a ``Probe``, once it has trained until the clock can be trusted.
-
-    Raises:
-        torch.OutOfMemoryError: the device's memory does not suffice.
-    """
+    """Tells a ``Probe``, once it has trained until the clock can be trusted."""
     recipe, registry = parent.load()
     pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
     device, cuda = pipeline.device, pipeline.device.type == "cuda"

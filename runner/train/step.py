@@ -43,10 +43,9 @@ class Step:
         self.reset()
 
     def __call__(self, drawn: Drawn | None = None) -> dict[str, Any] | None:
-        """A whole step, with what was drawn if that is given.
+        """A whole step, with what was drawn if that is given, and what its update returned.
 
-        Returns:
-            What the update returned; None if the source had nothing to learn from yet.
+        None if the source had nothing to learn from yet.
         """
         drawn = drawn or self.draw()
         if drawn is None:
@@ -77,11 +76,7 @@ class Step:
         self.progress.advance(self.source.counts(batch))
 
     def update(self, drawn: Drawn) -> dict[str, Any]:
-        """The update alone, with the learning rates that belong to it.
-
-        Raises:
-            RunnerError: it returned no dictionary.
-        """
+        """The update alone, with the learning rates that belong to it; a RunnerError if it returns no dictionary."""
         if self._schedule is not None:
             self._set_rates(self._schedule.factor(self.progress.fraction))
         with nullcontext() if self.pipeline.watch is None else self.pipeline.first_updates():

@@ -73,7 +73,7 @@ def test_the_best_checkpoint_is_kept():
     kept = checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")
     history = mlflow.MlflowClient(result.tracking_uri).get_metric_history(result.run_id, "eval/return")
     best = max(point.value for point in history)
-    scores = {checkpoint.step_of(path): checkpoint.read_manifest(path)["score"] for path in kept}
+    scores = {int(path.name.removeprefix("step-")): checkpoint.read_manifest(path)["score"] for path in kept}
     assert best in scores.values()
     assert [point.step for point in history if point.value == best][-1] in scores
 

@@ -50,11 +50,6 @@ def name_of(step: int) -> str:
     return f"step-{step:012d}"
 
 
-def step_of(path: Path) -> int:
-    """The step that a checkpoint was written at."""
-    return int(path.name.removeprefix("step-"))
-
-
 def rows_name(ring: str, first: int, last: int) -> str:
     """The file that has the rows of a ring from the number ``first`` up to ``last``, which is left out."""
     return f"rows-{ring}-{first:012d}-{last:012d}.safetensors"
@@ -74,8 +69,8 @@ def digest(path: Path) -> str:
 
 def manifest_text(step: int, score: float | None, files: Mapping[str, str], done: int | None = None) -> str:
     """A manifest: one line of JSON, and one with its SHA-256; ``done`` is the same as ``step`` unless told."""
-    counts = {"step": step, "done": step if done is None else done}
-    text = json.dumps({"format": FORMAT, **counts, "score": score, "sha256": dict(files)})
+    done = step if done is None else done
+    text = json.dumps({"format": FORMAT, "step": step, "done": done, "score": score, "sha256": dict(files)})
     return f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
@@ -96,9 +91,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{file}: {_reason(error)}") from None
     if newer:
+        known = f"{FORMAT}, the newest that this version of the runner reads"
         raise CheckpointError(
-            f"{path}: its format {manifest['format']} is newer than {FORMAT}, the newest that this version of the "
-            "runner reads; resume with the version that wrote it"
+            f"{path}: its format {manifest['format']} is newer than {known}; resume with the version that wrote it"
         )
     if rest.strip() != hashlib.sha256(text.encode()).hexdigest():
         raise DamagedError(f"{file}: damaged (its checksum differs)")
@@ -139,27 +134,22 @@ def load(path: Path) -> State:
 
 
 def load_newest(folder: Path) -> tuple[Path, State] | None:
-    """Reads the newest checkpoint that is whole.
+    """Reads the newest checkpoint that is whole; None if none has been written yet.
 
     Damaged ones are said and set aside, so that the training can write them again. The caller holds the run's lock.
-
-    Returns:
-        The checkpoint and its state; None if none has been written yet.
 
     Raises:
         CheckpointError: all are damaged, or a newer version of the runner wrote the newest.
     """
     found = checkpoints(folder)
-    damaged = []
-    for path in reversed(found):
+    for number, path in enumerate(reversed(found)):
         try:
             state = load(path)
         except DamagedError as error:
             _log.warning("%s; the checkpoint before it is used, if there is one", error)
-            damaged.append(path)
             continue
-        for each in damaged:
-            each.rename(each.with_name(ASIDE + each.name))
+        for damaged in found[len(found) - number :]:
+            damaged.rename(damaged.with_name(ASIDE + damaged.name))
         return path, state
     if found:
         raise CheckpointError(f"{folder}: all {len(found)} checkpoints are damaged; start the run anew: runner run")

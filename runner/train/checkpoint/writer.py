@@ -10,7 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,16 +41,6 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Packed:
-    """A state in three parts, held together by names; the tensors are those of the state, not copies."""
-
-    rest: Any = None
-    """What JSON can hold; dictionaries are lists of pairs, to keep integer keys."""
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    rings: dict[str, Ring] = field(default_factory=dict)
-
-
-@dataclass
 class _Piece:
     """One file of tensors, of about ``size`` bytes; ``tensors`` makes copies of them."""
 
@@ -70,11 +60,9 @@ class Writer:
     """
 
     def __init__(self, folder: Path, prepare: Callable[[], None] = lambda: None) -> None:
-        """Removes what a process that died has left half written.
+        """Removes what a process that died has left half written in a run's folder of checkpoints.
 
-        Args:
-            folder: where the run's checkpoints are.
-            prepare: called before a checkpoint gets its name; raises ``OSError`` if it must not.
+        ``prepare`` is called before a checkpoint gets its name; it raises ``OSError`` if it must not.
         """
         self.folder = folder
         self.failure: OSError | None = None
@@ -95,7 +83,7 @@ class Writer:
 
         Args:
             step: numbers it; of two checkpoints, the newer has the larger one.
-            state: nested dictionaries and lists of tensors, rings, numbers, strings, booleans and None.
+            state: what a training keeps.
             score: the larger, the better; the best checkpoint is kept.
             done: how far the training is in the recipe's unit, if ``step`` is not that.
         """
@@ -107,8 +95,8 @@ class Writer:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             reach("checkpoint.begin")
-            packed = pack(state)
-            pieces = [*_parts(packed.tensors), *self._segments(packed.rings, folder)]
+            rest, tensors, rings = pack(state)
+            pieces = [*_parts(tensors), *self._segments(rings, folder)]
             size, free = sum(piece.size for piece in pieces if not piece.digest), shutil.disk_usage(folder).free
             if free < size + _MIB:
                 message = f"it needs {size / _MIB:.1f} MiB and the disk has {free / _MIB:.1f} MiB free"
@@ -118,7 +106,7 @@ class Writer:
             return
         manifest = partial(checkpoint.manifest_text, step, score, done=done)
         if size > BESIDE_BYTES:
-            self._finish(step, pieces, packed.rest, manifest)
+            self._finish(step, pieces, rest, manifest)
             return
         for piece in pieces:
             if not piece.digest:  # its tensors may change before they are written
@@ -126,7 +114,7 @@ class Writer:
 
         def finish() -> None:
             try:
-                self._finish(step, pieces, packed.rest, manifest)
+                self._finish(step, pieces, rest, manifest)
             except BaseException as error:  # raised again in the training's thread
                 self._error = error
 
@@ -170,10 +158,26 @@ class Writer:
 
     def _finish(self, step: int, pieces: list[_Piece], rest: Any, manifest: Callable[[dict[str, str]], str]) -> None:
         """Writes what is not there yet, gives the checkpoint its name and prunes older ones."""
-        size = sum(piece.size for piece in pieces if not piece.digest)
+        folder, size = self._beside(step), sum(piece.size for piece in pieces if not piece.digest)
         try:
-            self._write(self._beside(step), pieces, rest, manifest)
-            self._beside(step).rename(self.folder / checkpoint.name_of(step))
+            for piece in pieces:
+                if not piece.digest:
+                    path = folder / piece.name
+                    save_file(piece.tensors(), path)
+                    sync(path)
+                    reach("checkpoint.segment" if checkpoint.rows_of(piece.name) else "checkpoint.tensors", path)
+                    piece.digest = checkpoint.digest(path)
+            (folder / REST).write_text(json.dumps(rest))
+            sync(folder / REST)
+            reach("checkpoint.state", folder / REST)
+            digests = {piece.name: piece.digest for piece in pieces} | {REST: checkpoint.digest(folder / REST)}
+            (folder / MANIFEST).write_text(manifest(digests))
+            sync(folder / MANIFEST)
+            reach("checkpoint.manifest", folder / MANIFEST)
+            sync(folder)
+            self._prepare()
+            reach("checkpoint.synced")
+            folder.rename(self.folder / checkpoint.name_of(step))
             sync(self.folder)
         except OSError as error:
             self._failed(step, error)
@@ -196,25 +200,6 @@ class Writer:
                 self.folder, free / _MIB, size / _MIB,
             )  # fmt: skip
 
-    def _write(self, folder: Path, pieces: list[_Piece], rest: Any, manifest: Callable[[dict[str, str]], str]) -> None:
-        for piece in pieces:
-            if not piece.digest:
-                path = folder / piece.name
-                save_file(piece.tensors(), path)
-                sync(path)
-                reach("checkpoint.segment" if checkpoint.rows_of(piece.name) else "checkpoint.tensors", path)
-                piece.digest = checkpoint.digest(path)
-        (folder / REST).write_text(json.dumps(rest))
-        sync(folder / REST)
-        reach("checkpoint.state", folder / REST)
-        digests = {piece.name: piece.digest for piece in pieces} | {REST: checkpoint.digest(folder / REST)}
-        (folder / MANIFEST).write_text(manifest(digests))
-        sync(folder / MANIFEST)
-        reach("checkpoint.manifest", folder / MANIFEST)
-        sync(folder)
-        self._prepare()
-        reach("checkpoint.synced")
-
     def _failed(self, step: int, error: OSError) -> None:
         shutil.rmtree(self._beside(step), ignore_errors=True)
         if self.failure is None:
@@ -223,34 +208,38 @@ class Writer:
         self.failure = error
 
 
-def pack(state: State) -> _Packed:
-    """Takes a state apart; ``unpack`` of the reader puts it together again.
+def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
+    """Takes a state apart; the reader puts it together again.
+
+    Returns:
+        What JSON can hold, in which dictionaries are lists of pairs to keep integer keys; and by the names that it
+        refers to, the tensors of the state, not copies, and its rings.
 
     Raises:
         TypeError: a value is none that a checkpoint can hold; the message has its place.
     """
-    packed = _Packed()
-    packed.rest = _pack(state, "", packed)
-    return packed
+    tensors: dict[str, Tensor] = {}
+    rings: dict[str, Ring] = {}
 
+    def packed(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            name = f"{len(tensors)}{path}"  # counted, because keys may hold any character
+            tensors[name] = value
+            return {"tensor": name, "stride": None if value.is_contiguous() else _dense_stride(value)}
+        if isinstance(value, Ring):
+            name = str(len(rings))
+            rings[name] = value
+            return {"ring": {"name": name, "capacity": value.capacity, "written": value.written}}
+        if isinstance(value, dict):
+            return {"items": [[key, packed(item, f"{path}/{key}")] for key, item in value.items()]}
+        if isinstance(value, list | tuple):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {kind: [packed(item, f"{path}/{i}") for i, item in enumerate(value)]}
+        if value is None or isinstance(value, bool | int | float | str):
+            return {"value": value}
+        raise TypeError(f"{path}: a checkpoint cannot hold a {type(value).__name__}")
 
-def _pack(value: Any, path: str, packed: _Packed) -> Any:
-    if isinstance(value, Tensor):
-        name = f"{len(packed.tensors)}{path}"  # counted, because keys may hold any character
-        packed.tensors[name] = value
-        return {"tensor": name, "stride": None if value.is_contiguous() else _dense_stride(value)}
-    if isinstance(value, Ring):
-        name = str(len(packed.rings))
-        packed.rings[name] = value
-        return {"ring": {"name": name, "capacity": value.capacity, "written": value.written}}
-    if isinstance(value, dict):
-        return {"items": [[key, _pack(item, f"{path}/{key}", packed)] for key, item in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_pack(item, f"{path}/{i}", packed) for i, item in enumerate(value)]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    raise TypeError(f"{path}: a checkpoint cannot hold a {type(value).__name__}")
+    return packed(state, ""), tensors, rings
 
 
 def _dense_stride(tensor: Tensor) -> list[int] | None:

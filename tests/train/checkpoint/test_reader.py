@@ -52,7 +52,7 @@ def save(folder, step, state, score=None):
 
 
 def names(folder):
-    return [checkpoint.step_of(path) for path in checkpoint.checkpoints(folder)]
+    return [int(path.name.removeprefix("step-")) for path in checkpoint.checkpoints(folder)]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -20,7 +20,7 @@ def save(folder, step, state, score=None):
 
 
 def steps(folder):
-    return [checkpoint.step_of(path) for path in checkpoint.checkpoints(folder)]
+    return [int(path.name.removeprefix("step-")) for path in checkpoint.checkpoints(folder)]
 
 
 def inodes(path):
