@@ -9,7 +9,7 @@ class _Train(ModuleType):
     """Lets ``runner.train(...)`` train, although ``runner.train`` is this package."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from runner.train.python import train
+        from runner.train.run import train
 
         return train(*args, **kwargs)
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from runner.plugin.stage import Stage, StageConfig
     from runner.recipe.recipe import Recipe
 
-RUNNERS = frozenset({"draw", "transfer", "next_batch", "update"})
-"""Slots that the training step calls itself."""
-
 
 @dataclass
 class StageReport:
@@ -98,7 +95,9 @@ class Watch:
         taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
         if stage.traces:
             self._traced |= taken
-        self.held[stage.kind] = frozenset(taken if stage.works_through is None else stage.works_through) - RUNNERS
+        works_through = taken if stage.works_through is None else stage.works_through
+        own = {"draw", "transfer", "next_batch", "update"}  # the training step calls these itself
+        self.held[stage.kind] = frozenset(works_through - own)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -244,13 +243,9 @@ def resolve_device(name: str) -> torch.device:
 def assemble(
     recipe: Recipe, plugin_files: Sequence[Path] = (), *, batch_size: int | None = None, resumed: State | None = None
 ) -> Assembly:
-    """Builds the pipeline of a recipe.
+    """Builds the pipeline of a recipe, with another batch size if one is given.
 
-    Args:
-        recipe: validated.
-        plugin_files: local plugin files that the recipe was validated with.
-        batch_size: instead of the recipe's.
-        resumed: the pipeline's state in a checkpoint; what stages have chosen before (the batch size) stays chosen.
+    ``resumed`` is the pipeline's state in a checkpoint: what stages have chosen before (the batch size) stays chosen.
 
     Raises:
         UsageError: a stage must not run here, or a value of the recipe is read by nobody.

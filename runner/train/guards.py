@@ -153,11 +153,9 @@ def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
 
 
 def statistics(tensor: Tensor) -> dict[str, Any]:
-    """Shape and type of a tensor, how many NaN and infinities it holds, and what the finite numbers are like.
+    """Shape and type of a tensor, how many NaN and infinities it holds, and what the finite numbers are like, if any.
 
-    Returns:
-        ``shape``, ``dtype``, ``nan``, ``inf``, and of the finite numbers ``min``, ``max``, ``mean`` and ``std`` (of the
-        population), None if there are none.
+    ``std`` is the standard deviation of the population.
     """
     values = _double(tensor)
     finite = values[values.isfinite()]

@@ -80,13 +80,9 @@ class Loop:
         """What the last update returned."""
 
     def run(self) -> None:
-        """Trains to the end or to a signal, evaluates, and leaves a checkpoint.
+        """Trains to the end or to a signal, evaluates, and leaves a checkpoint; a RunnerError says what went wrong.
 
         A signal leaves no trace in what is learnt or logged, so that the resumed run is the one never interrupted.
-
-        Raises:
-            RunnerError: a number stopped being finite, a part of the model receives no gradient, or the last checkpoint
-                could not be written.
         """
         progress, step, activities = self.progress, self.step, self.activities
         position, end = progress.position, progress.whole

@@ -1,37 +1,45 @@
-"""One training with one recipe, from assembly to the true final status."""
+"""One training with one recipe, from assembly to the true final status; and the same from Python."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
 from runner.recipe.lock import LOCK_NAME, copy_recipe, write_lock
 from runner.recipe.provenance import source
 from runner.system import generators
-from runner.system.errors import ExitCode, RunnerError
+from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.secrets import redact
+from runner.tracking import RunFolder, workspace
 from runner.tracking.tracker import Tracker
+from runner.tracking.workspace import find
 from runner.train.assemble import StageReport, assemble
-from runner.train.checkpoint import reader as checkpoint
+from runner.train.checkpoint.reader import DamagedError, best, checkpoints, load_newest
+from runner.train.checkpoint.reader import load as load_checkpoint
 from runner.train.loop import Loop
 from runner.train.signals import Stop, stop_on_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from runner.plugin.registry import Registry
+    from runner.plugin.learner import Learner
     from runner.plugin.source import State
     from runner.recipe.recipe import Recipe
-    from runner.tracking import RunFolder, Status, Workspace
+    from runner.tracking import Status, Workspace
     from runner.train.assemble import Assembly
     from runner.train.loop import Display
 
+PathLike = str | Path
 PATIENCE_SECONDS = 30.0
 STOPPED_PATIENCE_SECONDS = 5.0
 """A scheduler that has sent SIGTERM kills soon; what MLflow lacks then is in the spool."""
@@ -67,21 +75,90 @@ class RunResult:
         return data
 
 
-def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Display) -> RunResult:
-    """Trains a recipe.
+class _Silent:
+    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
+
+
+def train(
+    recipe: PathLike,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
+    *,
+    plugins: Sequence[PathLike] = (),
+) -> RunResult:
+    """Trains a recipe and logs it to MLflow, as ``runner run`` does.
+
+    Args:
+        recipe: a recipe file, the lock of a run, or the name of a recipe that ships.
+        set: values that override the recipe's, by dotted path.
+        plugins: Python files with plugins.
+
+    Returns:
+        Metrics, run id, folder and more. Interrupted, its ``status`` is ``KILLED``, and ``resume`` is the command that
+        goes on.
 
     Raises:
-        RunnerError: the recipe cannot run here, the store cannot be reached, or the training failed; the MLflow run, if
-            there is one by then, has its true status.
+        RunnerError: the recipe is wrong, or the training failed.
+    """
+    registry = Registry([Path(path) for path in plugins])
+    return run(load(recipe, _assignments(set), registry), registry, workspace(), _Silent())
+
+
+def load_model(
+    run: PathLike | RunResult = "latest",
+    checkpoint: Literal["best", "last"] = "best",
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
+    plugins: Sequence[PathLike] = (),
+) -> Learner:
+    """The learner of a run with the parameters of a checkpoint, in evaluation mode and without stages.
+
+    Args:
+        run: what ``train`` returned, a run's folder, name, digits or MLflow id, or ``latest``.
+        checkpoint: the one with the best objective (the last one where there is no objective), or the last one; the
+            newest whole one if that is damaged.
+        set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
+        plugins: Python files with the plugins of the run.
+
+    Raises:
+        RunnerError: there is no such run, or none of its checkpoints can be used.
+    """
+    if isinstance(run, RunResult):
+        folder = RunFolder(Path(run.run_dir))
+    else:
+        folder = RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(workspace().runs, str(run))
+    recipe = load(folder.path / LOCK_NAME, _assignments(set), Registry([Path(path) for path in plugins]))
+    learner = assemble(dataclasses.replace(recipe, stages={})).learner
+    found = checkpoints(folder.checkpoints)
+    chosen = best(found) if checkpoint == "best" else None
+    for path in ([chosen] if chosen else []) + found[::-1]:
+        try:
+            learner.load_state_dict(load_checkpoint(path)["pipeline"]["learner"])
+            break
+        except DamagedError:
+            continue
+    else:
+        raise CheckpointError(f"run {folder.name} has no checkpoint that can be used")
+    for module in learner.modules().values():
+        module.eval()
+    evaluation = learner.evaluating()
+    evaluation.__enter__()
+    vars(learner)["_evaluation"] = evaluation  # which ends, should nobody hold it
+    return learner
+
+
+def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Display) -> RunResult:
+    """Trains a recipe; should that fail, the MLflow run, if there is one by then, has its true status.
+
+    Raises:
+        RunnerError: the recipe cannot run here, the store cannot be reached, or the training failed.
     """
     started = time.perf_counter()
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files)
-    unit, goal = recipe.length
     with stop_on_signals() as stop:
         tracker = Tracker.open(
             workspace, recipe.tracking.experiment, recipe.name, recipe.values(), _tags(recipe, pipeline),
-            recipe.tracking.system_metrics, digest=recipe.digest, goal=goal, unit=unit,
+            recipe.tracking.system_metrics, digest=recipe.digest, goal=recipe.length[1], unit=recipe.length[0],
         )  # fmt: skip
         with _concluded(pipeline, tracker, display, stop, registry) as loop:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
@@ -106,7 +183,7 @@ def resume(
     started = time.perf_counter()
     folder.claim()
     try:
-        found = checkpoint.load_newest(folder.checkpoints)
+        found = load_newest(folder.checkpoints)
         state: State | None = found[1] if found else None
         step = state["step"] if state else 0
         generators.seed(recipe.seed)
@@ -193,3 +270,7 @@ def _result(loop: Loop, tracker: Tracker, started: float, resumed_at: int | None
         str(tracker.run_dir), str(tracker.run_dir / LOCK_NAME), resumed_at, list(pipeline.reports.values()),
         loop.metrics, time.perf_counter() - started, loop.again, exit_code,
     )  # fmt: skip
+
+
+def _assignments(values: Mapping[str, Any] | None) -> list[str]:
+    return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in (values or {}).items()]

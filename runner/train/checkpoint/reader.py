@@ -78,7 +78,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; the files are not looked at.
 
     Raises:
-        DamagedError: it is missing or not what was written.
+        DamagedError: something is missing or not what was written.
         CheckpointError: a newer version of the runner wrote it.
     """
     file = path / MANIFEST
@@ -103,11 +103,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def load(path: Path) -> State:
     """Reads a checkpoint, after every file has been compared with the manifest.
 
-    Tensors come into host memory at once, rings when their rows are asked for.
-
-    Raises:
-        DamagedError: a file is missing or damaged.
-        CheckpointError: a newer version of the runner wrote it.
+    Tensors come into host memory at once, rings when their rows are asked for. Raises as ``read_manifest`` does.
     """
     files: dict[str, str] = read_manifest(path)["sha256"]
     for name, expected in files.items():

@@ -79,13 +79,9 @@ class Writer:
     def save(self, step: int, state: State, score: float | None = None, done: int | None = None) -> None:
         """Writes ``step-<step>``, beside the training if it is small; waits for the one before.
 
-        A disk that is full or fails is said once, and leaves older checkpoints as they are; see ``failure``.
-
-        Args:
-            step: numbers it; of two checkpoints, the newer has the larger one.
-            state: what a training keeps.
-            score: the larger, the better; the best checkpoint is kept.
-            done: how far the training is in the recipe's unit, if ``step`` is not that.
+        A disk that is full or fails is said once, and leaves older checkpoints as they are; see ``failure``. Of two
+        checkpoints, the newer has the larger ``step``; ``done`` is how far the training is in the recipe's unit, if that
+        is another number. The larger a ``score`` the better; the best checkpoint is kept.
         """
         self.wait()
         if (self.folder / checkpoint.name_of(step)).exists():
@@ -209,14 +205,11 @@ class Writer:
 
 
 def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
-    """Takes a state apart; the reader puts it together again.
+    """Takes a state apart; the reader puts it together again. A TypeError names what no checkpoint can hold.
 
     Returns:
         What JSON can hold, in which dictionaries are lists of pairs to keep integer keys; and by the names that it
         refers to, the tensors of the state, not copies, and its rings.
-
-    Raises:
-        TypeError: a value is none that a checkpoint can hold; the message has its place.
     """
     tensors: dict[str, Tensor] = {}
     rings: dict[str, Ring] = {}
