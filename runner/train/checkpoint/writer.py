@@ -80,8 +80,8 @@ class Writer:
         """Writes ``step-<step>``, beside the training if it is small; waits for the one before.
 
         A disk that is full or fails is said once, and leaves older checkpoints as they are; see ``failure``. Of two
-        checkpoints, the newer has the larger ``step``; ``done`` is how far the training is in the recipe's unit, if that
-        is another number. The larger a ``score`` the better; the best checkpoint is kept.
+        checkpoints, the newer has the larger ``step``; ``done`` is the progress in the recipe's unit, if it differs.
+        The larger a ``score`` the better; the best checkpoint is kept.
         """
         self.wait()
         if (self.folder / checkpoint.name_of(step)).exists():
