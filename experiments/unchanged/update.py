@@ -4,6 +4,7 @@
 checkout is installed. Each recipe lives in a process of its own for each checkout; blocks of updates take turns.
 """
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -17,7 +18,7 @@ CASES = {
     "marl_phase3, amp off": ("optimization.amp=off",),
 }
 COMMON = ("device=cpu", "optimization.batch_autotune=off")
-ROUNDS, BLOCK_SECONDS = 40, 0.25
+BLOCK_SECONDS = 0.25
 
 
 def work(recipe: str, sets: list[str]) -> None:
@@ -69,8 +70,10 @@ def work(recipe: str, sets: list[str]) -> None:
         answers.flush()
 
 
-def compare(recipe: str, sets: tuple[str, ...], pythons: dict[str, str]) -> dict[str, object]:
-    """Median milliseconds of both, and their ratio (new over old) with the quartiles over rounds."""
+def compare(recipe: str, sets: tuple[str, ...], pythons: dict[str, str], rounds: int) -> dict[str, object]:
+    """Median milliseconds of both, and the median of their ratio (new over old) with its interval and the quartiles."""
+    from runner.compare.noninferiority import ratio  # which the old code has elsewhere
+
     children = {
         name: subprocess.Popen(
             [python, "-P", str(Path(__file__).resolve()), "--work", recipe, *COMMON, *sets],
@@ -92,16 +95,17 @@ def compare(recipe: str, sets: tuple[str, ...], pythons: dict[str, str]) -> dict
         seconds(name, 30)
     count = max(1, round(BLOCK_SECONDS / seconds("old", 5)))
     taken = {name: [] for name in children}
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         for name in list(children)[:: 1 if turn % 2 else -1]:
             taken[name].append(seconds(name, count))
     for child in children.values():
         child.stdin.close()
         child.wait()
     ratios = sorted(new / old for old, new in zip(taken["old"], taken["new"], strict=True))
+    found = ratio(taken["new"], taken["old"])
     return {
         **{f"{name}_ms": round(1e3 * statistics.median(each), 3) for name, each in taken.items()},
-        "new_over_old": round(statistics.median(ratios), 4),
+        "new_over_old": [round(value, 4) for value in (found.value, found.low, found.high)],
         "quartiles": [round(ratios[len(ratios) // 4], 4), round(ratios[3 * len(ratios) // 4], 4)],
     }
 
@@ -111,8 +115,13 @@ def main() -> None:
     if sys.argv[1] == "--work":
         work(sys.argv[2], sys.argv[3:])
         return
+    parser = argparse.ArgumentParser()
+    parser.add_argument("other", help="the interpreter of the other checkout")
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
     for name, sets in CASES.items():
-        found = compare(name.partition(",")[0], sets, {"old": sys.argv[1], "new": sys.executable})
+        pythons = {"old": options.other, "new": sys.executable}
+        found = compare(name.partition(",")[0], sets, pythons, options.rounds)
         print(f"{name:24} {json.dumps(found)}", flush=True)
 
 
