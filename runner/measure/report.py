@@ -114,7 +114,7 @@ def _case(case: CaseResult, published_by: str) -> Iterator[str]:
         activities = trained[0][1].shares
         rows = ((name, f"{own.per_second:,.0f}", str(own.ratio), *(f"{own.shares[each]:.1%}" for each in activities))
                 for name, own in trained)  # fmt: skip
-        yield from _table(("whole training", "steps/s", "ratio", *activities), rows)
+        yield from _table(("whole training", f"{case.unit.replace('_', ' ')}/s", "ratio", *activities), rows)
     rates, cost = case.rates, case.cost
     yield (
         f"The limit of {case.limit_ms:.3g} ms is the larger of {cost.least_flop / 1e9:.3g} GFLOP over "
@@ -231,7 +231,7 @@ def _ratios(result: Result, figure: Any) -> None:
 
 
 def _training(result: Result, figure: Any) -> None:
-    """Time of one step of a whole training, by what it is spent on."""
+    """Time of a whole training for each of the units that are counted, by what it is spent on."""
     for axes, case in zip(figure.subplots(1, len(result.cases), squeeze=False)[0], result.cases, strict=True):
         measured = [(v.name, v.throughput) for v in case.variants if v.throughput is not None]
         left = [0.0] * len(measured)
@@ -241,9 +241,9 @@ def _training(result: Result, figure: Any) -> None:
             widths = [1e3 * own.shares.get(activity, 0.0) / own.per_second for _, own in measured]
             axes.barh(range(len(measured)), widths, left=left, color=colour, label=activity)
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        _label(
-            axes, [name for name, _ in measured], "milliseconds a step of a whole training", case.name or result.name
-        )
+        axes.margins(x=0.05)
+        label = f"milliseconds of a whole training for each {case.unit.removesuffix('s').replace('_', ' ')}"
+        _label(axes, [name for name, _ in measured], label, case.name or result.name)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
 
