@@ -241,7 +241,6 @@ def _training(result: Result, figure: Any) -> None:
             widths = [1e3 * own.shares.get(activity, 0.0) / own.per_second for _, own in measured]
             axes.barh(range(len(measured)), widths, left=left, color=colour, label=activity)
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.margins(x=0.05)
         label = f"milliseconds of a whole training for each {case.unit.removesuffix('s').replace('_', ' ')}"
         _label(axes, [name for name, _ in measured], label, case.name or result.name)
     handles, labels = figure.axes[0].get_legend_handles_labels()
