@@ -51,7 +51,7 @@ class Step:
         if drawn is None:
             return None
         self.seed(self.progress.updates)
-        if self.pipeline.watch is None:
+        if self.pipeline.watch is None:  # what ``update`` does then, a call less in every step
             if self._schedule is not None:
                 self._set_rates(self._schedule.factor(self.progress.fraction))
             output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
