@@ -90,7 +90,7 @@ def ablate(
         loaded = loaded.within(budget)
     command = shlex.join(["runner", *sys.argv[1:]])
     done = measure(loaded, registry, workspace(), out, fresh, command, quick, mute if quiet else say)
-    output(as_json, done.data, show, done.result)
+    output(as_json, done.data, show, done)
     raise Exit(done.exit_code)
 
 

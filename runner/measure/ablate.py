@@ -7,60 +7,30 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from runner.measure.analysis import CaseResult, Result, VariantResult, analyse, slope
-from runner.measure.measurement_log import HEAD, ROUNDS, MeasurementLog, identity_of
-from runner.measure.recommend import recommend, write
-from runner.measure.report import draw, markdown, summary
-from runner.measure.rounds import Measurement
+from runner.measure.analysis import Result, VariantResult, analyse, recommend, slope
+from runner.measure.experiment import Experiment
+from runner.measure.report import draw, markdown, summary, write_recipe
+from runner.measure.rounds import HEAD, ROUNDS, Gate, Measurement, MeasurementLog, identity_of
+from runner.plugin.registry import Registry
 from runner.recipe.lock import code_of, write_lock
 from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
 from runner.tracking.store import Store, key, params_of, text
-from runner.tracking.workspace import folder_name
-from runner.train.assemble import resolve_device
+from runner.tracking.workspace import Workspace, folder_name
 from runner.train.signals import Stop, stop_on_signals
-from runner.verify.variants import variants_of
 
-if TYPE_CHECKING:
-    from runner.compare.verdict import Verdict
-    from runner.measure.experiment import Experiment
-    from runner.plugin.registry import Registry
-    from runner.recipe.recipe import Recipe
-    from runner.tracking.workspace import Workspace
-
-Gate = Callable[["Recipe", "Registry", Sequence[str]], "Verdict"]
-"""Says whether a recipe with exactly these stages is harmless."""
 REPORT, RESULT, RUNS = "README.md", "result.json", "mlflow.json"
 """What is in the folder beside the log; the last has the ids of MLflow's runs, for publishing again."""
-
-
-@dataclass(frozen=True)
-class Ablated:
-    """An ablation with what became of it."""
-
-    result: Result
-    run_id: str  # of the parent run in MLflow
-    tracking_problem: str  # why MLflow does not have it; empty if it has
-    stop: Stop
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """A signal counts most, then the gate, then what could not be told."""
-        return ExitCode(128 + int(self.stop.asked)) if self.stop.asked else self.result.exit_code
-
-    def data(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
-        return {**self.result.data(), "run_id": self.run_id, "tracking_problem": self.tracking_problem}
 
 
 def ablate(
@@ -72,7 +42,7 @@ def ablate(
     command: str,
     gate: Gate | None,
     say: Callable[[str], None],
-) -> Ablated:
+) -> Result:
     """Measures an experiment and leaves its report, its figures and the recipes to use in a folder, and in MLflow.
 
     The folder is ``out``, or one of the workspace. An interrupted ablation is continued unless it is to begin afresh.
@@ -85,12 +55,15 @@ def ablate(
     """
     store = Store.open(workspace)
     # What is measured, with what, and where: rounds of two ablations belong together only if all of it is the same.
-    code = {case.name: code_of(case.recipe) for case in experiment.cases}
-    machine = {name: value for name, value in hardware().items() if name != "platform"}
-    identity = {"name": experiment.config.name, "digest": experiment.digest, "code": code, "machine": machine,
-                "torch": torch.__version__}  # fmt: skip
+    identity = {
+        "name": experiment.config.name,
+        "digest": experiment.digest,
+        "code": {case.name: code_of(case.recipe) for case in experiment.cases},
+        "machine": {name: value for name, value in hardware().items() if name != "platform"},
+        "torch": torch.__version__,
+    }
     with stop_on_signals() as stop:
-        folder = _folder(experiment, workspace, json.loads(json.dumps(identity)), out, fresh)
+        folder = _folder(workspace, identity, out, fresh)
         if (folder / ROUNDS).exists():
             say(f"going on in {folder}")
         try:
@@ -99,103 +72,78 @@ def ablate(
                     locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
                     locks.mkdir(parents=True, exist_ok=True)
                     write_lock(case.recipe, locks, registry, results=folder)
-                result = _measured(experiment, registry, log, gate, say, stop, command)
+                config = experiment.config
+                measurements = [Measurement(case, config, registry, log, say, stop) for case in experiment.cases]
+                result = _measured(experiment, measurements, log, gate, stop, command)
                 _write(experiment, result, folder)
-                run_id = problem = ""
                 try:
-                    run_id = _publish(store, experiment, result, log)
+                    result = replace(result, run_id=_publish(store, experiment, result, log))
                 except Exception as error:  # a client may raise anything; a store that has gone costs no measurement
                     problem = f"MLflow does not take the ablation: {error}; the result is in {folder}, and the same "
-                    problem += "command sends it again"
-                    say(problem)
-                if not stop and not problem:  # the file that says that it is finished
+                    result = replace(result, tracking_problem=f"{problem}command sends it again")
+                    say(result.tracking_problem)
+                if not stop and not result.tracking_problem:  # the file that says that it is finished
                     write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1) + "\n")
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}; free some space, or name another --out") from error
-    return Ablated(result, run_id, problem, stop)
+    return replace(result, signal=stop.asked or 0)
 
 
-def _folder(
-    experiment: Experiment, workspace: Workspace, wanted: dict[str, Any], out: Path | None, fresh: bool
-) -> Path:
+def _folder(workspace: Workspace, identity: dict[str, Any], out: Path | None, fresh: bool) -> Path:
     """The folder to measure in: one that holds an interrupted ablation of the same, or a new one."""
     if out is None:
         parent = workspace.root / "ablations"
-        begun = [path.parent for path in parent.glob(f"*/{HEAD}") if identity_of(path.parent) == wanted]
+        begun = [path.parent for path in parent.glob(f"*/{HEAD}") if identity_of(path.parent) == identity]
         unfinished = [path for path in begun if not (path / RESULT).exists()]
         if unfinished and not fresh:
             return max(unfinished, key=lambda path: (path / HEAD).stat().st_mtime)
-        return parent / f"{folder_name(experiment.config.name)}-{uuid.uuid4().hex[:8]}"
+        return parent / f"{folder_name(identity['name'])}-{uuid.uuid4().hex[:8]}"
     found = identity_of(out)
     if found is not None and fresh:  # files of other names stay, and the report is written over
         for name in (ROUNDS, RESULT, RUNS, HEAD):
             (out / name).unlink(missing_ok=True)
-    elif found == wanted and (out / RESULT).exists():
+    elif found == identity and (out / RESULT).exists():
         raise UsageError(f"{out} holds this ablation, finished; --fresh measures it again, in its place")
-    elif found is not None and found != wanted:
-        differing = ", ".join(sorted(name for name in wanted if found.get(name) != wanted[name]))
-        raise UsageError(
-            f"{out} holds another ablation ({differing} differ); name another folder, or replace it: --fresh"
-        )
+    elif found is not None and found != identity:
+        differing = ", ".join(sorted(name for name in identity if found.get(name) != identity[name]))
+        message = f"{out} holds another ablation ({differing} differ); name another folder, or replace it: --fresh"
+        raise UsageError(message)
     return out
 
 
 def _measured(
-    experiment: Experiment,
-    registry: Registry,
-    log: MeasurementLog,
-    gate: Gate | None,
-    say: Callable[[str], None],
-    stop: Stop,
+    experiment: Experiment, all_cases: list[Measurement], log: MeasurementLog, gate: Gate | None, stop: Stop,
     command: str,
-) -> Result:
+) -> Result:  # fmt: skip
     """Measures what is still to be measured, and says what all of it means."""
-    config = experiment.config
-    measurements = [
-        Measurement(case, variants_of(case.recipe, resolve_device(case.recipe.device), config.variants),
-                    config, registry.files, log, say, stop)
-        for case in experiment.cases
-    ]  # fmt: skip
     log.add(load=os.getloadavg()[0])
-    for number, each in enumerate(measurements):
+    for number, each in enumerate(all_cases):
         if not stop:
-            left = max(0.0, config.budget - log.seconds)
-            each.run(time.monotonic() + left / (len(measurements) - number))
+            left = max(0.0, experiment.config.budget - log.seconds)
+            each.run(time.monotonic() + left / (len(all_cases) - number))
     if gate is not None:
-        for each in measurements:
-            judge(each, gate, registry)
-    measured = [each for each in measurements if not stop or each.lines.rounds]
+        for each in all_cases:
+            each.judge(gate)
+    measured = [each for each in all_cases if not stop or each.lines.rounds]
     if not measured:
         error = RunnerError("interrupted before a round was measured; the same command goes on")
         error.exit_code = ExitCode(128 + int(stop.asked or 0))
         raise error
     cases = tuple(analyse(each.case, each.variants, each.lines) for each in measured)
     return Result(
-        name=config.name, digest=experiment.digest, command=command, machine=hardware(),
-        load=max(entry["load"] for entry in log.entries if "load" in entry),
-        cases=cases,
+        name=experiment.config.name, digest=experiment.digest, command=command, machine=hardware(),
+        load=max(entry["load"] for entry in log.entries if "load" in entry), cases=cases,
         recommendations=tuple(recommend(each.case, case) for each, case in zip(measured, cases, strict=True)),
         slope=slope(cases), seconds=log.seconds, folder=str(log.folder), interrupted=bool(stop),
-        published_by=config.published_by,
+        published_by=experiment.config.published_by,
     )  # fmt: skip
-
-
-def judge(measurement: Measurement, gate: Gate, registry: Registry) -> None:
-    """Asks the gate about every variant that was measured, once."""
-    known = measurement.lines.by_variant("verdict").keys() | measurement.lines.failed.keys()
-    for variant in measurement.variants.variants:
-        if variant.stages and variant.name not in known and not measurement.stop:
-            measurement.tell(f"is {variant.name} harmless?")
-            verdict = gate(measurement.case.recipe, registry, variant.stages)
-            told = {"outcome": str(verdict.outcome), "contract": verdict.contract, "summary": verdict.summary}
-            measurement.add(variant=variant.name, verdict=told)
 
 
 def _write(experiment: Experiment, result: Result, folder: Path) -> None:
     """Leaves recipes, pictures and the report in the folder."""
     for case, measured, recommendation in zip(experiment.cases, result.cases, result.recommendations, strict=False):
         suffix = f"-{folder_name(case.name)}" if case.name else ""
-        write(recommendation, case, measured, folder / f"recommended{suffix}.yaml")
+        write_recipe(recommendation, case, measured, folder / f"recommended{suffix}.yaml")
     if experiment.path.suffix == ".yaml" and experiment.path.parent.resolve() != folder.resolve():
         shutil.copy(experiment.path, folder / "experiment.yaml")
     write_durably(folder / REPORT, markdown(result, draw(result, folder)))
@@ -222,21 +170,25 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
     tags = {"ablation": "parent", "ablation.digest": result.digest, "command": result.command,
             "mlflow.note.content": summary(result),
             **{f"hardware.{name}": str(value) for name, value in result.machine.items()}}  # fmt: skip
-    settings = {"experiment": experiment.config.model_dump(mode="json")}
-    metrics = [(name, value, now, step) for step, case in enumerate(result.cases)
-               for name, value in _figures_of_case(case).items()]  # fmt: skip
-    store.send(parent, metrics, params_of(settings), {key(name): text(value) for name, value in tags.items()})
+    metrics = []
+    for step, case in enumerate(result.cases):
+        figures = {"a_a": case.a_a.value, "a_a_low": case.a_a.low, "a_a_high": case.a_a.high,
+                   "baseline_ms": case.baseline_ms, "limit_ms": case.limit_ms}  # fmt: skip
+        if case.interaction is not None:
+            figures["interaction"] = case.interaction.value
+        metrics += [(name, value, now, step) for name, value in figures.items()]
+    settings = params_of({"experiment": experiment.config.model_dump(mode="json")})
+    store.send(parent, metrics, settings, {key(name): text(value) for name, value in tags.items()})
     for case, given in zip(result.cases, experiment.cases, strict=False):
-        rounds = log.of(case.name).rounds.items()
         for variant in case.variants:
             below = run(folder.name, case.name, variant.name)
             tags = {"mlflow.parentRunId": parent, "case": case.name, "stages": ",".join(variant.stages) or "none",
-                    "effect": str(variant.effect), "verdict": variant.told("outcome") or "not asked"}  # fmt: skip
+                    "effect": str(variant.effect), "verdict": variant.verdict or "not asked"}  # fmt: skip
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
             metrics = [(name, float(value), now, 0) for name, value in _figures(variant).items() if value is not None]
             metrics += [("update_ms", 1e3 * seconds[variant.name], now, number)
-                        for number, seconds in rounds if variant.name in seconds]  # fmt: skip
+                        for number, seconds in log.of(case.name).rounds.items() if variant.name in seconds]  # fmt: skip
             store.send(below, metrics, params_of(values), {name: text(value) for name, value in tags.items()})
             store.set_status(below, "FINISHED", now)
     for path in sorted(folder.iterdir()):
@@ -244,12 +196,6 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
             store.client.log_artifact(parent, str(path))
     store.set_status(parent, "KILLED" if result.interrupted else "FINISHED", now)
     return parent
-
-
-def _figures_of_case(case: CaseResult) -> dict[str, float]:
-    figures = {"a_a": case.a_a.value, "a_a_low": case.a_a.low, "a_a_high": case.a_a.high,
-               "baseline_ms": case.baseline_ms, "limit_ms": case.limit_ms}  # fmt: skip
-    return figures if case.interaction is None else figures | {"interaction": case.interaction.value}
 
 
 def _figures(variant: VariantResult) -> dict[str, float | None]:

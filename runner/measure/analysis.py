@@ -4,57 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from runner.compare.noninferiority import Effect, Ratio, effect, of_ratios, ratio
 from runner.compare.verdict import Outcome
+from runner.measure.experiment import Case
+from runner.measure.limit import Rates, UpdateCost
+from runner.measure.rounds import CaseLog
 from runner.system.errors import ExitCode, RunnerError
 from runner.verify.variants import AGAIN, ALL, BASELINE, BOTH, Variant, VariantSet, required
-
-if TYPE_CHECKING:
-    from runner.measure.experiment import Case
-    from runner.measure.measurement_log import CaseLog
-    from runner.measure.recommend import Recommendation
-
-TRUE_FLOAT32 = 1e-5  # a float32 product is off by some 1e-7 of its size, one of rounded factors by 3e-4 or more
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a machine was measured to do."""
-
-    default_flops: float  # float32 matmul with torch's default kernels, FLOP/s: the best over shapes
-    relaxed_flops: float  # the same with ``torch.set_float32_matmul_precision("medium")``
-    relaxed_error: float  # relative error of such a product
-    copy_bytes: float  # bytes read plus bytes written, a second
-    half_flops: Mapping[str, float] = field(default_factory=dict)
-    """Matmul in types of 16 bits, by name; those that the device has."""
-
-    @property
-    def float32_flops(self) -> float:
-        """The best rate of true float32, whichever kernels it takes."""
-        return max(self.default_flops, self.relaxed_flops if self.relaxed_error < TRUE_FLOAT32 else 0.0)
-
-
-@dataclass(frozen=True)
-class UpdateCost:
-    """What one update has to do at least."""
-
-    counted_flop: int  # as torch counts the baseline's update
-    least_flop: int  # by the learner's formula where it has one, else as counted
-    moved_bytes: int  # that cannot but be read or written
-
-    @classmethod
-    def of(cls, counted: Mapping[str, Any]) -> UpdateCost:
-        """From what the baseline counted; ``least``, its learner's formula, may be None."""
-        return cls(counted["flop"], *(counted["least"] or (counted["flop"], counted["optimizer_bytes"])))
-
-    def limit_s(self, rates: Rates, dtype: str | None = None) -> float:
-        """Seconds that the update takes at least, in float32 and the type of 16 bits that its stages may use."""
-        flops = max(rates.float32_flops, rates.half_flops.get(dtype or "", 0.0))
-        return max(self.least_flop / flops, self.moved_bytes / rates.copy_bytes)
 
 
 @dataclass(frozen=True)
@@ -63,8 +23,7 @@ class Throughput:
 
     per_second: float  # in the unit that the recipe's training is counted in
     ratio: Ratio  # baseline / variant in time per step
-    shares: dict[str, float]
-    """Of its time, by what it was spent on: what the source does apart, draw, transfer, update, other."""
+    shares: dict[str, float]  # of its time: what the source does apart, draw, transfer, update, other
 
 
 @dataclass(frozen=True)
@@ -78,27 +37,22 @@ class VariantResult:
     effect: Effect
     compile_s: float  # the first update: compilation, capture, allocation
     warmup_s: float  # from then until it was steady
-    overhead_s: float
-    """What both cost beyond as many steady updates, and what building cost, the search of a batch size included."""
+    overhead_s: float  # what both cost beyond as many steady updates, and what building cost
     steady_ms: float  # of one update: the median over rounds
     peak_memory: int  # bytes: on a GPU the most that torch allocated there, else the most that the process held
     peak_host_memory: int
-    break_even_updates: int | None
-    """After how many updates it has made up for what it costs at the start; None if it never does."""
+    break_even_updates: int | None  # after so many it has made up for what it costs at the start; None if never
     limit_fraction: float  # the limit's time over its own: the share of the limit's speed that it reaches
     throughput: Throughput | None
     published: float | None  # the ratio that somebody else reports
-    verdict: dict[str, Any] | None  # of the gate: ``outcome``, ``contract``, ``summary``; None if it was not asked
+    verdict: str | None  # of the gate: its outcome; None if it was not asked
+    verdict_summary: str | None
     notes: tuple[str, ...]  # what its stages have to say
 
     @property
     def title(self) -> str:
         """All its names."""
         return " = ".join((self.name, *self.also))
-
-    def told(self, what: str) -> str | None:
-        """The gate's ``outcome`` or ``summary``; None if it was not asked."""
-        return None if self.verdict is None else str(self.verdict[what])
 
 
 @dataclass(frozen=True)
@@ -123,14 +77,12 @@ class CaseResult:
     planned_updates: int  # of the whole training
     a_a: Ratio  # the baseline in one process against the baseline in another
     baseline_ms: float
-    limit_ms: float
-    """Of one update, in float32; ``limit_fraction`` of a variant that may use 16 bits is of that type's limit."""
+    limit_ms: float  # of one update in float32; a variant that may use 16 bits has a fraction of that type's limit
     cost: UpdateCost
     rates: Rates
     variants: tuple[VariantResult, ...]
     worth: tuple[StageGain, ...]
-    interaction: Ratio | None
-    """All stages together over the product of what each adds alone: above 1, they help each other."""
+    interaction: Ratio | None  # all stages over the product of what each adds alone: above 1, they help each other
     inactive: dict[str, str]
     refused: dict[str, str]
     missing: dict[str, str]  # variants that were not measured to the end, with the reason
@@ -139,6 +91,26 @@ class CaseResult:
     def named(self, name: str) -> VariantResult | None:
         """The variant of that name."""
         return next((variant for variant in self.variants if name in (variant.name, *variant.also)), None)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Which stages to use, and why not the others."""
+
+    case: str
+    variant: str  # the variant that it is; the baseline if no stage is worth it
+    stages: tuple[str, ...]
+    reasons: dict[str, str]  # for every stage of the recipe that is to be off
+    updates: int  # of the recipe's whole training, for which it was chosen
+    seconds: float  # that these take, compilation and warm-up included
+    baseline_seconds: float
+
+    def __str__(self) -> str:
+        case = f"{self.case}: " if self.case else ""
+        return (
+            f"{case}use {', '.join(self.stages) or 'no stage'}: {self.seconds:,.0f} s for the "
+            f"{self.updates:,} updates of a training instead of {self.baseline_seconds:,.0f} s"
+        )
 
 
 @dataclass(frozen=True)
@@ -157,11 +129,16 @@ class Result:
     folder: str
     interrupted: bool
     published_by: str
+    run_id: str = ""  # of the parent run in MLflow
+    tracking_problem: str = ""  # why MLflow does not have it
+    signal: int = 0  # that asked to stop
 
     @property
     def exit_code(self) -> ExitCode:
-        """A gate that failed counts more than a time that could not be told; what was not proven does not count."""
-        if any(variant.told("outcome") == Outcome.FAIL for case in self.cases for variant in case.variants):
+        """A signal counts most, then a gate that failed, then a time that could not be told; nothing else counts."""
+        if self.signal:
+            return ExitCode(128 + self.signal)
+        if any(variant.verdict == Outcome.FAIL for case in self.cases for variant in case.variants):
             return ExitCode.GATE_FAILED
         for case in self.cases:
             whole = case.named(ALL)
@@ -174,20 +151,15 @@ class Result:
         whole = asdict(self) | {"variants": []}
         for case, plain in zip(self.cases, whole["cases"], strict=True):
             plain["float32_flops"] = case.rates.float32_flops
-            for variant, own in zip(case.variants, plain.pop("variants"), strict=True):
-                own |= {"ratio": variant.ratio.value, "ci95": [variant.ratio.low, variant.ratio.high],
-                        "rounds": variant.ratio.rounds, "verdict": variant.told("outcome"),
-                        "verdict_summary": variant.told("summary")}  # fmt: skip
-                whole["variants"].append({"case": case.name, **own})
+            for own in plain.pop("variants"):
+                ratio = own.pop("ratio")
+                figures = {"ratio": ratio["value"], "ci95": [ratio["low"], ratio["high"]], "rounds": ratio["rounds"]}
+                whole["variants"].append({"case": case.name, **own, **figures})
         return whole
 
 
 def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
-    """What was measured of one case.
-
-    Raises:
-        RunnerError: not even the baseline was measured.
-    """
+    """What was measured of one case; a RunnerError if that is not even the baseline."""
     rounds, counted, rated = list(log.rounds.values()), log.values("cost"), log.values("rates")
     if not rounds or not counted or not rated:
         raise RunnerError(f"{case.name or 'the ablation'}: no round was measured; give it a larger budget")
@@ -229,7 +201,7 @@ def slope(cases: Sequence[CaseResult]) -> float | None:
 
 
 def _variant(case: Case, variant: Variant, log: CaseLog, a_a: Ratio, base_s: float, limit_s: float) -> VariantResult:
-    prepared = log.by_variant("prepared")
+    prepared, gate = log.by_variant("prepared"), log.by_variant("verdict").get(variant.name, {})
     own = prepared[variant.name]
     memory = log.by_variant("memory").get(variant.name, {"host_bytes": 0, "device_bytes": None})
     measured = of_ratios(log.ratios(variant.name))
@@ -247,7 +219,7 @@ def _variant(case: Case, variant: Variant, log: CaseLog, a_a: Ratio, base_s: flo
         break_even_updates=break_even, limit_fraction=limit_s / steady_s,
         throughput=_throughput([each for each in log.values("train") if variant.name in each], variant.name),
         published=next((case.published[name] for name in variant.names if name in case.published), None),
-        verdict=log.by_variant("verdict").get(variant.name),
+        verdict=gate.get("outcome"), verdict_summary=gate.get("summary"),
         notes=tuple(f"{kind}: {note}" for kind, notes in own["notes"].items() for note in notes),
     )  # fmt: skip
 
@@ -259,8 +231,7 @@ def _throughput(blocks: Sequence[dict[str, Any]], name: str) -> Throughput | Non
     seconds = sum(each["seconds"] for each in own)
     shares = {activity: sum(each["spent"][activity] for each in own) / seconds for activity in own[0]["spent"]}
     shares["other"] = max(0.0, 1.0 - sum(shares.values()))
-    step_s = [each["seconds"] / each["done"] for each in own]
-    baseline_s = [each[BASELINE]["seconds"] / each[BASELINE]["done"] for each in blocks]
+    baseline_s, step_s = ([each[who]["seconds"] / each[who]["done"] for each in blocks] for who in (BASELINE, name))
     return Throughput(1 / statistics.median(step_s), ratio(baseline_s, step_s), shares)
 
 
@@ -272,18 +243,10 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
     gains, pairs = [], []
     for stage in whole.stages:
         below = required(case.recipe.stages, stage)
-        with_it, without, rest = (
-            variants.find({stage} | below),
-            variants.find(below),
-            variants.named(f"all but {stage}"),
-        )
-        alone = together = None
-        if with_it is not None and without is not None:
-            pairs.append((with_it.name, without.name if without.stages else BOTH))
-            alone = _ratio(log.ratios(*pairs[-1]))
-        if rest is not None:
-            together = _ratio(log.ratios(whole.name, rest.name if rest.stages else BOTH))
-        gains.append(StageGain(stage, alone, together))
+        alone = _pair(variants.find({stage} | below), variants.find(below))
+        together = _pair(whole, variants.named(f"all but {stage}"))
+        gains.append(StageGain(stage, *(_ratio(log.ratios(*pair)) if pair else None for pair in (alone, together))))
+        pairs += [alone] if alone else []
     if len(whole.stages) < 2 or len(pairs) < len(whole.stages):
         return tuple(gains), None
     needed = {whole.name, *(name for pair in pairs for name in pair)}
@@ -295,5 +258,59 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
     return tuple(gains), _ratio(helped)
 
 
+def _pair(changed: Variant | None, without: Variant | None) -> tuple[str, str] | None:
+    """The names of two variants whose times are compared, where there are both."""
+    if changed is None or without is None:
+        return None
+    return changed.name, without.name if without.stages else BOTH
+
+
 def _ratio(values: Sequence[float]) -> Ratio | None:
     return of_ratios(values) if values else None
+
+
+def recommend(case: Case, result: CaseResult) -> Recommendation:
+    """The variant whose updates take least time over the recipe's whole training.
+
+    Compilation and warm-up count, so a stage that is faster in the end may still not be worth it. What the gate has
+    failed is left out, with all that contains it. Between variants that the machine cannot tell apart, the one with the
+    fewest stages wins.
+    """
+    updates, baseline = result.planned_updates, result.named(BASELINE)
+    start_up = baseline.overhead_s if baseline is not None else 0.0
+    failed = [set(variant.stages) for variant in result.variants if variant.verdict == Outcome.FAIL]
+    total = {
+        (variant.name, variant.stages): max(0.0, variant.overhead_s - start_up) + updates * variant.steady_ms / 1e3
+        for variant in result.variants
+        if not any(each <= set(variant.stages) for each in failed)
+    }
+    total[BASELINE, ()] = baseline_s = updates * result.baseline_ms / 1e3
+    close = [each for each in total if total[each] <= min(total.values()) * result.a_a.spread]
+    name, kept = chosen = min(close, key=lambda each: (len(each[1]), total[each]))
+    reasons = {kind: _reason(kind, case, result, kept) for kind in case.recipe.stages if kind not in kept}
+    return Recommendation(case.name, name, kept, reasons, updates, total[chosen], baseline_s)
+
+
+def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) -> str:
+    """Why a stage is off, the strongest reason first."""
+    if kind in result.inactive:
+        return f"inactive here: {result.inactive[kind]}"
+    if not any(kind in variant.stages for variant in result.variants):
+        return "nothing with it was measured"
+    below = required(case.recipe.stages, kind)
+    alone = next((variant for variant in result.variants if set(variant.stages) == {kind} | below), None)
+    if alone is not None and alone.verdict == Outcome.FAIL:
+        return f"the gate failed: {alone.verdict_summary}"
+    if missing := sorted(below - set(kept)):
+        return f"it requires {', '.join(missing)}, which is off"
+    for gain in (each for each in result.worth if each.stage == kind):
+        for measured, company in ((gain.together, "beside all others"), (gain.alone, "alone")):
+            said = effect(measured, result.a_a) if measured is not None else Effect.FASTER
+            if said is Effect.SLOWER:
+                return f"slower: {measured} {company}"
+            if said is Effect.INCONCLUSIVE:
+                return f"no gain that can be told from noise: {measured} {company}, A/A {result.a_a}"
+    with_it = result.named(ALL)
+    if with_it is not None and kind in with_it.stages and with_it.overhead_s > 1:
+        return f"its start-up of {with_it.overhead_s:.0f} s is not made up for in {result.planned_updates:,} updates"
+    return "no measured set of stages with it was faster than this one"

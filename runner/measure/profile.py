@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import Any
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, record_function
@@ -23,22 +22,19 @@ from torch.profiler import profile as torch_profile
 
 from runner.compare.clock import warm_up
 from runner.measure.measured import Measured
+from runner.measure.report import print_table
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import StorageError, UsageError
-from runner.tracking.workspace import folder_name
-from runner.train.assemble import assemble
-
-if TYPE_CHECKING:
-    from runner.plugin.registry import Registry
-    from runner.recipe.recipe import Recipe
-    from runner.tracking.workspace import Workspace
-    from runner.train.assemble import Assembly
+from runner.tracking.workspace import Workspace, folder_name
+from runner.train.assemble import Assembly, assemble
 
 STEP = "step"  # the whole of an update: drawing its batch and its noise, learning, and feeding back
 PYTHON = "(outside operators)"  # Python, and code that a stage has compiled
 TRACE = "trace.json"
-ITEMS = frozenset({"aten::item", "aten::_local_scalar_dense"})
 WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"})
+SYNCS = WAITS | {"aten::item", "aten::_local_scalar_dense"}
 TO_HOST = "Memcpy DtoH"
 BARE_BURSTS = 3
 _LABEL = "slot "
@@ -91,9 +87,9 @@ class Profile:
     warmup_s: float
     update_ms: float  # one update without the profiler
     profiled_update_ms: float
-    slots: tuple[SlotTime, ...]
-    operators: tuple[OperatorTime, ...]  # all of them, those that take longest first
-    syncs: tuple[HostSync, ...]
+    slots: Sequence[SlotTime]
+    operators: Sequence[OperatorTime]  # all of them, those that take longest first
+    syncs: Sequence[HostSync]  # those that wait first
     trace: Path
 
     @property
@@ -131,24 +127,20 @@ def profile(
         if (folder / TRACE).exists():
             raise UsageError(f"{folder} holds a {TRACE} already; name another folder with --out")
         folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()  # or it would be told only after the measuring
     except OSError as error:
         raise _unwritten(folder, error.strerror) from error
-    if not os.access(folder, os.W_OK | os.X_OK):  # or it would be told only after the measuring
-        raise _unwritten(folder, "no permission to write")
     burst = Burst(pipeline, updates)
     warmth = warm_up(burst, burst.stopwatch, warmup_s)
     bare = median(burst.stopwatch.seconds(burst) for _ in range(BARE_BURSTS))
     profiled, events = burst.profiled(folder / TRACE)
-    timeline = Timeline(events, updates, pipeline.device.type == "cuda")
+    slots, operators, syncs = tables(events, burst.names, updates, pipeline.device.type == "cuda")
     return Profile(
         recipe=recipe.name, device=str(pipeline.device), threads=torch.get_num_threads(),
         batch_size=pipeline.batch_size, updates=updates,
         steady=warmth.steady, warmup_s=warmth.first_s + warmth.seconds,
         update_ms=1e3 * bare / updates, profiled_update_ms=1e3 * profiled / updates,
-        slots=tuple(timeline.slots((STEP, *burst.names))),
-        operators=tuple(sorted(timeline.operators(), key=lambda each: -each.self_ms)),
-        syncs=tuple(timeline.syncs()),
-        trace=folder / TRACE,
+        slots=slots, operators=operators, syncs=syncs, trace=folder / TRACE,
     )  # fmt: skip
 
 
@@ -160,12 +152,12 @@ class Burst:
     """Updates that follow each other, with every slot between the labels of the profiler."""
 
     def __init__(self, pipeline: Assembly, updates: int) -> None:
-        self.pipeline, self.updates = pipeline, updates
+        self.pipeline, self.updates, self.labels = pipeline, updates, False
         measured = Measured(pipeline)
         self.stopwatch = measured.stopwatch
-        self.labels = False
-        self.names = tuple(dict.fromkeys(("next_batch", "draw", "transfer", "update", *pipeline.learner.story)))
-        for name in self.names:
+        slots = dict.fromkeys(("next_batch", "draw", "transfer", "update", *pipeline.learner.story))
+        self.names = (STEP, *slots)
+        for name in slots:
             pipeline.slots.wrap(name, partial(self.labelled, name))
 
         def whole_step() -> None:
@@ -191,11 +183,7 @@ class Burst:
         return labelled
 
     def profiled(self, trace: Path) -> tuple[float, list[Any]]:
-        """Seconds of the burst under the profiler, and its events; writes the trace.
-
-        Raises:
-            StorageError: the trace cannot be written.
-        """
+        """Seconds of the burst under the profiler, and its events; writes the trace, or raises a StorageError."""
         on_gpu = self.pipeline.device.type == "cuda"
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
         self.labels = True
@@ -206,126 +194,95 @@ class Burst:
             seconds = self.stopwatch.seconds(self)
         try:
             profiler.export_chrome_trace(str(trace))
+            trace.stat()  # where it could not be written, that need not have been said
         except (OSError, RuntimeError) as error:
             raise _unwritten(trace.parent, error) from error
-        if not trace.exists():
-            raise _unwritten(trace.parent, "the trace could not be written")
         return seconds, list(profiler.events() or ())
 
 
-class Timeline:
-    """The profiler's events on the host in the order of time, each with the labels around it, the innermost last.
+def tables(
+    events: Iterable[Any], names: Sequence[str], updates: int, on_gpu: bool
+) -> tuple[list[SlotTime], list[OperatorTime], list[HostSync]]:
+    """What the profiler's events say of the slots of these names, of operators and kernels, and of host syncs.
 
-    They are told apart by time, not by what called what: on a GPU, a backward pass runs in a thread of its own while
-    its slot waits.
+    What happens on the host belongs to the labels around it in time, not to what called it: on a GPU, a backward pass
+    runs in a thread of its own while its slot waits.
     """
+    calls, total, nested, device = (defaultdict[str, float](float) for _ in range(4))  # by slot, times in microseconds
+    spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)  # by device and operator
+    found: Counter[tuple[str, str]] = Counter()  # syncs by name and slot
+    running: list[Any] = []  # labels, the innermost last
+    for event in sorted(events, key=lambda event: (event.time_range.start, -event.time_range.end)):
+        elapsed, is_label = event.time_range.elapsed_us(), event.name.startswith(_LABEL)
+        if event.device_type == DeviceType.CUDA and not (is_label or event.is_user_annotation):
+            spent["cuda", event.name].append(elapsed)
+        if event.device_type != DeviceType.CPU:
+            continue
+        while running and running[-1].time_range.end <= event.time_range.start:
+            running.pop()
+        if is_label:
+            name = event.name.removeprefix(_LABEL)
+            calls[name] += 1
+            total[name] += elapsed
+            nested[running[-1].name.removeprefix(_LABEL) if running else ""] += elapsed
+            running.append(event)
+        if running:
+            slots = [label.name.removeprefix(_LABEL) for label in running]
+            spent["cpu", PYTHON if is_label else event.name].append(event.self_cpu_time_total)
+            for slot in set(slots):
+                device[slot] += sum(kernel.duration for kernel in event.kernels)
+            causes = [kernel.name for kernel in event.kernels if kernel.name.startswith(TO_HOST)]
+            found.update((cause, slots[-1]) for cause in causes + [event.name] * (event.name in SYNCS))
+    whole = {"cpu": nested[""], "cuda": sum(sum(own) for (where, _), own in spent.items() if where == "cuda")}
+    waits = WAITS if on_gpu else {"aten::_local_scalar_dense"}
 
-    def __init__(self, events: list[Any], updates: int, on_gpu: bool) -> None:
-        self.updates, self.on_gpu = updates, on_gpu
-        self.on_device = [each for each in events if each.device_type == DeviceType.CUDA
-                          and not each.name.startswith(_LABEL) and not each.is_user_annotation]  # fmt: skip
-        self.placed: list[tuple[Any, list[str]]] = []
-        running: list[Any] = []
-        on_host = (event for event in events if event.device_type == DeviceType.CPU)
-        for event in sorted(on_host, key=lambda event: (event.time_range.start, -event.time_range.end)):
-            while running and running[-1].time_range.end <= event.time_range.start:
-                running.pop()
-            self.placed.append((event, [label.name for label in running]))
-            if event.name.startswith(_LABEL):
-                running.append(event)
+    def ms(microseconds: float) -> float:
+        return microseconds / 1e3 / updates
 
-    def slots(self, names: tuple[str, ...]) -> Iterator[SlotTime]:
-        """Times of these slots, in this order."""
-        labels = [each for each in self.placed if each[0].name.startswith(_LABEL)]
-        launching = [each for each in self.placed if each[0].kernels]
-        for name in names:
-            label = f"{_LABEL}{name}"
-            own = [event.time_range.elapsed_us() for event, _ in labels if event.name == label]
-            nested = [event.time_range.elapsed_us() for event, inside in labels if inside[-1:] == [label]]
-            device_ms = None
-            if self.on_gpu:
-                within = [event for event, inside in launching if label in (event.name, *inside)]
-                device_ms = self._ms(sum(kernel.duration for event in within for kernel in event.kernels))
-            calls, total = len(own) / self.updates, sum(own)
-            yield SlotTime(name, calls, self._ms(total), self._ms(total - sum(nested)), device_ms)
-
-    def operators(self) -> Iterator[OperatorTime]:
-        """What took the time, by name."""
-        times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-        whole = {"cpu": 0.0, "cuda": sum(event.time_range.elapsed_us() for event in self.on_device)}
-        for event, inside in self.placed:
-            label = event.name.startswith(_LABEL)
-            if inside or label:
-                times["cpu", PYTHON if label else event.name].append(event.self_cpu_time_total)
-            if label and not inside:
-                whole["cpu"] += event.time_range.elapsed_us()
-        for event in self.on_device:
-            times["cuda", event.name].append(event.time_range.elapsed_us())
-        for (device, name), own in times.items():
-            share = sum(own) / whole[device] if whole[device] else 0
-            yield OperatorTime(name, device, len(own) / self.updates, self._ms(sum(own)), share)
-
-    def syncs(self) -> Iterator[HostSync]:
-        """Host syncs by name and slot, those that wait first."""
-        waits = WAITS if self.on_gpu else frozenset({"aten::_local_scalar_dense"})
-        found: Counter[tuple[str, str]] = Counter()
-        for event, inside in self.placed:
-            if inside:
-                slot = inside[-1].removeprefix(_LABEL)
-                if event.name in ITEMS | WAITS:
-                    found[event.name, slot] += 1
-                found.update((kernel.name, slot) for kernel in event.kernels if kernel.name.startswith(TO_HOST))
-        for (name, slot), count in sorted(found.items(), key=lambda each: (each[0][0] not in waits, -each[1], each[0])):
-            yield HostSync(name, slot, count / self.updates, name in waits)
-
-    def _ms(self, microseconds: float) -> float:
-        return microseconds / 1e3 / self.updates
+    return (
+        [SlotTime(name, calls[name] / updates, ms(total[name]), ms(total[name] - nested[name]),
+                  ms(device[name]) if on_gpu else None) for name in names],
+        sorted((OperatorTime(name, where, len(own) / updates, ms(sum(own)), sum(own) / (whole[where] or 1))
+                for (where, name), own in spent.items()), key=lambda each: -each.self_ms),
+        sorted((HostSync(name, slot, count / updates, name in waits) for (name, slot), count in found.items()),
+               key=lambda each: (not each.waits, -each.calls, each.name, each.slot)),
+    )  # fmt: skip
 
 
 def show(profile: Profile, console: Console) -> None:
     """Prints slots, operators and host syncs, wide or narrow as the terminal is, and where the trace is."""
     wide, on_cpu = console.width >= _WIDE, profile.device == "cpu"
+
+    def table(minor: str, rows: Iterable[dict[str, str]]) -> None:
+        """Prints rows, on a narrow terminal without the minor column."""
+        shown = [{name: row[name] for name in row if wide or name != minor} for row in rows]
+        if shown:
+            print_table(console, shown)
+
     where = f"{profile.device}, {profile.threads} threads, batch {profile.batch_size}"
     console.print(Text(f"{profile.recipe}: one update on {where}: {profile.update_ms:.3g} ms"))
-    _print(console, list(_slots(profile)), "" if wide else "calls")
+    table("calls", _slots(profile))
     for device, what in (("cuda", "kernels on the GPU"), ("cpu", "operators on the host")):
-        found = [each for each in profile.operators if each.device == device]
-        rows = [{"name": each.name, "calls": f"{each.calls:g}", "self ms": f"{each.self_ms:.3f}",
-                 "share": f"{each.share:.1%}"} for each in found[:_TOP]]  # fmt: skip
-        if rows:
-            console.print(Text(f"top {len(rows)} of {len(found)} {what}"))
-            _print(console, rows, "" if wide else "calls")
+        if found := [each for each in profile.operators if each.device == device]:
+            console.print(Text(f"top {len(found[:_TOP])} of {len(found)} {what}"))
+            table("calls", ({"name": each.name, "calls": f"{each.calls:g}", "self ms": f"{each.self_ms:.3f}",
+                             "share": f"{each.share:.1%}"} for each in found[:_TOP]))  # fmt: skip
     what = "values read by the host, which would wait if they were on a GPU" if on_cpu else "host syncs"
     console.print(Text(f"{what}: {profile.waits:g} in one update"))
-    if profile.syncs:
-        rows = [{"name": each.name, "slot": each.slot, "calls": f"{each.calls:g}",
-                 "counted": "yes" if each.waits else ""} for each in profile.syncs]  # fmt: skip
-        _print(console, rows, "" if wide else "counted")
+    table("counted", ({"name": each.name, "slot": each.slot, "calls": f"{each.calls:g}",
+                       "counted": "yes" if each.waits else ""} for each in profile.syncs))  # fmt: skip
     for line in _remarks(profile):
         console.print(Text(line), style="dim")
     console.print(Text(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)"), soft_wrap=True)
 
 
 def _slots(profile: Profile) -> Iterator[dict[str, str]]:
-    whole = profile.slots[0].total_ms
     for slot in profile.slots:
         figures = {"calls": f"{slot.calls:g}", "self ms": f"{slot.self_ms:.3f}", "total ms": f"{slot.total_ms:.3f}"}
         if slot.device_ms is not None:
             figures["GPU ms"] = f"{slot.device_ms:.3f}"
-        figures["share"] = f"{slot.self_ms / whole:.1%}"
+        figures["share"] = f"{slot.self_ms / profile.slots[0].total_ms:.1%}"
         yield {"slot": slot.name, **(figures if slot.calls else dict.fromkeys(figures, "-"))}
-
-
-def _print(console: Console, rows: Sequence[Mapping[str, str]], hidden: str) -> None:
-    """Prints a table without the column that is too much for a narrow terminal."""
-    first, *figures = (name for name in rows[0] if name != hidden)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for name in figures:
-        table.add_column(name, justify="left" if name in ("slot", "counted") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(Text(row[first]), *(row[name] for name in figures))
-    console.print(table)
 
 
 def _remarks(profile: Profile) -> Iterator[str]:

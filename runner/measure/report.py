@@ -1,31 +1,34 @@
-"""What an ablation has come to: tables for a terminal, a report in Markdown, and its pictures."""
+"""What an ablation has come to: tables for a terminal, a report in Markdown, its pictures, and the recipe to use."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.compare.verdict import Outcome
+from runner.measure.analysis import CaseResult, Recommendation, Result
+from runner.measure.experiment import Case
+from runner.recipe.document import dump_inline, render
+from runner.recipe.loader import shipped
+from runner.system.hardware import cpu_model
 from runner.system.plots import NO_PLOTS, draw_all
-from runner.system.secrets import redact
+from runner.system.secrets import MASK, redact
 from runner.verify.variants import ALL
-
-if TYPE_CHECKING:
-    from runner.measure.analysis import CaseResult, Result, VariantResult
-    from runner.measure.recommend import Recommendation
 
 _WIDE = 160  # columns from which on a terminal shows all figures
 _NONE = "-"
-_NARROW_COLUMNS = ("ratio", "ms", "effect", "verdict")
-_COLUMNS = (*_NARROW_COLUMNS, "compile s", "warm-up s", "break-even", "MiB", "limit", "per s", "published")
+_WORDS = frozenset({"effect", "verdict", "slot", "counted"})  # columns that are no numbers
 _COLOURS = {"draw": "#66ccee", "transfer": "#ccbb44", "update": "#ee6677", "other": "#bbbbbb"}
 """Told apart also by those who see few colours (Paul Tol's bright scheme)."""
 _SOURCE_COLOURS = ("#4477aa", "#228833", "#aa3377")  # for what a source does apart
@@ -38,28 +41,35 @@ than what the baseline shows against itself (A/A). **compile** is the first upda
 steady, **break-even** the number of updates after which the start-up has paid. **limit** is the share of the limit's
 speed that is reached. **verdict** is the gate's answer to whether the stages are harmless. *All but* a stage is also
 without what requires it, and a stage *alone* comes with what it requires."""
+Row = Mapping[str, str]
+"""Of a table: texts by column."""
+
+
+def print_table(console: Console, rows: Sequence[Row], title: str = "", narrowest: int | None = None) -> None:
+    """Prints rows, the first column no narrower than told."""
+    table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(rows[0]):
+        on_left = number == 0 or name in _WORDS
+        table.add_column(name, justify="left" if on_left else "right", overflow="fold",
+                         min_width=None if number else narrowest)  # fmt: skip
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    console.print(table)
 
 
 def show(result: Result, console: Console) -> None:
     """Prints the table of every case, wide or narrow as the terminal is, what it means, and where to find it."""
     for case in result.cases:
         title = f"{case.name or 'ablation'}: one update on {case.device}, {case.threads} threads"
-        table = Table(title=Text(f"{title}, batch {case.batch_size}"), title_justify="left", box=box.SIMPLE_HEAD,
-                      pad_edge=False)  # fmt: skip
         longest_word = max(len(word) for variant in case.variants for word in variant.title.split())
-        table.add_column("variant", overflow="fold", min_width=longest_word)
-        columns = _columns(case) if console.width >= _WIDE else _NARROW_COLUMNS
-        for name in columns:
-            table.add_column(name, justify="left" if name in ("effect", "verdict") else "right", overflow="fold")
-        for row in _rows(case, columns):
-            table.add_row(*map(Text, row))
-        console.print(table)
+        rows = _variants(case, console.width >= _WIDE)
+        print_table(console, rows, f"{title}, batch {case.batch_size}", longest_word)
         for line in _remarks(case):
             console.print(Text(line), style="dim")
     if result.slope is not None:
         console.print(Text(_slope(result.slope)))
     for recommendation in result.recommendations:
-        console.print(Text(_recommended(recommendation)), style="bold")
+        console.print(Text(str(recommendation)), style="bold")
     console.print(Text(f"report: {result.folder}"), soft_wrap=True)
 
 
@@ -74,14 +84,14 @@ def markdown(result: Result, plots: Sequence[str]) -> str:
     if result.interrupted:
         lines += ["**It was interrupted; the same command goes on with it.**", ""]
     stages = {variant.title: variant.stages for case in result.cases for variant in case.variants}
-    lines += _table(("variant", "stages"), ((title, ", ".join(own) or "none") for title, own in stages.items()))
+    lines += _table([{"variant": name, "stages": ", ".join(own) or "none"} for name, own in stages.items()])
     for case in result.cases:
         lines += [f"## {case.name or result.name}", "", *_case(case, result.published_by), ""]
     if result.slope is not None:
         lines += ["## From case to case", "", _slope(result.slope), ""]
     lines += ["## Recommendation", ""]
     for each in result.recommendations:
-        lines += [_recommended(each), "", *(f"* `{kind}` off: {reason}" for kind, reason in each.reasons.items()), ""]
+        lines += [str(each), "", *(f"* `{kind}` off: {reason}" for kind, reason in each.reasons.items()), ""]
     lines += [f"![{name}]({name})" for name in plots] or [NO_PLOTS]
     return redact("\n".join([*lines, "", "## How to read this", "", _HOW_TO_READ, ""]))
 
@@ -90,32 +100,30 @@ def summary(result: Result) -> str:
     """The report in short, for a page that shows it beside the measurements."""
     lines = []
     for case in result.cases:
-        lines += [f"## {case.name or result.name}", "", *_table(("variant", *_NARROW_COLUMNS), _rows(case))]
+        lines += [f"## {case.name or result.name}", "", *_table(_variants(case, wide=False))]
         lines += [*(f"* {line}" for line in _remarks(case)), ""]
     return "\n".join(lines)
 
 
 def _case(case: CaseResult, published_by: str) -> Iterator[str]:
+    rates, cost, unit = case.rates, case.cost, case.unit.replace("_", " ")
     yield f"One update of {case.batch_size} samples on {case.device} with {case.threads} threads; {case.ended}. "
-    yield f"What is counted per second are {case.unit.replace('_', ' ')}."
+    yield f"What is counted per second are {unit}."
     yield ""
-    columns = _columns(case)
-    yield from _table(("variant", *columns), _rows(case, columns))
-    if "published" in columns and published_by:
+    variants = _variants(case, wide=True)
+    yield from _table(variants)
+    if published_by and "published" in variants[0]:
         yield f"Published: {published_by}"
         yield ""
-    for line in _remarks(case):
-        yield f"* {line}"
+    yield from (f"* {line}" for line in _remarks(case))
     yield ""
-    if case.worth:
-        gains = ((each.stage, str(each.alone or _NONE), str(each.together or _NONE)) for each in case.worth)
-        yield from _table(("stage", "adds alone, to what it requires", "adds to all others"), gains)
-    if trained := [(each.name, each.throughput) for each in case.variants if each.throughput is not None]:
-        activities = trained[0][1].shares
-        rows = ((name, f"{own.per_second:,.0f}", str(own.ratio), *(f"{own.shares[each]:.1%}" for each in activities))
-                for name, own in trained)  # fmt: skip
-        yield from _table(("whole training", f"{case.unit.replace('_', ' ')}/s", "ratio", *activities), rows)
-    rates, cost = case.rates, case.cost
+    yield from _table([{"stage": each.stage, "adds alone, to what it requires": str(each.alone or _NONE),
+                        "adds to all others": str(each.together or _NONE)} for each in case.worth])  # fmt: skip
+    yield from _table([
+        {"whole training": each.name, f"{unit}/s": f"{own.per_second:,.0f}", "ratio": str(own.ratio)}
+        | {activity: f"{share:.1%}" for activity, share in own.shares.items()}
+        for each in case.variants if (own := each.throughput) is not None
+    ])  # fmt: skip
     yield (
         f"The limit of {case.limit_ms:.3g} ms is the larger of {cost.least_flop / 1e9:.3g} GFLOP over "
         f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {cost.moved_bytes / 1e6:.3g} MB over "
@@ -130,41 +138,39 @@ def _case(case: CaseResult, published_by: str) -> Iterator[str]:
         yield f"Products in {name}: {flops / 1e9:.0f} GFLOP/s, by which variants are judged that may use them."
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A table in Markdown, and an empty line."""
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-    yield ""
+def _table(rows: Sequence[Row]) -> list[str]:
+    """A table in Markdown, and an empty line; nothing where there is no row."""
+    if not rows:
+        return []
+    body = (f"| {' | '.join(row.values())} |" for row in rows)
+    return [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}", *body, ""]
 
 
-def _columns(case: CaseResult) -> Sequence[str]:
-    """All that there is something to say in."""
-    return _COLUMNS if any(variant.published is not None for variant in case.variants) else _COLUMNS[:-1]
-
-
-def _rows(case: CaseResult, columns: Sequence[str] = _NARROW_COLUMNS) -> Iterator[list[str]]:
-    for variant in case.variants:
-        cells = _cells(variant)
-        yield [variant.title, *(cells[name] for name in columns)]
-
-
-def _cells(variant: VariantResult) -> dict[str, str]:
-    even = variant.break_even_updates
-    return {
-        "ratio": str(variant.ratio) if variant.stages else "1",
-        "ms": f"{variant.steady_ms:.3g}",
-        "effect": str(variant.effect) if variant.stages else _NONE,
-        "verdict": variant.told("outcome") or _NONE,
-        "compile s": f"{variant.compile_s:.2g}",
-        "warm-up s": f"{variant.warmup_s:.2g}",
-        "break-even": _NONE if even is None else f"{even:,}",
-        "MiB": f"{variant.peak_memory / 2**20:,.0f}",
-        "limit": f"{variant.limit_fraction:.0%}",
-        "per s": _NONE if variant.throughput is None else f"{variant.throughput.per_second:,.0f}",
-        "published": _NONE if variant.published is None else f"{variant.published:g}x",
-    }
+def _variants(case: CaseResult, wide: bool) -> list[Row]:
+    """The table of all variants; ``wide`` has all that there is something to say in."""
+    rows: list[Row] = []
+    for each in case.variants:
+        row = {
+            "variant": each.title,
+            "ratio": str(each.ratio) if each.stages else "1",
+            "ms": f"{each.steady_ms:.3g}",
+            "effect": str(each.effect) if each.stages else _NONE,
+            "verdict": each.verdict or _NONE,
+        }
+        if wide:
+            row |= {
+                "compile s": f"{each.compile_s:.2g}",
+                "warm-up s": f"{each.warmup_s:.2g}",
+                "break-even": _NONE if each.break_even_updates is None else f"{each.break_even_updates:,}",
+                "MiB": f"{each.peak_memory / 2**20:,.0f}",
+                "limit": f"{each.limit_fraction:.0%}",
+                "per s": _NONE if each.throughput is None else f"{each.throughput.per_second:,.0f}",
+                "published": _NONE if each.published is None else f"{each.published:g}x",
+            }
+        rows.append(row)
+    if all(each.published is None for each in case.variants):
+        rows = [{name: text for name, text in row.items() if name != "published"} for row in rows]
+    return rows
 
 
 def _remarks(case: CaseResult) -> Iterator[str]:
@@ -182,8 +188,8 @@ def _remarks(case: CaseResult) -> Iterator[str]:
             yield f"{what}: {names}: {(reason.strip().splitlines() or [''])[-1]}"
     yield from dict.fromkeys(note for variant in case.variants for note in variant.notes)
     for variant in case.variants:
-        if variant.told("outcome") not in (None, "PASS"):
-            yield f"{variant.name}: {variant.told('outcome')}: {variant.told('summary')}"
+        if variant.verdict not in (None, Outcome.PASS):
+            yield f"{variant.name}: {variant.verdict}: {variant.verdict_summary}"
 
 
 def _slope(power: float) -> str:
@@ -193,12 +199,52 @@ def _slope(power: float) -> str:
     )
 
 
-def _recommended(recommendation: Recommendation) -> str:
-    case = f"{recommendation.case}: " if recommendation.case else ""
-    return (
-        f"{case}use {', '.join(recommendation.stages) or 'no stage'}: {recommendation.seconds:,.0f} s for the "
-        f"{recommendation.updates:,} updates of a training instead of {recommendation.baseline_seconds:,.0f} s"
+def write_recipe(recommendation: Recommendation, case: Case, result: CaseResult, path: Path) -> None:
+    """Writes a recipe that extends the measured one, with the reason behind every stage that is off."""
+    recipe, measured = case.recipe, result.named(recommendation.variant)
+    where = f"{cpu_model()}, {result.threads} threads" if result.device == "cpu" else result.device
+    lines = [f"# What to use on {where}; measured {time.strftime('%Y-%m-%d')}."]
+    if measured is not None and measured.stages:
+        lines.append(f"# An update is {measured.ratio} as fast as without stages.")
+    lines.append(
+        f"# The {recommendation.updates:,} updates of a training take {recommendation.seconds:,.0f} s with start-up; "
+        f"{recommendation.baseline_seconds:,.0f} s without stages."
     )
+    if measured is not None and measured.stages and measured.verdict != Outcome.PASS:
+        said = measured.verdict_summary or "nobody has checked it"
+        lines.append(f"# Whether it is harmless is not proven: {' '.join(said.split())}")
+    ships = shipped().get(recipe.path.stem)
+    if ships is not None and ships.resolve() == recipe.path.resolve():
+        extended = recipe.path.name
+    else:
+        extended = os.path.relpath(recipe.path.resolve(), path.parent.resolve())
+    values = recipe.values()
+    lines += [f"name: {recipe.name[:90]}_here", f"extends: {dump_inline(extended)}"]
+    lines += [*render(_assigned(case, values)), "optimization:"]
+    for kind in recipe.stages:
+        if kind in recommendation.stages:
+            lines.append(f"  {kind}: {dump_inline(values['optimization'][kind])}")
+        else:
+            lines.append(f"  {kind}: off  # {' '.join(recommendation.reasons[kind].split())}")
+    lines += [f"  {kind}: off" for kind in recipe.off]
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def _assigned(case: Case, values: dict[str, Any]) -> dict[str, Any]:
+    """What the case's assignments have set, but for stages and secrets, as nested mappings."""
+    assigned: dict[str, Any] = {}
+    for assignment in case.sets:
+        *parents, last = assignment.partition("=")[0].split(".")
+        below, value = assigned, values
+        if [*parents, last][0] in ("optimization", "name"):
+            continue
+        for key in parents:
+            value = value[key]
+        if MASK not in str(value[last]):
+            for key in parents:
+                below = below.setdefault(key, {})
+            below[last] = value[last]
+    return assigned
 
 
 def draw(result: Result, folder: Path) -> list[str]:
@@ -212,9 +258,17 @@ def draw(result: Result, folder: Path) -> list[str]:
     return [path.name for path in draw_all(pictures, folder)]
 
 
+def _panels(result: Result, figure: Any) -> Iterator[tuple[Any, CaseResult]]:
+    """A part of the figure for every case, side by side, with rows from top to bottom."""
+    for axes, case in zip(figure.subplots(1, len(result.cases), squeeze=False)[0], result.cases, strict=True):
+        axes.set_title(case.name or result.name, fontsize=10)
+        yield axes, case
+        axes.invert_yaxis()
+
+
 def _ratios(result: Result, figure: Any) -> None:
     """The ratio of every variant with its interval; what A/A reaches is shaded."""
-    for axes, case in zip(figure.subplots(1, len(result.cases), squeeze=False)[0], result.cases, strict=True):
+    for axes, case in _panels(result, figure):
         variants = [variant for variant in case.variants if variant.stages]
         for row, variant in enumerate(variants):
             ratio, colour = variant.ratio, _EFFECT_COLOURS[variant.effect]
@@ -226,32 +280,25 @@ def _ratios(result: Result, figure: Any) -> None:
         axes.axvspan(1 / case.a_a.spread, case.a_a.spread, color="#dddddd", zorder=0)
         axes.axvline(1, color="black", linewidth=0.8)
         axes.margins(x=0.15)
-        label = "times as fast as the baseline (95 % interval; grey: A/A; diamond: published)"
-        _label(axes, [variant.name for variant in variants], label, case.name or result.name)
+        axes.set(yticks=range(len(variants)), yticklabels=[variant.name for variant in variants],
+                 xlabel="times as fast as the baseline (95 % interval; grey: A/A; diamond: published)")  # fmt: skip
 
 
 def _training(result: Result, figure: Any) -> None:
     """Time of a whole training for each of the units that are counted, by what it is spent on."""
-    for axes, case in zip(figure.subplots(1, len(result.cases), squeeze=False)[0], result.cases, strict=True):
+    for axes, case in _panels(result, figure):
         measured = [(v.name, v.throughput) for v in case.variants if v.throughput is not None]
-        left = [0.0] * len(measured)
+        left, unit = [0.0] * len(measured), case.unit.removesuffix("s").replace("_", " ")
         source_colours = cycle(_SOURCE_COLOURS)
         for activity in dict.fromkeys(activity for _, own in measured for activity in own.shares):
             colour = _COLOURS.get(activity) or next(source_colours)
             widths = [1e3 * own.shares.get(activity, 0.0) / own.per_second for _, own in measured]
             axes.barh(range(len(measured)), widths, left=left, color=colour, label=activity)
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        label = f"milliseconds of a whole training for each {case.unit.removesuffix('s').replace('_', ' ')}"
-        _label(axes, [name for name, _ in measured], label, case.name or result.name)
+        axes.set(yticks=range(len(measured)), yticklabels=[name for name, _ in measured],
+                 xlabel=f"milliseconds of a whole training for each {unit}")  # fmt: skip
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-
-
-def _label(axes: Any, rows: list[str], below: str, title: str) -> None:
-    axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
-    axes.set_xlabel(below)
-    axes.set_title(title, fontsize=10)
 
 
 def _scaling(result: Result, figure: Any) -> None:
@@ -259,16 +306,13 @@ def _scaling(result: Result, figure: Any) -> None:
     axes = figure.subplots()
     cases = sorted(result.cases, key=lambda case: case.cost.least_flop)
     flop = [case.cost.least_flop / 1e9 for case in cases]
-    axes.plot(flop, [case.baseline_ms for case in cases], "o-", label="baseline", markersize=5)
     whole = [case.named(ALL) for case in cases]
     whole_ms = [math.nan if variant is None else variant.steady_ms for variant in whole]
+    axes.plot(flop, [case.baseline_ms for case in cases], "o-", label="baseline", markersize=5)
     axes.plot(flop, whole_ms, "s-", label="all stages", markersize=5)
     axes.plot(flop, [case.limit_ms for case in cases], "k--", label="limit")
     for x, case in zip(flop, cases, strict=True):
         axes.annotate(case.name, (x, case.baseline_ms), (0, 7), textcoords="offset points", ha="center")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log", xlabel="least GFLOP of an update", ylabel="ms an update")
     axes.margins(y=0.15)
-    axes.set_xlabel("least GFLOP of an update")
-    axes.set_ylabel("ms an update")
     axes.legend()

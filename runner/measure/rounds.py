@@ -1,44 +1,167 @@
-"""Measures every variant of a recipe in a child process of its own, in rounds, until it is sure or out of time."""
+"""Measures every variant of a recipe in a child process of its own, in rounds, until it is sure or out of time.
+
+What was measured is durable line by line, so that what was interrupted can go on.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.child.spawn import START_SECONDS, Child, ChildError
 from runner.compare.noninferiority import FEWEST_ROUNDS, of_ratios
-from runner.system.errors import RunnerError
+from runner.compare.verdict import Verdict
+from runner.measure.experiment import AblationConfig, Case
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
+from runner.system.errors import RunnerError, UsageError
+from runner.system.files import sync, write_durably
+from runner.system.secrets import redact_values
 from runner.train.assemble import resolve_device
-from runner.verify.variants import AGAIN, BASELINE, Variant, VariantSet
+from runner.train.signals import Stop
+from runner.verify.variants import AGAIN, BASELINE, BOTH, Variant, VariantSet, variants_of
 
-if TYPE_CHECKING:
-    from runner.measure.experiment import AblationConfig, Case
-    from runner.measure.measurement_log import CaseLog, MeasurementLog
-    from runner.train.signals import Stop
-
+ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 SETUP_SHARE = 0.75
 """Of a squad's time: what is not ready by then is not measured, because nothing would be left to measure it in."""
 MEMORY_SHARE = 0.8
 TRAIN_EVERY = 2  # every second round also trains a moment, for the throughput of a whole training
+Gate = Callable[[Recipe, Registry, Sequence[str]], Verdict]
+"""Says whether a recipe with exactly these stages is harmless."""
+Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
+
+
+@dataclass(frozen=True)
+class CaseLog:
+    """The lines about one case."""
+
+    entries: Sequence[Entry]
+
+    def values(self, key: str) -> list[Any]:
+        """What lines have under a key, in their order."""
+        return [entry[key] for entry in self.entries if key in entry]
+
+    def by_variant(self, key: str) -> dict[str, Any]:
+        """The last value that every variant has under a key."""
+        return {entry["variant"]: entry[key] for entry in self.entries if key in entry}
+
+    @property
+    def rounds(self) -> dict[int, dict[str, float]]:
+        """Seconds of one update by round and variant; ``BOTH`` among them."""
+        updates = {entry["round"]: entry["update"] for entry in self.entries if "update" in entry}
+        return {number: {**own, BOTH: (own[BASELINE] + own[AGAIN]) / 2} for number, own in updates.items()}
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Variants that have failed and were not started again since, with the reason."""
+        last = {each["variant"]: each.get("failed") for each in self.entries if each.keys() & {"failed", "prepared"}}
+        return {name: str(reason) for name, reason in last.items() if reason is not None}
+
+    def ratios(self, name: str, other: str = BOTH) -> list[float]:
+        """Seconds of ``other`` / seconds of ``name``, for each round that has them."""
+        return [each[other] / each[name] for each in self.rounds.values() if name in each and other in each]
+
+
+class MeasurementLog:
+    """All lines, in the folder of one ablation; its identity beside them tells whether another one is the same.
+
+    Raises:
+        UsageError: another process measures in the folder.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / ROUNDS).open("ab", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            message = f"{folder}: another process measures in this folder; wait for it, or name another"
+            raise UsageError(message) from None
+        if not (folder / HEAD).exists():
+            write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
+        data = (folder / ROUNDS).read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._file.truncate(len(whole))  # without a line that a crash has torn
+        self.entries: list[Entry] = []
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                self.entries.append(json.loads(line))
+        spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
+        self.earlier_seconds = sum(spent.values())
+        self._session = 1 + max(spent, default=0)
+        self._started = time.monotonic()
+        sync(folder)
+
+    @property
+    def seconds(self) -> float:
+        """Spent in all sessions so far."""
+        return self.earlier_seconds + time.monotonic() - self._started
+
+    def of(self, case: str) -> CaseLog:
+        """The lines about the case of that name."""
+        return CaseLog([entry for entry in self.entries if entry.get("case") == case])
+
+    def add(self, **entry: Any) -> None:
+        """Adds a line, which is durable when this returns; an OSError if the disk does not take it."""
+        spent = round(time.monotonic() - self._started, 3)
+        whole = {"session": self._session, "spent": spent, **redact_values(entry)}
+        self._file.write((json.dumps(whole) + "\n").encode())
+        os.fsync(self._file)
+        self.entries.append(whole)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def identity_of(folder: Path) -> dict[str, Any] | None:
+    """What the ablation in a folder measures; None if there is none."""
+    with suppress(OSError, ValueError):
+        found = json.loads((folder / HEAD).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else None
+    return None
 
 
 @dataclass
 class Measurement:
-    """One case, new or continued."""
+    """One case, new or continued; a UsageError if none of its stages may run here."""
 
     case: Case
-    variants: VariantSet
     config: AblationConfig
-    plugin_files: Sequence[Path]
+    registry: Registry
     log: MeasurementLog
     say: Callable[[str], None]
     stop: Stop
+    variants: VariantSet = field(init=False)
     children: dict[str, Child] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.device = resolve_device(self.case.recipe.device)
+        self.variants = variants_of(self.case.recipe, self.device, self.config.variants)
+        self.title = f"{self.case.name}: " if self.case.name else ""  # begins what is said of a case among others
+
+    @property
+    def lines(self) -> CaseLog:
+        """The log's about this case."""
+        return self.log.of(self.case.name)
+
+    def tell(self, text: str) -> None:
+        """Shows progress."""
+        self.say(f"{self.title}{text}")
+
+    def add(self, **entry: Any) -> None:
+        """Adds a line to the log."""
+        self.log.add(case=self.case.name, **entry)
 
     def run(self, deadline: float) -> None:
         """Measures the variants that are not done, as many side by side as memory allows.
@@ -50,11 +173,10 @@ class Measurement:
         left = [variant for variant in self.variants.variants[1:] if variant.name not in settled]
         if not left:
             return
+        self.tell("measuring what this machine can do at best")
+        with Child("runner.measure.limit", options={"device": str(self.device)}) as child:
+            self.add(rates=child.answer())
         with ExitStack() as baselines:
-            self.tell("measuring what this machine can do at best")
-            device = str(resolve_device(self.case.recipe.device))
-            with Child("runner.measure.limit", options={"device": device}) as child:
-                self.add(rates=child.answer())
             try:
                 for name in (BASELINE, AGAIN):  # the least that there must be
                     self._start(name, (), baselines, deadline + START_SECONDS)
@@ -67,27 +189,20 @@ class Measurement:
                 self._squad(left[start : start + side_by_side], now + max(0.0, deadline - now) / squads)
             self._memory((BASELINE, AGAIN))
 
-    @property
-    def lines(self) -> CaseLog:
-        """The log's about this case."""
-        return self.log.of(self.case.name)
-
-    @property
-    def title(self) -> str:
-        """Begins what is said of a case among others."""
-        return f"{self.case.name}: " if self.case.name else ""
-
-    def tell(self, text: str) -> None:
-        """Shows progress."""
-        self.say(f"{self.title}{text}")
-
-    def add(self, **entry: Any) -> None:
-        """Adds a line to the log."""
-        self.log.add(case=self.case.name, **entry)
+    def judge(self, gate: Gate) -> None:
+        """Asks the gate about every variant that was measured, once."""
+        known = self.lines.by_variant("verdict").keys() | self.lines.failed.keys()
+        for variant in self.variants.variants:
+            if variant.stages and variant.name not in known and not self.stop:
+                self.tell(f"is {variant.name} harmless?")
+                found = gate(self.case.recipe, self.registry, variant.stages)
+                told = {"outcome": str(found.outcome), "contract": found.contract, "summary": found.summary}
+                self.add(variant=variant.name, verdict=told)
 
     def _start(self, name: str, stages: Sequence[str], processes: ExitStack, deadline: float) -> None:
-        child = Child("runner.measure.measured", self.case.recipe, stages=stages, plugin_files=self.plugin_files)
-        processes.callback(child.close)
+        child = processes.enter_context(
+            Child("runner.measure.measured", self.case.recipe, stages=stages, plugin_files=self.registry.files)
+        )
         prepared = child.ask("prepare", min(START_SECONDS, max(30.0, deadline - time.monotonic())))
         if name == BASELINE:
             self.add(cost=child.ask("cost"))

@@ -9,11 +9,9 @@ from ablations import analysed, case, result
 from typer.testing import CliRunner
 
 from runner.cli.prove import ablate
-from runner.measure.ablate import Ablated
-from runner.measure.recommend import recommend
+from runner.measure.analysis import recommend
 from runner.recipe.document import RecipeError
 from runner.system.errors import ExitCode
-from runner.train.signals import Stop
 
 FAST = {"stacked_agents": 3.0}
 
@@ -25,15 +23,14 @@ def invoke(monkeypatch):
     app.callback()(lambda: None)  # or the only verb would have no name
     asked = []
 
-    def invoke(*arguments, factors=FAST, verdicts=None, asked_to_stop=None):
+    def invoke(*arguments, factors=FAST, verdicts=None, asked_to_stop=0):
         given = case()
         measured = analysed(given, factors, verdicts=verdicts)
-        stop = Stop()
-        stop.asked = asked_to_stop
 
         def measure(*settings):
             asked.append(settings)
-            return Ablated(result(measured, recommendations=(recommend(given, measured),)), "abc", "", stop)
+            recommendations = (recommend(given, measured),)
+            return result(measured, recommendations=recommendations, run_id="abc", signal=asked_to_stop)
 
         monkeypatch.setattr("runner.measure.ablate.ablate", measure)
         return CliRunner().invoke(app, ["ablate", *arguments]), asked

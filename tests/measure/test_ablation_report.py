@@ -8,7 +8,7 @@ import pytest
 from ablations import OFF, analysed, case, result
 from rich.console import Console
 
-from runner.measure.recommend import recommend
+from runner.measure.analysis import recommend
 from runner.measure.report import draw, markdown, show
 from runner.system.plots import NO_PLOTS
 

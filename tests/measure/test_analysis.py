@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from runner.compare.noninferiority import Effect
 from runner.measure.analysis import analyse, slope
-from runner.measure.measurement_log import CaseLog
+from runner.measure.rounds import CaseLog
 from runner.system.errors import ExitCode, RunnerError
 
 CASE = case()

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from runner.measure import limit
-from runner.measure.analysis import Rates, UpdateCost
-from runner.measure.limit import measure
+from runner.measure.limit import Rates, UpdateCost, measure
 from runner.measure.measured import optimizer_bytes
 
 

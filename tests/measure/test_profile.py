@@ -20,9 +20,9 @@ from runner.measure.profile import (
     OperatorTime,
     Profile,
     SlotTime,
-    Timeline,
     profile,
     show,
+    tables,
 )  # fmt: skip
 from runner.plugin.registry import Registry
 from runner.system.errors import StorageError, UsageError
@@ -84,7 +84,8 @@ def test_values_that_the_host_reads_are_counted_once(tmp_path):
 
 def items_of_targets(burst, trace):
     _, events = burst.profiled(trace)
-    return sum(sync.calls for sync in Timeline(events, UPDATES, False).syncs() if sync.slot == "targets" and sync.waits)
+    _, _, syncs = tables(events, burst.names, UPDATES, False)
+    return sum(sync.calls for sync in syncs if sync.slot == "targets" and sync.waits)
 
 
 def test_the_trace_is_a_chrome_trace_with_the_slots(measured):
@@ -101,7 +102,8 @@ def test_a_slot_inside_a_compiled_one_is_not_called_by_itself(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         _, events = burst.profiled(tmp_path / "trace.json")
-    assert {slot.calls for slot in Timeline(events, 1, False).slots(burst.names)} == {0.0}
+    slots, _, _ = tables(events, burst.names, 1, False)
+    assert {slot.calls for slot in slots} == {0.0}
 
 
 def event(name, start, end, *, thread=1, kernels=(), device=DeviceType.CPU, own=0.0, annotation=False):
@@ -132,18 +134,18 @@ def of_a_gpu():
         event("Memcpy DtoH (Device -> Pageable)", 1200, 1202, device=DeviceType.CUDA),
         event("slot critic_step", 200, 1200, device=DeviceType.CUDA, annotation=True),
     ]
-    return Timeline(events, 2, True)
+    return tables(events, (STEP, "update", "critic_step", "target_step"), 2, True)
 
 
 def test_kernels_of_a_backward_pass_in_another_thread_belong_to_the_slot_that_waits(of_a_gpu):
-    found = {slot.name: slot for slot in of_a_gpu.slots((STEP, "update", "critic_step", "target_step"))}
+    found = {slot.name: slot for slot in of_a_gpu[0]}
     assert found["critic_step"] == SlotTime("critic_step", 0.5, 0.02, 0.02, 0.5)
     assert found["update"] == SlotTime("update", 0.5, 0.04, 0.02, 0.501)
     assert found["target_step"] == SlotTime("target_step", 0, 0, 0, 0)
 
 
 def test_on_a_gpu_what_waits_inside_an_update_is_counted_and_nothing_else(of_a_gpu):
-    assert list(of_a_gpu.syncs()) == [
+    assert of_a_gpu[2] == [
         HostSync("cudaStreamSynchronize", "update", 0.5, True),
         HostSync("Memcpy DtoH (Device -> Pageable)", "update", 0.5, False),
         HostSync("aten::_local_scalar_dense", "update", 0.5, False),
@@ -151,7 +153,7 @@ def test_on_a_gpu_what_waits_inside_an_update_is_counted_and_nothing_else(of_a_g
 
 
 def test_kernels_have_shares_of_their_own(of_a_gpu):
-    kernels = {each.name: each for each in of_a_gpu.operators() if each.device == "cuda"}
+    kernels = {each.name: each for each in of_a_gpu[1] if each.device == "cuda"}
     assert kernels["gemm"] == OperatorTime("gemm", "cuda", 1.0, 0.5, 1000 / 1002)
     assert "slot critic_step" not in kernels
 

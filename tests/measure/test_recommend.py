@@ -2,7 +2,8 @@ from dataclasses import replace
 
 from ablations import OFF, SHARE, analysed, case
 
-from runner.measure.recommend import recommend, write
+from runner.measure.analysis import recommend
+from runner.measure.report import write_recipe
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 
@@ -61,7 +62,7 @@ def test_the_file_is_a_recipe_with_exactly_these_stages(tmp_path):
     chosen = recommend(given, found)
     path = tmp_path / "deep" / "recommended.yaml"
     path.parent.mkdir()
-    write(chosen, given, found, path)
+    write_recipe(chosen, given, found, path)
     loaded = load(path, (), Registry())
     assert set(loaded.stages) == set(chosen.stages)
     assert loaded.data.followers == 1
@@ -74,7 +75,7 @@ def test_settings_of_a_stage_are_kept(tmp_path):
     given = case(sets=("optimization.fused_optimizer=off", "optimization.compile=off", "optimization.amp.dtype=bf16"))
     found = analysed(given, {"amp": 2.0, "stacked_agents": 2.0, "float32_matmul": 2.0})
     chosen = recommend(given, found)
-    write(chosen, given, found, tmp_path / "recommended.yaml")
+    write_recipe(chosen, given, found, tmp_path / "recommended.yaml")
     loaded = load(tmp_path / "recommended.yaml", (), Registry())
     for kind in chosen.stages:
         assert loaded.stages[kind].model_dump() == given.recipe.stages[kind].model_dump()

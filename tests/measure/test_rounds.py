@@ -7,16 +7,14 @@ from itertools import pairwise
 
 import pytest
 import yaml
-from ablations import variant_set
 from hypothesis import given
 from hypothesis import strategies as st
 from running import TINY_UAV
 
 from runner.compare.verdict import Outcome, Verdict
-from runner.measure.ablate import RESULT, ablate, judge
+from runner.measure.ablate import RESULT, ablate
 from runner.measure.experiment import load_experiment
-from runner.measure.measurement_log import ROUNDS, CaseLog
-from runner.measure.rounds import Measurement, order
+from runner.measure.rounds import ROUNDS, CaseLog, Measurement, order
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.errors import ExitCode, UsageError
@@ -54,12 +52,12 @@ def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
     out = tmp_path / "out"
     done = measure(experiment(cases={"three": {"set": ["data.followers=2"], "published": {"phase 1": 1.5}}}), out=out,
                    gate=passes)  # fmt: skip
-    (case,) = done.result.cases
+    (case,) = done.cases
     assert [variant.name for variant in case.variants] == ["baseline", "all"]
     assert done.exit_code in (ExitCode.DONE, ExitCode.INCONCLUSIVE)
     whole = case.named("all")
     assert whole.stages == STAGES
-    assert whole.verdict["outcome"] == "PASS"
+    assert whole.verdict == "PASS"
     assert whole.ratio.rounds == 3
     assert whole.peak_memory > 2**20
     assert whole.throughput.per_second > 0
@@ -79,14 +77,14 @@ def check_mlflow(done):
     client = Store.open(workspace()).client
     parent = client.get_run(done.run_id)
     assert parent.info.status == "FINISHED"
-    assert parent.info.end_time - parent.info.start_time >= 1000 * done.result.seconds - 1
+    assert parent.info.end_time - parent.info.start_time >= 1000 * done.seconds - 1
     assert "\n| all" in parent.data.tags["mlflow.note.content"]
     assert "README.md" in {file.path for file in client.list_artifacts(done.run_id)}
     below = client.search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{done.run_id}' and tags.verdict = 'PASS'"
     )
     (whole,) = below
-    assert whole.data.metrics["ratio"] == pytest.approx(done.result.cases[0].named("all").ratio.value)
+    assert whole.data.metrics["ratio"] == pytest.approx(done.cases[0].named("all").ratio.value)
     assert whole.data.tags["stages"] == ",".join(STAGES)
     assert len(client.get_metric_history(whole.info.run_id, "update_ms")) == 3
 
@@ -115,8 +113,8 @@ def test_an_interrupted_ablation_goes_on_where_it_stopped(experiment):
     done = measure(given, say=said.append)
     assert any(text.startswith("going on in") for text in said)
     assert log.read_bytes().startswith(before)
-    assert done.result.folder == str(log.parent)
-    assert done.result.cases[0].named("all").ratio.rounds == 3
+    assert done.folder == str(log.parent)
+    assert done.cases[0].named("all").ratio.rounds == 3
     assert (log.parent / RESULT).is_file()  # so that the next one begins anew
 
 
@@ -142,7 +140,7 @@ def test_a_variant_that_breaks_is_missing_with_its_own_words(experiment, tmp_pat
     written = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump(written | {"set": [*written["set"], "optimization.breaks=on"]}))
     done = measure(load_experiment(path, (), registry), registry)
-    (case,) = done.result.cases
+    (case,) = done.cases
     assert "ValueError: boom" in case.missing["all"]
     assert done.exit_code is ExitCode.INCONCLUSIVE
     assert "boom" in (workspace().root / "ablations").glob("*/README.md").__next__().read_text()
@@ -190,7 +188,7 @@ def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
     notes = Notes([{"case": "", "variant": "all", "verdict": {"outcome": "PASS"}},
                    {"case": "", "variant": "forward_cache", "failed": "no memory"}])  # fmt: skip
     (case,) = given.cases
-    judge(Measurement(case, variant_set(case), given.config, [], notes, lambda _: None, Stop()), gate, Registry())
+    Measurement(case, given.config, Registry(), notes, lambda _: None, Stop()).judge(gate)
     assert asked == [("merged_critic_loss",)]
     assert notes.entries[-1]["verdict"]["outcome"] == "FAIL"
 
