@@ -9,12 +9,13 @@ import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 _NUMBERS = itertools.count()
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What takes long to import, and nothing of the runner itself.
+# What takes long to import: settings do, beside libraries, because their descriptions are looked up in the source.
 _CONTEXT.set_forkserver_preload(
     [
         "torch._dynamo",
@@ -24,6 +25,8 @@ _CONTEXT.set_forkserver_preload(
         "optuna.importance",
         "jinja2",
         "matplotlib.backends.backend_agg",
+        "runner.recipe.loader",
+        *{entry.module for entry in entry_points(group="runner.plugins")},
     ]
 )
 

@@ -16,15 +16,17 @@ pytestmark = pytest.mark.usefixtures("migrated_workspace")
 
 def own_frames():
     """Functions of our own between the verb and the layer that asks, the outermost first."""
-    names = [(frame.filename, frame.function) for frame in inspect.stack()[1:]]
+    names = [(frame.filename, frame.function) for frame in inspect.stack(context=0)[1:]]
     own = [(Path(name).stem, function) for name, function in names if name.startswith(OWN)]
     while own[0][1] == "forward":  # of networks inside networks
         own.pop(0)
     return own[::-1]
 
 
-@pytest.mark.parametrize("recipe", ["digits_classifier", "marl_baseline"])
-def test_few_calls_lie_between_the_verb_and_the_network(monkeypatch, recipe):
+@pytest.mark.parametrize(
+    ("recipe", "length"), [("digits_classifier", "train.epochs=1"), ("marl_baseline", "train.env_steps=80")]
+)
+def test_few_calls_lie_between_the_verb_and_the_network(monkeypatch, recipe, length):
     deepest = []
 
     def linear(self, inputs):
@@ -34,7 +36,7 @@ def test_few_calls_lie_between_the_verb_and_the_network(monkeypatch, recipe):
 
     original = torch.nn.Linear.forward
     monkeypatch.setattr(torch.nn.Linear, "forward", linear)
-    train_here(recipe)
+    train_here(recipe, length)
     frames = max(deepest, key=len)
     assert frames[0] == ("run", "run")
     assert len(frames) <= MOST, frames
