@@ -55,9 +55,8 @@ class Progress:
 
     def advance(self, counts: Mapping[str, int]) -> None:
         """Adds what a step of the training has come further by, by unit."""
-        own = vars(self)
         for unit, count in counts.items():
-            own[unit] += count
+            setattr(self, unit, getattr(self, unit) + count)
 
     def state_dict(self) -> dict[str, int]:
         """The counts; those of epochs follow from the samples."""
