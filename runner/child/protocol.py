@@ -1,4 +1,4 @@
-"""A child process as it sees itself: what it is to do, and JSON messages to and from its parent.
+"""A child process as it sees itself: what it is to do, and messages to and from its parent.
 
 Messages travel on a socket that is nobody else's, so that whatever a library prints is no answer; recipes with their
 secrets travel there too, and are never in a file. When the parent is gone, however it ended, so is the socket, and the
@@ -8,7 +8,6 @@ child ends with all processes that it has started.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import queue
 import signal
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
 
-_END_SECONDS = 5.0
-"""For a child that waits for a command, to end by itself when there will be none."""
+_END_SECONDS = 5.0  # for a child that waits for a command, to end by itself when there will be none
 
 
 class Parent:
@@ -42,15 +40,14 @@ class Parent:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        order = json.loads(connection.recv_bytes())
-        self._recipe: dict[str, Any] = order["recipe"]
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._waiting = False
-        self.gone = False
+        order = connection.recv()
         register(*order["secrets"])
+        self._recipe: dict[str, Any] = order["recipe"]
         self.options: Mapping[str, Any] = order["options"]
-        self.folder = Path(order["folder"])
-        self.plugin_files = [Path(path) for path in order["plugin_files"]]
+        self.folder: Path = order["folder"]
+        self.plugin_files: list[Path] = order["plugin_files"]
+        self.gone = self._waiting = False
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="runner-parent", daemon=True).start()
 
     def load(self) -> tuple[Recipe, Registry]:
@@ -64,14 +61,13 @@ class Parent:
     def tell(self, **what: Any) -> None:
         """Says something."""
         try:
-            self._connection.send_bytes(json.dumps(what).encode())
+            self._connection.send(what)
         except OSError:
             _end()
 
     def commands(self) -> Iterator[str]:
         """What the parent asks for, until it asks for nothing more."""
-        while (message := self._next()) is not None:
-            yield message
+        return iter(self._next, None)
 
     def ask(self, **what: Any) -> Any:
         """Says something and waits for the reply."""
@@ -88,7 +84,7 @@ class Parent:
     def _listen(self) -> None:
         try:
             while True:
-                self._messages.put(json.loads(self._connection.recv_bytes()))
+                self._messages.put(self._connection.recv())
         except (EOFError, OSError):
             self.gone = True
             self._messages.put(None)
@@ -97,11 +93,17 @@ class Parent:
             _end()
 
 
-def attend(module: str, connection: Connection) -> None:
+def attend(module: str, connection: Connection, errors: str | None = None) -> None:
     """Does what the parent wants with ``main(parent)`` of a module, and leaves with an exit code that says how it went.
 
-    This process leads a group of its own.
+    This process leads a group of its own, and writes to the parent's file for errors; a copy of another process sees to
+    that here.
     """
+    if errors is not None:
+        os.setsid()
+        descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
     parent = Parent(connection)
     try:
         importlib.import_module(module).main(parent)
@@ -119,20 +121,6 @@ def attend(module: str, connection: Connection) -> None:
     finally:
         if parent.gone:  # nobody else ends what this process has started
             _end()
-
-
-def attend_executed(module: str, descriptor: int) -> None:
-    """As ``attend``, in a process that begins as new."""
-    attend(module, Connection(descriptor))
-
-
-def attend_forked(module: str, connection: Connection, errors: str) -> None:
-    """As ``attend``, in a copy of a process that has imported much and done nothing."""
-    os.setsid()
-    descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    attend(module, connection)
 
 
 def _end() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
@@ -19,34 +18,33 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
+from runner.child.protocol import attend
 from runner.system.errors import OUT_OF_MEMORY, ExitCode, RunnerError
 from runner.system.processes import PYTHON, safe_environment
 from runner.system.secrets import registered
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from runner.recipe.recipe import Recipe
 
-START_SECONDS = 1800.0
-"""Longer than any compilation takes; a child that hangs must not hang its parent."""
+START_SECONDS = 1800.0  # longer than any compilation takes; a child that hangs must not hang its parent
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
-_COUNT_SECONDS = 2.0
-"""Between two looks for processes that a child has started, which costs more than to look at those known."""
+_COUNT_SECONDS = 2.0  # between two looks for what a child has started, which costs more than to look at what is known
 _LAST_LINES = 8
+_Wait = Callable[[float | None], int | None]
+"""Waits so many seconds for a process to end, or for as long as it takes; its exit code, None if it goes on."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a child may use before it is ended."""
 
-    seconds: float = math.inf
-    """Its whole life."""
-    silence: float = math.inf
-    """Seconds without a word from it."""
-    memory: float = math.inf
-    """Bytes of host memory of all its processes."""
-    grace: float = 0.0
-    """Seconds between SIGTERM and SIGKILL when it is told to stop."""
+    seconds: float = math.inf  # its whole life
+    silence: float = math.inf  # seconds without a word from it
+    memory: float = math.inf  # bytes of host memory of all its processes
+    grace: float = 0.0  # seconds between SIGTERM and SIGKILL when it is told to stop
 
 
 class Cause(StrEnum):
@@ -55,16 +53,12 @@ class Cause(StrEnum):
     DONE = "done"
     OUT_OF_MEMORY = "out of memory"
     DIVERGED = "diverged"
-    INVALID = "invalid"
-    """The recipe cannot run here."""
-    FAILED = "failed"
-    """It ended with an error."""
-    CRASHED = "crashed"
-    """A signal ended it, or it left without a word."""
+    INVALID = "invalid"  # the recipe cannot run here
+    FAILED = "failed"  # it ended with an error
+    CRASHED = "crashed"  # a signal ended it, or it left without a word
     HUNG = "hung"
     TIMEOUT = "timeout"
-    STOPPED = "stopped"
-    """By its parent; nothing is wrong with it."""
+    STOPPED = "stopped"  # by its parent; nothing is wrong with it
 
 
 _CAUSES: dict[int, Cause] = {
@@ -82,10 +76,6 @@ class ChildError(RunnerError):
         super().__init__(reason)
         self.cause = cause
         self.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
-
-
-def _never() -> bool:
-    return False
 
 
 class Child(AbstractContextManager["Child"]):
@@ -121,31 +111,33 @@ class Child(AbstractContextManager["Child"]):
     ) -> None:
         self._limits = limits or Limits()
         self._folder = tempfile.TemporaryDirectory(prefix="runner-child-", ignore_cleanup_errors=True)
-        self._errors = Path(self._folder.name) / "stderr"
+        self._errors = Path(self._folder.name, "stderr")
         self._errors.touch(mode=0o600)
         self._kernel_kills = _kernel_kills()
         self._begun = self._looked = time.monotonic()
-        self._told_to_stop: float | None = None
-        self._connection, there = multiprocessing.Pipe()
-        self._process: subprocess.Popen[bytes] | _Forked
-        if forked:
-            self._process = _Forked(module, there, self._errors)
-        else:
-            self._process = _executed(module, there.fileno(), None if talks else self._errors, threads)
-        there.close()
-        self.cpu_seconds = 0.0
         self._counted = -math.inf
+        self._told_to_stop: float | None = None
+        self.cpu_seconds = 0.0
+        self._connection, there = multiprocessing.Pipe()
+        if forked:
+            self._pid, self._wait = _forked(module, there, self._errors)
+        else:
+            self._pid, self._wait = _executed(module, there, None if talks else self._errors, threads)
+        there.close()
         self._family: list[psutil.Process] = []
-        with suppress(psutil.Error):  # it has ended already
-            self._family = [psutil.Process(self._process.pid)]
-        files = [str(path.absolute()) for path in plugin_files]
+        files = [path.absolute() for path in plugin_files]
         order = {"recipe": _given(recipe, stages), "secrets": registered(), "plugin_files": files,
-                 "options": options or {}, "folder": self._folder.name}  # fmt: skip
-        with suppress(OSError):  # it has ended already, which is noticed when it is listened to
+                 "options": options or {}, "folder": Path(self._folder.name)}  # fmt: skip
+        with suppress(psutil.Error, OSError):  # it has ended already, which is noticed when it is listened to
+            self._family.append(psutil.Process(self._pid))
             self.send(order)
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Ends it, by itself if it waits for a command, with all processes that it has started."""
+        self._connection.close()
+        self._wait(_END_SECONDS)
+        self._end_group()
+        self._folder.cleanup()
 
     def send(self, what: Any) -> None:
         """Says something to it.
@@ -153,7 +145,7 @@ class Child(AbstractContextManager["Child"]):
         Raises:
             OSError: it has ended.
         """
-        self._connection.send_bytes(json.dumps(what).encode())
+        self._connection.send(what)
 
     def ask(self, command: str, timeout: float = 300.0) -> dict[str, Any]:
         """Gives a command and waits for the answer, as ``answer`` does."""
@@ -162,7 +154,7 @@ class Child(AbstractContextManager["Child"]):
         return self.answer(timeout, hung=f"no answer to '{command}'")
 
     def answer(
-        self, timeout: float = START_SECONDS, stop: Callable[[], bool] = _never, hung: str = "no answer"
+        self, timeout: float = START_SECONDS, stop: Callable[[], bool] = bool, hung: str = "no answer"
     ) -> dict[str, Any]:
         """As ``receive``, but the child does not end well without an answer."""
         told = self.receive(stop, timeout, hung)
@@ -171,7 +163,7 @@ class Child(AbstractContextManager["Child"]):
         return told
 
     def receive(
-        self, stop: Callable[[], bool] = _never, silence: float = math.inf, hung: str = "no word"
+        self, stop: Callable[[], bool] = bool, silence: float = math.inf, hung: str = "no word"
     ) -> dict[str, Any] | None:
         """What it says next; None if it has ended and all is well.
 
@@ -185,11 +177,11 @@ class Child(AbstractContextManager["Child"]):
         """
         heard, silence = time.monotonic(), min(silence, self._limits.silence)
         while True:
-            ended = self._process.poll() is not None  # a process that it has started may keep its socket open
+            ended = self._wait(0.0) is not None  # a process that it has started may keep its socket open
             self._keep_to_limits(stop)
             try:
                 if self._connection.poll(0 if ended else _LOOK_SECONDS):
-                    told: dict[str, Any] = json.loads(self._connection.recv_bytes())
+                    told: dict[str, Any] = self._connection.recv()
                     return told
             except (EOFError, OSError):
                 ended = True
@@ -199,29 +191,19 @@ class Child(AbstractContextManager["Child"]):
             if time.monotonic() - heard > silence:
                 self._kill(Cause.HUNG, f"{hung} for {silence:g} s")
 
-    def close(self) -> None:
-        """Ends it, by itself if it waits for a command, with all processes that it has started."""
-        self._connection.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        self._end_group()
-        self._folder.cleanup()
-
     def _keep_to_limits(self, stop: Callable[[], bool]) -> None:
         now, limits = time.monotonic(), self._limits
         if now - self._looked > _LOOK_SECONDS and limits.memory < math.inf:
             self._looked = now
-            memory = self._memory(now)
-            if memory > limits.memory:
-                used, allowed = memory / 2**30, limits.memory / 2**30
-                message = f"its processes took {used:.1f} GiB of host memory, of {allowed:.1f}"
-                self._kill(Cause.OUT_OF_MEMORY, message)
+            used, allowed = self._memory(now) / 2**30, limits.memory / 2**30
+            if used > allowed:
+                self._kill(Cause.OUT_OF_MEMORY, f"its processes took {used:.1f} GiB of host memory, of {allowed:.1f}")
         if now - self._begun > limits.seconds:
             self._kill(Cause.TIMEOUT, f"it ran for more than {limits.seconds:g} s")
         if self._told_to_stop is None and stop():
             self._told_to_stop = now
-            if limits.grace and self._process.poll() is None:
-                os.kill(self._process.pid, signal.SIGTERM)
+            if limits.grace and self._wait(0.0) is None:
+                os.kill(self._pid, signal.SIGTERM)
         if self._told_to_stop is not None and now - self._told_to_stop >= limits.grace:
             self._kill(Cause.STOPPED, "it was stopped")
 
@@ -235,8 +217,7 @@ class Child(AbstractContextManager["Child"]):
         for each in self._family:
             with suppress(psutil.Error):
                 memory += each.memory_info().rss
-                times = each.cpu_times()
-                cpu += times.user + times.system + times.children_user + times.children_system
+                cpu += sum(each.cpu_times()[:4])  # its own and its children's, of user and system
         self.cpu_seconds = max(self.cpu_seconds, cpu)
         return memory
 
@@ -246,9 +227,8 @@ class Child(AbstractContextManager["Child"]):
 
     def _conclude(self) -> None:
         """Says how it ended, if not well."""
-        try:
-            code = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
+        code = self._wait(_END_SECONDS)
+        if code is None:
             self._kill(Cause.HUNG, "it does not end")
         self._end_group()
         if self._told_to_stop is not None:
@@ -270,44 +250,45 @@ class Child(AbstractContextManager["Child"]):
 
     def _end_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.poll() is None:  # it had no time to make a group of its own
+            os.killpg(self._pid, signal.SIGKILL)
+        if self._wait(0.0) is None:  # it had no time to make a group of its own
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+                os.kill(self._pid, signal.SIGKILL)
+        self._wait(None)
 
 
-class _Forked:
-    """A process of ``multiprocessing`` that can be asked as one of ``subprocess``."""
+def _forked(module: str, connection: Connection, errors: Path) -> tuple[int, _Wait]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", module])
+    process = context.Process(target=attend, args=(module, connection, str(errors)))
+    process.start()
 
-    def __init__(self, module: str, connection: Any, errors: Path) -> None:
-        from runner.child.protocol import attend_forked
+    def wait(seconds: float | None) -> int | None:
+        process.join(seconds)
+        return process.exitcode
 
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", module])
-        self._process = context.Process(target=attend_forked, args=(module, connection, str(errors)))
-        self._process.start()
-        self.pid: int = self._process.pid or 0
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
-        return self._process.exitcode
+    return process.pid or 0, wait
 
 
-def _executed(module: str, descriptor: int, errors: Path | None, threads: int | None) -> subprocess.Popen[bytes]:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    environment = safe_environment() | ({} if threads is None else dict.fromkeys(names, str(threads)))
-    code = f"from runner.child.protocol import attend_executed; attend_executed({module!r}, {descriptor})"
+def _executed(module: str, connection: Connection, errors: Path | None, threads: int | None) -> tuple[int, _Wait]:
+    environment = safe_environment()
+    if threads is not None:
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    descriptor = connection.fileno()
+    code = ("from multiprocessing.connection import Connection; from runner.child.protocol import attend; "
+            f"attend({module!r}, Connection({descriptor}))")  # fmt: skip
     with errors.open("ab") if errors else open(os.dup(2), "wb") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*PYTHON, "-c", code], pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env=environment, start_new_session=True,  # Ctrl-C is for the parent
         )  # fmt: skip
+
+    def wait(seconds: float | None) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        return process.returncode
+
+    return process.pid, wait
 
 
 def _kernel_kills() -> int:
@@ -324,12 +305,8 @@ def _given(recipe: Recipe | Mapping[str, Any] | None, stages: Sequence[str] | No
     if recipe is None:
         return None
     if isinstance(recipe, Mapping):
-        return {"values": dict(recipe), "path": "recipe", "origins": {}}
+        return {"values": recipe, "path": "recipe", "origins": {}}
     values = recipe.values(masked=False)
     if stages is not None:
         values["optimization"] = {kind: values["optimization"][kind] for kind in stages}
-    origins = {
-        path: [str(place.source), isinstance(place.source, Path), place.line, place.column, place.text]
-        for path, place in recipe.origins.items()
-    }
-    return {"values": values, "path": str(recipe.path), "origins": origins}
+    return {"values": values, "path": str(recipe.path), "origins": recipe.origins}

@@ -11,20 +11,33 @@ from typer import Argument, Exit, Option
 from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, load_recipe, mute, output, registry_of, say
 from runner.system.errors import ExitCode
 
+StageNames = Annotated[list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")]
+Compared = Annotated[int, Option(min=2, help="Updates that are compared for Exact and Close stages.")]
+Steps = Annotated[int | None, Option(min=1, help="Length of a training for Statistical stages; the recipe's own.")]
+Seeds = Annotated[int, Option(min=3, help="The most pairs of trainings for one stage.")]
+Patience = Annotated[float, Option(min=0, help="Seconds after which no training is begun.")]
+Experiment = Annotated[
+    str, Argument(metavar="EXPERIMENT|RECIPE", help="A file of kind ablation, a recipe, or a recipe that ships.")
+]
+Budget = Annotated[float | None, Option(min=1.0, metavar="SECONDS", help="Time to measure, instead of the file's.")]
+ResultFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the result goes, instead of the workspace.")]
+Fresh = Annotated[bool, Option("--fresh", help="Begin anew, although an interrupted ablation could be continued.")]
+Profiled = Annotated[int, Option(min=1, max=1000, help="Updates that are profiled.")]
+Warmup = Annotated[
+    float, Option(min=0, metavar="SECONDS", help="The longest to wait, once compiled, for steady updates.")
+]
+TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the trace goes, instead of the workspace.")]
+
 
 def verify(
     recipe: RecipeName,
     sets: Sets = None,
     plugin: PluginFiles = None,
-    stage: Annotated[
-        list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")
-    ] = None,
-    updates: Annotated[int, Option(min=2, help="Updates that are compared for Exact and Close stages.")] = 20,
-    steps: Annotated[
-        int | None, Option(min=1, help="Length of a training for Statistical stages; the recipe's own.")
-    ] = None,
-    seeds: Annotated[int, Option(min=3, help="The most pairs of trainings for one stage.")] = 8,
-    budget: Annotated[float, Option(min=0, help="Seconds after which no training is begun.")] = 3600.0,
+    stage: StageNames = None,
+    updates: Compared = 20,
+    steps: Steps = None,
+    seeds: Seeds = 8,
+    budget: Patience = 3600.0,
     as_json: AsJson = False,
 ) -> None:
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
@@ -49,20 +62,12 @@ def verify(
 
 
 def ablate(
-    experiment: Annotated[
-        str, Argument(metavar="EXPERIMENT|RECIPE", help="A file of kind ablation, a recipe, or a recipe that ships.")
-    ],
+    experiment: Experiment,
     sets: Sets = None,
     plugin: PluginFiles = None,
-    budget: Annotated[
-        float | None, Option(min=1.0, metavar="SECONDS", help="Time to measure, instead of the file's.")
-    ] = None,
-    out: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Where the result goes, instead of the workspace.")
-    ] = None,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Begin anew, although an interrupted ablation could be continued.")
-    ] = False,
+    budget: Budget = None,
+    out: ResultFolder = None,
+    fresh: Fresh = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -98,13 +103,9 @@ def profile(
     recipe: RecipeName,
     sets: Sets = None,
     plugin: PluginFiles = None,
-    updates: Annotated[int, Option(min=1, max=1000, help="Updates that are profiled.")] = 5,
-    warmup: Annotated[
-        float, Option(min=0, metavar="SECONDS", help="The longest to wait, once compiled, for steady updates.")
-    ] = 60.0,
-    out: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Where the trace goes, instead of the workspace.")
-    ] = None,
+    updates: Profiled = 5,
+    warmup: Warmup = 60.0,
+    out: TraceFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Say where the time of an update goes: slots, operators and kernels, host syncs.

@@ -44,20 +44,17 @@ def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe
     return recipe
 
 
-def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Sequence[Any]], catalog: Catalog) -> Recipe:
+def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Place], catalog: Catalog) -> Recipe:
     """A recipe that another process has loaded and given to this one.
 
-    The values are with secrets, the path is of the file that it was loaded from, which is not read, and the origins are
-    source, whether that is a file, line, column and text of the place of every value.
+    The values are with secrets, and the path is of the file that it was loaded from, which is not read.
 
     Raises:
         RecipeError: it is not valid here, for example because a plugin is missing.
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
-    recipe = _validated(Path(path), root, catalog, problems)
-    places = {name: Place(Path(given[0]) if given[1] else given[0], *given[2:]) for name, given in origins.items()}
-    return replace(recipe, origins={name: DEFAULT if each == DEFAULT else each for name, each in places.items()})
+    return replace(_validated(Path(path), root, catalog, problems), origins=origins)
 
 
 def secret_assignments(recipe: Recipe) -> list[str]:

@@ -194,7 +194,7 @@ class Assembly:
     def refuse_unread(self) -> None:
         """Raises a RecipeError if somebody wrote values that nobody has read by the first step: they do nothing."""
         unread = [path for section, config in self._recorded.items() for path in config.unread(f"{section}.")]
-        written = [path for path in unread if self.recipe.origins.get(path, DEFAULT) is not DEFAULT]
+        written = [path for path in unread if self.recipe.origins.get(path, DEFAULT) != DEFAULT]
         if written:
             said = "no plugin reads this value; remove it"
             raise RecipeError([Problem(self.recipe.origins[path], path, said) for path in written])
@@ -288,7 +288,7 @@ def _is_active(stage: StageConfig, setting: Setting, reports: dict[str, StageRep
         path = f"optimization.{stage.kind}"
         # Of the places that have a say in the stage, the one that came last: --set, the file, what it extends.
         places = [place for each, place in recipe.origins.items() if f"{each}.".startswith(f"{path}.")]
-        written = [each for each in places if each is not DEFAULT]
+        written = [each for each in places if each != DEFAULT]
         place = max(written, key=lambda at: (isinstance(at.source, str), at.source == recipe.path), default=DEFAULT)
         raise RecipeError([Problem(place, path, str(error))]) from None
     for other in stage.requires:
