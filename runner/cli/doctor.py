@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runner.system.errors import StorageError
+from runner.plugin.registry import Registry
+from runner.recipe.catalog import SECTIONS
+from runner.system.errors import RunnerError, StorageError
 from runner.system.hardware import available_memory, cpu_flags, cpu_model, usable_cores
 from runner.tracking.recovery import reap
 from runner.tracking.spool import unsent
@@ -39,36 +41,23 @@ class Check:
     """One thing looked at."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]
-    """``warn``: runs work, but not everything does; ``fail``: runs do not work."""
+    status: Literal["ok", "warn", "fail"]  # warn: runs work, but not everything does; fail: runs do not work
     found: str
     remedy: str = ""
 
 
-def examine(workspace: Workspace, broken_plugins: Mapping[str, str]) -> list[Check]:
-    """Looks at packages, devices, compiler, plugins, workspace, tracking store and runs. Creates no workspace.
+def examine(workspace: Workspace, registry: Registry) -> list[Check]:
+    """Looks at packages, devices, compiler, plugins, workspace, tracking store, runs and memory.
 
-    Runs whose process died without a word are given their end.
-
-    Args:
-        workspace: where runs would be kept.
-        broken_plugins: why they cannot be imported, by the name of the plugin.
+    Creates no workspace. Runs whose process died without a word are given their end.
     """
-    remedy = "reinstall or remove its distribution"
-    plugins = [Check(f"plugin {name}", "warn", f"cannot be imported: {reason}", remedy)
-               for name, reason in broken_plugins.items()]  # fmt: skip
     memory = available_memory() / _GIB
     available = f"{memory:.1f} of {psutil.virtual_memory().total / _GIB:.1f} GiB available"
     return [
-        *_packages(),
-        *_torch(),
-        _compiler(),
-        *(plugins or [Check("plugins", "ok", "all can be imported")]),
-        *_workspace(workspace),
-        *_store(workspace),
+        *_packages(), *_torch(), _compiler(), *_plugins(registry), *_workspace(workspace), *_store(workspace),
         *_runs(workspace),
         _warn_if(memory < _MEMORY_GIB, "memory", available, "end other programs, or keep less data in memory"),
-    ]
+    ]  # fmt: skip
 
 
 def data(checks: list[Check]) -> dict[str, Any]:
@@ -151,12 +140,23 @@ def _compiler() -> Check:
     path = shutil.which(command) or shutil.which("clang++")
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if path is None:
-        remedy = "install g++ or name a C++ compiler in CXX, or leave optimization.compile off"
-        return Check("compiler", "warn", f"no C++ compiler ({command})", remedy)
-    if not header.exists():
-        remedy = "install Python's development headers, or leave optimization.compile off"
-        return Check("compiler", "warn", f"{path}, but {header} is missing", remedy)
-    return Check("compiler", "ok", path)
+        found, remedy = f"no C++ compiler ({command})", "install g++ or name a C++ compiler in CXX"
+    elif not header.exists():
+        found, remedy = f"{path}, but {header} is missing", "install Python's development headers"
+    else:
+        return Check("compiler", "ok", path)
+    return Check("compiler", "warn", found, f"{remedy}, or leave optimization.compile off")
+
+
+def _plugins(registry: Registry) -> list[Check]:
+    found, remedy = [], "reinstall or remove its distribution"
+    for section in SECTIONS:
+        for kind in registry.kinds(section):
+            try:
+                registry.get(section, kind)
+            except RunnerError as error:
+                found.append(Check(f"plugin {section}.{kind}", "warn", f"cannot be imported: {error}", remedy))
+    return found or [Check("plugins", "ok", "all can be imported")]
 
 
 def _workspace(workspace: Workspace) -> Iterator[Check]:

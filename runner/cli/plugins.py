@@ -16,17 +16,14 @@ if TYPE_CHECKING:
     from runner.plugin.registry import Registry
     from runner.recipe.catalog import Section
 
+Kind = Annotated[str | None, Argument(metavar="[KIND]", help="Show the card of this plugin.")]
 _FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")
 """What a card shows above the settings."""
 MEASURED = "measured.json"
 """What stages were worth where their authors measured it, beside their modules."""
 
 
-def plugins(
-    kind: Annotated[str | None, Argument(metavar="[KIND]", help="Show the card of this plugin.")] = None,
-    plugin: PluginFiles = None,
-    as_json: AsJson = False,
-) -> None:
+def plugins(kind: Kind = None, plugin: PluginFiles = None, as_json: AsJson = False) -> None:
     """List the plugins, or show the card of one: what it does, when it helps, when it hurts, its settings.
 
     [bold]runner plugins amp[/]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
@@ -30,27 +30,19 @@ class _Bar(Progress):
         yield Text(self.details, no_wrap=True, overflow="ellipsis")
 
 
-class ProgressDisplay(AbstractContextManager["ProgressDisplay"]):
+class ProgressDisplay(ExitStack):
     """Shows steps per second, the headline metrics and the time left on stderr."""
 
     def __init__(self, console: Console, name: str, goal: int, unit: str, headline: Sequence[str]) -> None:
+        super().__init__()
         self.console, self.name, self.goal, self.unit, self.headline = console, name, goal, unit, headline
         self.started = self.shown = 0.0
         self.bar: _Bar | None = None
         if console.is_terminal:
             name_column = TextColumn("{task.description}", markup=False)
             columns = (name_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = _Bar(*columns, console=console, transient=True)
+            self.bar = self.enter_context(_Bar(*columns, console=console, transient=True))
             self.task = self.bar.add_task(name, total=goal)
-
-    def __enter__(self) -> "ProgressDisplay":
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar:
-            self.bar.stop()
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Shows progress, at most a few times a second; a line every few seconds where there is no terminal."""
@@ -100,8 +92,7 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
         ("run", [f"MLflow id {result.run_id}", result.run_dir]),
         ("next", following),
     ):
-        for position, line in enumerate(lines):
-            table.add_row("" if position else label, Text(redact(line)))
+        table.add_row(label, Text(redact("\n".join(lines))))
     console.print(table)
 
 

@@ -30,16 +30,9 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 
 
 def verify(
-    recipe: RecipeName,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    stage: StageNames = None,
-    updates: Compared = 20,
-    steps: Steps = None,
-    seeds: Seeds = 8,
-    budget: Patience = 3600.0,
-    as_json: AsJson = False,
-) -> None:
+    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, stage: StageNames = None,
+    updates: Compared = 20, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
 
     Exact: the same bits as without. Close: the same algebra in float64, and no more rounding than the baseline in
@@ -62,15 +55,9 @@ def verify(
 
 
 def ablate(
-    experiment: Experiment,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    budget: Budget = None,
-    out: ResultFolder = None,
-    fresh: Fresh = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
+    experiment: Experiment, sets: Sets = None, plugin: PluginFiles = None, budget: Budget = None,
+    out: ResultFolder = None, fresh: Fresh = False, quiet: Quiet = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Measure what every stage is worth on this machine.
 
     The baseline (twice), each stage alone, each phase, all, and all but each run in child processes that take turns.
@@ -100,14 +87,9 @@ def ablate(
 
 
 def profile(
-    recipe: RecipeName,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    updates: Profiled = 5,
-    warmup: Warmup = 60.0,
-    out: TraceFolder = None,
-    as_json: AsJson = False,
-) -> None:
+    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, updates: Profiled = 5,
+    warmup: Warmup = 60.0, out: TraceFolder = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Say where the time of an update goes: slots, operators and kernels, host syncs.
 
     A few updates are profiled once they are steady, and timed without the profiler, too. Their Chrome trace is in

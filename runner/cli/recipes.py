@@ -3,23 +3,19 @@
 import json
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
 from runner.cli.common import AsJson, PluginFiles, RecipeName, Sets, load_recipe, print_json, registry_of, report, say
 from runner.system.errors import ExitCode, UsageError
 
-if TYPE_CHECKING:
-    pass
+Recipes = Annotated[list[str], Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")]
+Origin = Annotated[bool, Option("--origin", help="Say after every value where it was written.")]
+Copied = Annotated[str | None, Option(metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")]
 
 
-def validate(
-    recipe: Annotated[list[str], Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")],
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    as_json: AsJson = False,
-) -> None:
+def validate(recipe: Recipes, sets: Sets = None, plugin: PluginFiles = None, as_json: AsJson = False) -> None:
     """Check recipes and say everything that is wrong with them.
 
     Every problem is shown with its file, line and column; the exit code is 2 if there is any.
@@ -56,11 +52,7 @@ def validate(
 
 
 def show(
-    recipe: RecipeName,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    origin: Annotated[bool, Option("--origin", help="Say after every value where it was written.")] = False,
-    as_json: AsJson = False,
+    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, origin: Origin = False, as_json: AsJson = False
 ) -> None:
     """Print a recipe with nothing left to extends, --set and defaults.
 
@@ -76,12 +68,7 @@ def show(
         echo("\n".join(render(loaded.values(), loaded.origins if origin else None)))
 
 
-def recipes(
-    copy: Annotated[
-        str | None, Option(metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
     """List the recipes that ship, or copy one to start your own.
 
     [bold]runner recipes --copy marl_phase2[/]

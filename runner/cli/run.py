@@ -1,11 +1,12 @@
 """The verbs that train: ``run`` and ``resume``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Exit, Option
 
 from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, output, registry_of, say
+from runner.cli.data import fetched
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -17,23 +18,22 @@ if TYPE_CHECKING:
     from runner.tracking import RunFolder
     from runner.train.run import RunResult
 
-DriftOption = Annotated[
+Resumes = Annotated[
+    bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")
+]
+AllowDrift = Annotated[
     bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")
+]
+Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
+RunName = Annotated[
+    str, Argument(metavar="[RUN]", help="A name, its digits, MLflow's id, the beginning of one, or 'latest'.")
 ]
 
 
 def run(
-    recipe: RecipeName,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    resume: Annotated[
-        bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")
-    ] = False,
-    allow_drift: DriftOption = False,
-    download: Annotated[bool, Option("--download", help="Fetch the published files that its data need.")] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
+    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, resume: Resumes = False,
+    allow_drift: AllowDrift = False, download: Download = False, quiet: Quiet = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
     The run's folder, with its lock, metrics and checkpoints, is in [bold].runner/runs[/]; RUNNER_WORKSPACE names
@@ -47,43 +47,32 @@ def run(
     [bold]runner run recipes/marl_phase2.yaml --set data.followers=2 --set optimization.amp=off[/]
     """
     from runner.recipe.loader import find, is_lock, load, secret_assignments
-    from runner.recipe.lock import drift
 
-    registry = registry_of(plugin)
-    if is_lock(found := find(recipe)):
-        _refuse_without_plugins(found, registry, f"runner run {recipe}")
-    loaded = load(recipe, sets or (), registry)
+    registry, given, path = registry_of(plugin), sets or (), find(recipe)
+    if is_lock(path):
+        loaded, _ = _load_lock(path, given, registry, f"runner run {recipe}")
+    else:
+        loaded = load(path, given, registry)
     if download:
-        from runner.cli.data import fetched
-
         for file in loaded.data.absent():
             fetched(file)
-    unfinished = _unfinished(loaded.digest) if resume else None
-    if unfinished is not None:
-        given = [*secret_assignments(loaded), *(sets or ())]  # what the lock does not have
-        _resume(unfinished, registry, given, allow_drift, quiet, as_json)
-    if is_lock(loaded.path):
-        for change in drift(loaded.path, loaded, registry):
-            say(f"drift: {change}")
+    if resume:
+        for folder in _folders():
+            record = folder.record()
+            if record is not None and record.digest == loaded.digest and not folder.resumable:
+                given = [*secret_assignments(loaded), *given]  # what the lock does not have
+                _resume(folder, registry, given, allow_drift, quiet, as_json)
 
     from runner.tracking import workspace
     from runner.train.run import run as train
 
-    with _display(loaded, quiet) as display:
-        result = train(loaded, registry, workspace(), display)
-    _conclude(result, loaded, as_json)
+    _train(loaded, quiet, as_json, lambda display: train(loaded, registry, workspace(), display))
 
 
 def resume(
-    run: Annotated[
-        str, Argument(metavar="[RUN]", help="A name, its digits, MLflow's id, the beginning of one, or 'latest'.")
-    ] = "latest",
-    allow_drift: DriftOption = False,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
+    run: RunName = "latest", allow_drift: AllowDrift = False, sets: Sets = None, plugin: PluginFiles = None,
+    quiet: Quiet = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
 
     On a CPU it comes out bit for bit as if it had never been interrupted. 'latest' is the newest run that can be
@@ -93,54 +82,58 @@ def resume(
 
     [bold]runner resume marl_phase2-3f2a91c0[/]
     """
-    from runner.tracking import workspace
-    from runner.tracking.recovery import reap
-    from runner.tracking.workspace import find, folders
+    from runner.tracking.workspace import find, workspace
 
-    here = workspace()
-    reap(here)
-    if run == "latest":
-        found = folders(here.runs)
-        folder = next((each for each in found if not each.resumable), None)
-        if folder is None:
-            why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
-            raise UsageError(f"no run in {here.runs} can be resumed{':' + why if why else ''}")
+    found, runs = _folders(), workspace().runs
+    if run != "latest":
+        folder = find(runs, run)
+    elif (newest := next((each for each in found if not each.resumable), None)) is not None:
+        folder = newest
     else:
-        folder = find(here.runs, run)
+        why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
+        raise UsageError(f"no run in {runs} can be resumed{':' + why if why else ''}")
     _resume(folder, registry_of(plugin), sets or (), allow_drift, quiet, as_json)
 
 
-def _unfinished(digest: str) -> "RunFolder | None":
-    """The newest run of a recipe that can be resumed."""
-    from runner.tracking import workspace
+def _folders() -> "list[RunFolder]":
+    """All runs, the newest first; those whose process died without a word have been given their end."""
     from runner.tracking.recovery import reap
-    from runner.tracking.workspace import folders
+    from runner.tracking.workspace import folders, workspace
 
     here = workspace()
     reap(here)
-    for folder in folders(here.runs):
-        record = folder.record()
-        if record is not None and record.digest == digest and not folder.resumable:
-            return folder
-    return None
+    return folders(here.runs)
+
+
+def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command: str) -> "tuple[Recipe, list[str]]":
+    """The recipe of a lock, and what has changed since that matters; says all that has.
+
+    Plugin files that the lock needs and the command line lacks are a UsageError, with the command that has them.
+    """
+    from runner.recipe.loader import load
+    from runner.recipe.lock import drift, missing_plugins, read_lock
+
+    missing = missing_plugins(read_lock(lock), registry.files)
+    if missing:
+        names, whole = ", ".join(path.name for path in missing), registry.command(command, missing)
+        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
+    recipe = load(lock, sets, registry)
+    changes = drift(lock, recipe, registry)
+    for change in changes:
+        say(f"drift: {change}")
+    return recipe, [str(change) for change in changes if change.matters]
 
 
 def _resume(
     folder: "RunFolder", registry: "Registry", sets: Sequence[str], allow_drift: bool, quiet: bool, as_json: bool
 ) -> NoReturn:
-    from runner.recipe.loader import load
-    from runner.recipe.lock import LOCK_NAME, drift
+    from runner.recipe.lock import LOCK_NAME
 
     lock = folder.path / LOCK_NAME
     if reason := folder.resumable:
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
-    _refuse_without_plugins(lock, registry, f"runner resume {folder.name}")
-    recipe = load(lock, sets, registry)
-    changes = drift(lock, recipe, registry)
-    for change in changes:
-        say(f"drift: {change}")
-    drifted = [str(change) for change in changes if change.matters]
+    recipe, drifted = _load_lock(lock, sets, registry, f"runner resume {folder.name}")
     if drifted and not allow_drift:
         raise UsageError(
             f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
@@ -151,34 +144,17 @@ def _resume(
     from runner.train.run import resume as train_on
 
     say(f"resuming {folder.name}")
-    with _display(recipe, quiet) as display:
-        result = train_on(recipe, registry, workspace(), folder, display, drifted)
-    _conclude(result, recipe, as_json)
+    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, workspace(), folder, display, drifted))
 
 
-def _refuse_without_plugins(lock: "Path", registry: "Registry", command: str) -> None:
-    """Says which plugin files a lock needs that are not on the command line, and the command that has them."""
-    from runner.recipe.lock import missing_plugins, read_lock
-
-    missing = missing_plugins(read_lock(lock), registry.files)
-    if missing:
-        names = ", ".join(path.name for path in missing)
-        whole = registry.command(command, missing)
-        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
-
-
-def _display(recipe: "Recipe", quiet: bool) -> "ProgressDisplay":
+def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]") -> NoReturn:
+    """Trains before a person's eyes, shows what came of it, and exits."""
     from rich.console import Console
 
-    from runner.cli.progress import ProgressDisplay
+    from runner.cli.progress import ProgressDisplay, show
 
     unit, length = recipe.length
-    return ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline)
-
-
-def _conclude(result: "RunResult", recipe: "Recipe", as_json: bool) -> NoReturn:
-    """Shows what came of a training, and exits."""
-    from runner.cli.progress import show
-
+    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline) as display:
+        result = train(display)
     output(as_json, result.data, show, result, recipe.headline)
     raise Exit(result.exit_code)

@@ -6,7 +6,15 @@ from typing import Annotated
 from typer import Argument, Exit, Option, echo
 
 from runner.cli.common import AsJson, PluginFiles, output, print_json, registry_of, say
-from runner.system.errors import ExitCode, RunnerError, StorageError
+from runner.system.errors import ExitCode, StorageError
+
+Sent = Annotated[
+    list[str] | None, Argument(metavar="[RUN...]", help="Which runs; all that have something to send by default.")
+]
+Compared = Annotated[
+    list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")
+]
+Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
 
 
 def ls(as_json: AsJson = False) -> None:
@@ -26,12 +34,7 @@ def ls(as_json: AsJson = False) -> None:
     output(as_json, lambda: {"runs": runs}, show, runs)
 
 
-def sync(
-    runs: Annotated[
-        list[str] | None, Argument(metavar="[RUN...]", help="Which runs; all that have something to send by default.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def sync(runs: Sent = None, as_json: AsJson = False) -> None:
     """Send MLflow what it lacks of runs whose process is dead; sending twice changes nothing.
 
     [bold]runner sync[/]
@@ -59,12 +62,7 @@ def sync(
         raise StorageError("not everything could be sent; what is left stays in the runs' folders")
 
 
-def compare(
-    runs: Annotated[
-        list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")
-    ],
-    as_json: AsJson = False,
-) -> None:
+def compare(runs: Compared, as_json: AsJson = False) -> None:
     """Print what differs between runs: settings, environment, then metrics; and the link to MLflow's page.
 
     [bold]runner compare latest 3f2a91c0[/]
@@ -75,7 +73,7 @@ def compare(
     output(as_json, compared.to_json, comparison.show, compared)
 
 
-def ui(port: Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")] = 5000) -> None:
+def ui(port: Port = 5000) -> None:
     """Open MLflow's own page for this workspace, on 127.0.0.1, until Ctrl-C.
 
     [bold]runner ui --port 5001[/]
@@ -92,18 +90,9 @@ def doctor(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
     The exit code is 1 if something that every run needs is missing.
     """
     from runner.cli.doctor import data, examine, failed, show
-    from runner.recipe.catalog import SECTIONS
     from runner.tracking import workspace
 
-    registry = registry_of(plugin)
-    broken = {}
-    for section in SECTIONS:
-        for kind in registry.kinds(section):
-            try:
-                registry.get(section, kind)
-            except RunnerError as error:
-                broken[f"{section}.{kind}"] = str(error)
-    checks = examine(workspace(), broken)
+    checks = examine(workspace(), registry_of(plugin))
     output(as_json, lambda: data(checks), show, checks)
     if failed(checks):
         raise Exit(ExitCode.FAILED)

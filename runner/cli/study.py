@@ -27,19 +27,19 @@ app = typer.Typer(
 """,
 )
 FileArgument = Annotated[str, Argument(metavar="STUDY", help="A file of kind study.")]
+Forecasts = Annotated[
+    bool, Option("--forecast/--no-forecast", help="Train the recipe for half a minute, to say how long it takes.")
+]
+Fresh = Annotated[bool, Option("--fresh", help="Forget what the study has tried, and begin anew.")]
+TrialNumber = Annotated[int | None, Option(min=0, metavar="NUMBER", help="This trial, instead of the best one.")]
 StudyArgument = Annotated[str, Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
 
 
 @app.command()
 def plan(
-    study: FileArgument,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    forecast: Annotated[
-        bool, Option("--forecast/--no-forecast", help="Train the recipe for half a minute, to say how long it takes.")
-    ] = True,
+    study: FileArgument, sets: Sets = None, plugin: PluginFiles = None, forecast: Forecasts = True,
     as_json: AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Say what a study will try, what it will cost, and what stands in its way."""
     from runner.study.definition import load_study
 
@@ -55,13 +55,9 @@ def plan(
 
 @app.command()
 def run(
-    study: FileArgument,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    fresh: Annotated[bool, Option("--fresh", help="Forget what the study has tried, and begin anew.")] = False,
-    quiet: Quiet = False,
+    study: FileArgument, sets: Sets = None, plugin: PluginFiles = None, fresh: Fresh = False, quiet: Quiet = False,
     as_json: AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Search; given again after an interruption, the same command goes on.
 
     Every trial runs in a process of its own; one that runs out of memory, diverges, hangs or crashes is recorded as
@@ -95,11 +91,7 @@ def run(
 
 @app.command()
 def worker(
-    study: StudyArgument,
-    sets: Sets = None,
-    plugin: PluginFiles = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    study: StudyArgument, sets: Sets = None, plugin: PluginFiles = None, quiet: Quiet = False, as_json: AsJson = False
 ) -> None:
     """Join a study as one more worker, on this machine or on another with the same OPTUNA_STORAGE.
 
@@ -137,10 +129,7 @@ def show(study: StudyArgument, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def best(
-    study: StudyArgument,
-    trial: Annotated[int | None, Option(min=0, metavar="NUMBER", help="This trial, instead of the best one.")] = None,
-) -> None:
+def best(study: StudyArgument, trial: TrialNumber = None) -> None:
     """Print the recipe of the best trial, as YAML that runner run accepts.
 
     With several objectives it is the one of the Pareto front that is best in the first.
