@@ -30,23 +30,18 @@ _END_SECONDS = 5.0  # for a child that waits for a command, to end by itself whe
 
 
 class Parent:
-    """Who has started this process.
-
-    Attributes:
-        options: what it wants, beside the recipe.
-        folder: ends with this process.
-        gone: whether it has ended.
-    """
+    """Who has started this process."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         order = connection.recv()
         register(*order["secrets"])
         self._recipe: dict[str, Any] = order["recipe"]
-        self.options: Mapping[str, Any] = order["options"]
-        self.folder: Path = order["folder"]
+        self.options: Mapping[str, Any] = order["options"]  # what it wants, beside the recipe
+        self.folder: Path = order["folder"]  # ends with this process
         self.plugin_files: list[Path] = order["plugin_files"]
-        self.gone = self._waiting = False
+        self.gone = False  # whether it has ended
+        self._waiting = False
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="runner-parent", daemon=True).start()
 
@@ -110,14 +105,11 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
     except BaseException as error:
         # Torch has its own class for a GPU, none for the host's memory, and need not be imported to be told.
         no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        if no_memory or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)):
-            code = OUT_OF_MEMORY
-        elif isinstance(error, RunnerError):
-            code = error.exit_code
-        else:  # a mistake, which needs its traceback
+        no_memory |= isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+        if not no_memory and not isinstance(error, RunnerError):  # a mistake, which needs its traceback
             raise
         sys.stderr.write(f"{error}\n")
-        sys.exit(code)
+        sys.exit(error.exit_code if isinstance(error, RunnerError) else OUT_OF_MEMORY)
     finally:
         if parent.gone:  # nobody else ends what this process has started
             _end()

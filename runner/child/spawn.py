@@ -33,6 +33,7 @@ _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 _COUNT_SECONDS = 2.0  # between two looks for what a child has started, which costs more than to look at what is known
 _LAST_LINES = 8
+_Stop = Callable[[], bool]
 _Wait = Callable[[float | None], int | None]
 """Waits so many seconds for a process to end, or for as long as it takes; its exit code, None if it goes on."""
 
@@ -81,33 +82,21 @@ class ChildError(RunnerError):
 class Child(AbstractContextManager["Child"]):
     """A process that runs ``main(parent)`` of a module, in a process group and with a folder that end with it.
 
-    Args:
-        module: for example ``runner.measure.measured``.
-        recipe: given to it with its secrets, or the values of one.
-        stages: those of the recipe's stages that are on there; all of them unless told.
-        plugin_files: that the recipe needs.
-        options: what the module wants to know beside it.
-        limits: none unless told.
-        threads: that it computes with; as many as it likes unless told.
-        forked: whether to copy a process that has imported the module, which takes no time; else it begins as new.
-        talks: whether what it writes to stderr goes where this process's goes.
-
-    Attributes:
-        cpu_seconds: of all its processes, as far as seen; only where their memory is limited are they looked at.
+    Its recipe is given to it with its secrets, and nothing of it is in a file or on a command line.
     """
 
     def __init__(
         self,
         module: str,
-        recipe: Recipe | Mapping[str, Any] | None = None,
+        recipe: Recipe | Mapping[str, Any] | None = None,  # or its values
         *,
-        stages: Sequence[str] | None = None,
-        plugin_files: Sequence[Path] = (),
-        options: Mapping[str, Any] | None = None,
+        stages: Sequence[str] | None = None,  # those of the recipe's that are on there; all of them unless told
+        plugin_files: Sequence[Path] = (),  # that the recipe needs
+        options: Mapping[str, Any] | None = None,  # what the module wants to know beside it
         limits: Limits | None = None,
-        threads: int | None = None,
-        forked: bool = False,
-        talks: bool = False,
+        threads: int | None = None,  # that it computes with; as many as it likes unless told
+        forked: bool = False,  # copies a process that has imported the module, which takes no time; or begins as new
+        talks: bool = False,  # whether what it writes to stderr goes where this process's goes
     ) -> None:
         self._limits = limits or Limits()
         self._folder = tempfile.TemporaryDirectory(prefix="runner-child-", ignore_cleanup_errors=True)
@@ -117,7 +106,7 @@ class Child(AbstractContextManager["Child"]):
         self._begun = self._looked = time.monotonic()
         self._counted = -math.inf
         self._told_to_stop: float | None = None
-        self.cpu_seconds = 0.0
+        self.cpu_seconds = 0.0  # of all its processes, as far as seen: they are only where their memory is limited
         self._connection, there = multiprocessing.Pipe()
         if forked:
             self._pid, self._wait = _forked(module, there, self._errors)
@@ -140,11 +129,7 @@ class Child(AbstractContextManager["Child"]):
         self._folder.cleanup()
 
     def send(self, what: Any) -> None:
-        """Says something to it.
-
-        Raises:
-            OSError: it has ended.
-        """
+        """Says something to it; that it has ended is an OSError."""
         self._connection.send(what)
 
     def ask(self, command: str, timeout: float = 300.0) -> dict[str, Any]:
@@ -153,24 +138,18 @@ class Child(AbstractContextManager["Child"]):
             self.send(command)
         return self.answer(timeout, hung=f"no answer to '{command}'")
 
-    def answer(
-        self, timeout: float = START_SECONDS, stop: Callable[[], bool] = bool, hung: str = "no answer"
-    ) -> dict[str, Any]:
+    def answer(self, timeout: float = START_SECONDS, stop: _Stop = bool, hung: str = "no answer") -> dict[str, Any]:
         """As ``receive``, but the child does not end well without an answer."""
         told = self.receive(stop, timeout, hung)
         if told is None:
             raise self._failure(0)
         return told
 
-    def receive(
-        self, stop: Callable[[], bool] = bool, silence: float = math.inf, hung: str = "no word"
-    ) -> dict[str, Any] | None:
+    def receive(self, stop: _Stop = bool, silence: float = math.inf, hung: str = "no word") -> dict[str, Any] | None:
         """What it says next; None if it has ended and all is well.
 
-        Args:
-            stop: becomes true when it is to end; it is then told to, and may go on talking for a while.
-            silence: seconds without a word after which it counts as hung, and is killed.
-            hung: what is said of it then.
+        When ``stop`` becomes true it is told to end, and may go on talking for a while; after so many seconds without
+        a word it counts as hung.
 
         Raises:
             ChildError: it has ended badly, or was ended by its limits or by ``stop``; no process of it is left.
@@ -191,7 +170,7 @@ class Child(AbstractContextManager["Child"]):
             if time.monotonic() - heard > silence:
                 self._kill(Cause.HUNG, f"{hung} for {silence:g} s")
 
-    def _keep_to_limits(self, stop: Callable[[], bool]) -> None:
+    def _keep_to_limits(self, stop: _Stop) -> None:
         now, limits = time.monotonic(), self._limits
         if now - self._looked > _LOOK_SECONDS and limits.memory < math.inf:
             self._looked = now

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import data, plugins, prove, recipes, run, runs, study
+from runner.cli import plugins, prove, recipes, runs, study
 from runner.cli.common import clean_streams, report, say
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.secrets import redact
@@ -20,12 +20,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
-    run.run, run.resume, runs.ls, runs.sync, prove.verify, prove.ablate, prove.profile, recipes.validate, recipes.show,
-    recipes.recipes, plugins.plugins, recipes.schema, runs.compare, runs.ui, runs.doctor,
+    runs.run, runs.resume, runs.ls, runs.sync, prove.verify, prove.ablate, prove.profile, recipes.validate,
+    recipes.show, recipes.recipes, plugins.plugins, recipes.schema, runs.compare, runs.ui, runs.doctor,
 ):  # fmt: skip
     app.command()(verb)
 app.add_typer(study.app, name="study")
-app.add_typer(data.app, name="data")
+app.add_typer(plugins.data, name="data")
 
 
 def _version(asked: bool) -> None:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from runner.recipe.recipe import Recipe
 
 _Shown = TypeVarTuple("_Shown")
-SCHEMA_VERSION = 1
-"""Of everything that ``--json`` prints."""
+SCHEMA_VERSION = 1  # of everything that --json prints
 
 RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="A recipe file, the lock of a run, or the name of a recipe that ships.")

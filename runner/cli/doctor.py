@@ -6,7 +6,8 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,9 +31,7 @@ from runner.tracking.workspace import RECORD, VARIABLE, Workspace, folders
 
 _DISTRIBUTION = "proven-runner"
 _GIB = 2**30
-_DISK_GIB = 5
-_MEMORY_GIB = 2
-_SHOWN_RUNS = 4
+_DISK_GIB, _MEMORY_GIB, _SHOWN_RUNS = 5, 2, 4
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -60,16 +59,6 @@ def examine(workspace: Workspace, registry: Registry) -> list[Check]:
     ]  # fmt: skip
 
 
-def data(checks: list[Check]) -> dict[str, Any]:
-    """What ``--json`` prints."""
-    return {"ok": not failed(checks), "checks": [asdict(check) for check in checks]}
-
-
-def failed(checks: list[Check]) -> bool:
-    """Whether something is missing without which no run works."""
-    return any(check.status == "fail" for check in checks)
-
-
 def show(checks: list[Check], console: Console) -> None:
     """Prints the checks, each remedy beneath what was found."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
@@ -86,15 +75,14 @@ def _packages() -> Iterator[Check]:
     for requirement in map(Requirement, metadata.requires(_DISTRIBUTION) or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        try:
+        lack = "not installed"
+        with suppress(metadata.PackageNotFoundError):
             version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            version = ""
-        if version and requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement.name} {version}")
-        else:
-            lack = f"{version} is installed, {requirement.specifier} is needed" if version else "not installed"
-            yield Check(requirement.name, "fail", lack, f"pip install '{requirement}'")
+            if requirement.specifier.contains(version, prereleases=True):
+                found.append(f"{requirement.name} {version}")
+                continue
+            lack = f"{version} is installed, {requirement.specifier} is needed"
+        yield Check(requirement.name, "fail", lack, f"pip install '{requirement}'")
     yield Check("packages", "ok", ", ".join(found))
 
 

@@ -1,26 +1,40 @@
-"""The verb that looks at the registry: ``plugins``."""
+"""Verbs that look at the registry: ``plugins``, and of published files ``data list``, ``get`` and ``where``."""
 
 import inspect
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from typer import Argument, echo
+from typer import Argument, Typer, echo
 
-from runner.cli.common import AsJson, PluginFiles, print_json, registry_of
+from runner.cli.common import AsJson, PluginFiles, print_json, registry_of, say
 from runner.system.errors import RunnerError, UsageError
+from runner.system.names import suggestion
 
 if TYPE_CHECKING:
+    from runner.plugin.files import DataFile
     from runner.plugin.registry import Registry
     from runner.recipe.catalog import Section
 
+data = Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""List, fetch and find the published files that data sources read.
+
+They are looked for in a recipe's [bold]data.root[/], then in RUNNER_DATA, then in the user's cache; they are fetched
+into RUNNER_DATA if it is set, or else into the cache.
+
+[bold]runner data get tinyshakespeare.txt[/]
+""",
+)
 Kind = Annotated[str | None, Argument(metavar="[KIND]", help="Show the card of this plugin.")]
+FileName = Annotated[str, Argument(metavar="NAME", help="The name of a file that 'runner data list' shows.")]
+# What a card shows above the settings.
 _FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")
-"""What a card shows above the settings."""
-MEASURED = "measured.json"
-"""What stages were worth where their authors measured it, beside their modules."""
+MEASURED = "measured.json"  # what stages were worth where their authors measured it, beside their modules
 
 
 def plugins(kind: Kind = None, plugin: PluginFiles = None, as_json: AsJson = False) -> None:
@@ -29,7 +43,6 @@ def plugins(kind: Kind = None, plugin: PluginFiles = None, as_json: AsJson = Fal
     [bold]runner plugins amp[/]
     """
     from runner.recipe.catalog import SECTIONS
-    from runner.system.names import suggestion
 
     registry = registry_of(plugin)
     names = [(section, each) for section in SECTIONS for each in registry.kinds(section)]
@@ -47,6 +60,73 @@ def plugins(kind: Kind = None, plugin: PluginFiles = None, as_json: AsJson = Fal
         summary = card["error"] if "error" in card else card["card"].partition("\n")[0]
         phase = f"phase {card['phase']}" if "phase" in card else ""
         echo(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
+
+
+@data.command("list")
+def list_files(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
+    """List the files: what each is, which sources read it, and whether it is here."""
+    from runner.plugin.files import find
+
+    shown: list[dict[str, Any]] = []
+    for file, kinds in _files(registry_of(plugin)).items():
+        path = find(file.name)
+        shown.append({**asdict(file), "sources": kinds, "path": None if path is None else str(path)})
+    if as_json:
+        print_json({"files": shown})
+        return
+    for each in shown:
+        where = each["path"] or "not here"
+        echo(f"{each['name']}  {each['size']:,} bytes, for {', '.join(each['sources'])}: {where}")
+        echo(f"    {each['about']}")
+
+
+@data.command()
+def get(name: FileName, plugin: PluginFiles = None) -> None:
+    """Download a file from its pinned address, and check its SHA-256; prints its path."""
+    echo(fetched(_named(name, registry_of(plugin))))
+
+
+@data.command()
+def where(name: FileName, plugin: PluginFiles = None) -> None:
+    """Print the path of a file that is here."""
+    from runner.plugin.files import find, folders
+
+    path = find(name, None, [_named(name, registry_of(plugin))])
+    if path is None:
+        looked = ", ".join(map(str, folders()))
+        raise UsageError(f"no '{name}' in {looked}; get it with: runner data get {name}")
+    echo(path)
+
+
+def fetched(file: "DataFile") -> str:
+    """Downloads a file unless it is here, and says so; returns its path."""
+    from runner.plugin.files import fetch
+
+    path, downloaded = fetch(file)
+    if downloaded:
+        say(f"fetched {file.name} ({file.size:,} bytes) from {file.url}")
+    return str(path)
+
+
+def _files(registry: "Registry") -> "dict[DataFile, list[str]]":
+    """Every published file with the kinds that read it; a source that cannot be imported has none."""
+    found: dict[DataFile, list[str]] = {}
+    for kind in registry.kinds("data"):
+        try:
+            face = registry.get("data", kind)
+        except RunnerError as error:
+            say(str(error))
+            continue
+        for file in face.files:
+            found.setdefault(file, []).append(kind)
+    return found
+
+
+def _named(name: str, registry: "Registry") -> "DataFile":
+    files = {file.name: file for file in _files(registry)}
+    if name not in files:
+        raise UsageError(f"no source reads a published file '{name}'{suggestion(name, files)}")
+    return files[name]
 
 
 def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]:
@@ -91,8 +171,7 @@ def _settings(model: Any) -> list[dict[str, Any]]:
     for name, field in model.model_fields.items():
         each = {"name": name, "type": _type(field.annotation), "required": field.is_required()}
         if not field.is_required():
-            default = field.get_default(call_default_factory=True, validated_data={})
-            each["default"] = to_jsonable_python(default)
+            each["default"] = to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
         settings.append(each | {"description": field.description or ""})
     return settings
 

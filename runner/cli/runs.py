@@ -1,20 +1,99 @@
-"""Verbs that look after a workspace, its runs and the machine: ``ls``, ``sync``, ``compare``, ``ui`` and ``doctor``."""
+"""Verbs that train, and that look after runs, their workspace and the machine."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Exit, Option, echo
 
-from runner.cli.common import AsJson, PluginFiles, output, print_json, registry_of, say
-from runner.system.errors import ExitCode, StorageError
+from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, output, print_json, registry_of, say
+from runner.cli.plugins import fetched
+from runner.system.errors import CheckpointError, ExitCode, StorageError, UsageError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.cli.progress import ProgressDisplay
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
+    from runner.tracking import RunFolder
+    from runner.train.run import RunResult
+
+Resumes = Annotated[
+    bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")
+]
+Drift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")]
+Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
+RunName = Annotated[
+    str, Argument(metavar="[RUN]", help="A name, its digits, MLflow's id, the beginning of one, or 'latest'.")
+]
 Sent = Annotated[
     list[str] | None, Argument(metavar="[RUN...]", help="Which runs; all that have something to send by default.")
 ]
-Compared = Annotated[
-    list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")
-]
+Runs = Annotated[list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")]
 Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
+
+
+def run(
+    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, resume: Resumes = False,
+    allow_drift: Drift = False, download: Download = False, quiet: Quiet = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Train a recipe and log it to MLflow.
+
+    The run's folder, with its lock, metrics and checkpoints, is in [bold].runner/runs[/]; RUNNER_WORKSPACE names
+    another workspace, MLFLOW_TRACKING_URI another MLflow store.
+
+    With --resume the same command can be given again and again, by a scheduler for example: it goes on where the last
+    one was killed, and begins anew only if there is nothing to go on with.
+
+    [bold]runner run marl_phase2[/]
+
+    [bold]runner run recipes/marl_phase2.yaml --set data.followers=2 --set optimization.amp=off[/]
+    """
+    from runner.recipe.loader import find, is_lock, load, secret_assignments
+
+    registry, given, path = registry_of(plugin), sets or (), find(recipe)
+    if is_lock(path):
+        loaded, _ = _load_lock(path, given, registry, f"runner run {recipe}")
+    else:
+        loaded = load(path, given, registry)
+    if download:
+        for file in loaded.data.absent():
+            fetched(file)
+    if resume:
+        for folder in _folders():
+            record = folder.record()
+            if record is not None and record.digest == loaded.digest and not folder.resumable:
+                given = [*secret_assignments(loaded), *given]  # what the lock does not have
+                _resume(folder, registry, given, allow_drift, quiet, as_json)
+
+    from runner.tracking import workspace
+    from runner.train.run import run as train
+
+    _train(loaded, quiet, as_json, lambda display: train(loaded, registry, workspace(), display))
+
+
+def resume(
+    run: RunName = "latest", allow_drift: Drift = False, sets: Sets = None, plugin: PluginFiles = None,
+    quiet: Quiet = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
+
+    On a CPU it comes out bit for bit as if it had never been interrupted. 'latest' is the newest run that can be
+    resumed.
+
+    [bold]runner resume[/]
+
+    [bold]runner resume marl_phase2-3f2a91c0[/]
+    """
+    from runner.tracking.workspace import find, workspace
+
+    found, runs = _folders(), workspace().runs
+    folder = find(runs, run) if run != "latest" else next((each for each in found if not each.resumable), None)
+    if folder is None:
+        why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
+        raise UsageError(f"no run in {runs} can be resumed{':' + why if why else ''}")
+    _resume(folder, registry_of(plugin), sets or (), allow_drift, quiet, as_json)
 
 
 def ls(as_json: AsJson = False) -> None:
@@ -26,11 +105,9 @@ def ls(as_json: AsJson = False) -> None:
     """
     from runner.tracking import workspace
     from runner.tracking.listing import listing, show
-    from runner.tracking.recovery import reap
 
-    here = workspace()
-    reap(here)
-    runs = listing(here)
+    _folders()
+    runs = listing(workspace())
     output(as_json, lambda: {"runs": runs}, show, runs)
 
 
@@ -41,15 +118,13 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
 
     [bold]MLFLOW_TRACKING_URI=http://127.0.0.1:5000 runner sync latest[/]
     """
-    from runner.tracking import workspace
-    from runner.tracking.recovery import deliver, reap
+    from runner.tracking.recovery import deliver
     from runner.tracking.spool import unsent
-    from runner.tracking.workspace import find, folders
+    from runner.tracking.workspace import find, workspace
 
-    here = workspace()
-    reap(here)
+    here, found = workspace(), _folders()
     chosen = [find(here.runs, name) for name in runs or ()]
-    deliveries = deliver(here, chosen or [each for each in folders(here.runs) if unsent(each.spool)])
+    deliveries = deliver(here, chosen or [each for each in found if unsent(each.spool)])
     if as_json:
         print_json({"runs": [asdict(delivery) for delivery in deliveries]})
     else:
@@ -62,7 +137,7 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
         raise StorageError("not everything could be sent; what is left stays in the runs' folders")
 
 
-def compare(runs: Compared, as_json: AsJson = False) -> None:
+def compare(runs: Runs, as_json: AsJson = False) -> None:
     """Print what differs between runs: settings, environment, then metrics; and the link to MLflow's page.
 
     [bold]runner compare latest 3f2a91c0[/]
@@ -89,10 +164,76 @@ def doctor(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
 
     The exit code is 1 if something that every run needs is missing.
     """
-    from runner.cli.doctor import data, examine, failed, show
+    from runner.cli.doctor import examine, show
     from runner.tracking import workspace
 
     checks = examine(workspace(), registry_of(plugin))
-    output(as_json, lambda: data(checks), show, checks)
-    if failed(checks):
+    ok = all(check.status != "fail" for check in checks)
+    output(as_json, lambda: {"ok": ok, "checks": [asdict(check) for check in checks]}, show, checks)
+    if not ok:
         raise Exit(ExitCode.FAILED)
+
+
+def _folders() -> "list[RunFolder]":
+    """All runs, the newest first; those whose process died without a word have been given their end."""
+    from runner.tracking.recovery import reap
+    from runner.tracking.workspace import folders, workspace
+
+    here = workspace()
+    reap(here)
+    return folders(here.runs)
+
+
+def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command: str) -> "tuple[Recipe, list[str]]":
+    """The recipe of a lock, and what has changed since that matters; says all that has.
+
+    Plugin files that the lock needs and the command line lacks are a UsageError, with the command that has them.
+    """
+    from runner.recipe.loader import load
+    from runner.recipe.lock import drift, missing_plugins, read_lock
+
+    missing = missing_plugins(read_lock(lock), registry.files)
+    if missing:
+        names, whole = ", ".join(path.name for path in missing), registry.command(command, missing)
+        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
+    recipe = load(lock, sets, registry)
+    changes = drift(lock, recipe, registry)
+    for change in changes:
+        say(f"drift: {change}")
+    return recipe, [str(change) for change in changes if change.matters]
+
+
+def _resume(
+    folder: "RunFolder", registry: "Registry", sets: Sequence[str], allow_drift: bool, quiet: bool, as_json: bool
+) -> NoReturn:
+    from runner.recipe.lock import LOCK_NAME
+
+    lock = folder.path / LOCK_NAME
+    if reason := folder.resumable:
+        error = UsageError if lock.exists() else CheckpointError
+        raise error(f"run {folder.name} cannot be resumed: {reason}")
+    recipe, drifted = _load_lock(lock, sets, registry, f"runner resume {folder.name}")
+    if drifted and not allow_drift:
+        raise UsageError(
+            f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
+            "accept them with --allow-drift"
+        )
+
+    from runner.tracking import workspace
+    from runner.train.run import resume as train_on
+
+    say(f"resuming {folder.name}")
+    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, workspace(), folder, display, drifted))
+
+
+def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]") -> NoReturn:
+    """Trains before a person's eyes, shows what came of it, and exits."""
+    from rich.console import Console
+
+    from runner.cli.progress import ProgressDisplay, show
+
+    unit, length = recipe.length
+    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline) as display:
+        result = train(display)
+    output(as_json, result.data, show, result, recipe.headline)
+    raise Exit(result.exit_code)

@@ -1,30 +1,37 @@
 import io
 import json
 from importlib import metadata
+from importlib.metadata import EntryPoint
 
 import psutil
 import pytest
 from rich.console import Console
 from run_folders import run_folder
+from typer.testing import CliRunner
 
-from runner.cli import doctor
-from runner.cli.doctor import data, examine, failed, show
+from runner.cli import app, doctor
+from runner.cli.doctor import examine, show
+from runner.plugin.registry import Registry
 from runner.tracking.workspace import workspace
+
+
+BROKEN = (EntryPoint("model.mine", "mine:Mine", "runner.plugins"),)
 
 
 @pytest.fixture
 def checks():
     """Examines this machine and returns the checks by name."""
 
-    def checks(where=None, broken=None):
-        return {check.name: check for check in examine(workspace(where), broken or {})}
+    def checks(where=None, installed=()):
+        return {check.name: check for check in examine(workspace(where), Registry(installed=installed))}
 
     return checks
 
 
 def test_a_machine_that_passes_these_tests_is_fit(checks):
     found = checks()
-    assert not failed(list(found.values()))
+    assert "fail" not in {check.status for check in found.values()}
+    assert found["plugins"].found == "all can be imported"
     assert "mlflow" in found["packages"].found
     assert found["processor"].status == "ok"
     assert found["workspace"].found.endswith("made by the first run")
@@ -44,7 +51,8 @@ def test_a_dead_server_fails_with_its_remedy(checks, monkeypatch):
     found = checks()
     assert found["tracking"].status == "fail"
     assert "MLFLOW_TRACKING_URI" in found["tracking"].remedy
-    assert failed(list(found.values()))
+    printed = CliRunner().invoke(app, ["doctor", "--json"])
+    assert (printed.exit_code, json.loads(printed.stdout)["ok"]) == (1, False)
 
 
 def test_a_file_in_the_place_of_the_workspace_fails(checks, tmp_path):
@@ -64,7 +72,7 @@ def test_a_package_that_is_too_old_or_missing_fails(checks, monkeypatch):
 
 
 def test_a_broken_plugin_is_named_with_its_reason(checks):
-    found = checks(broken={"model.mine": "No module named 'mine'"})
+    found = checks(installed=BROKEN)
     assert found["plugin model.mine"].found.endswith("No module named 'mine'")
     assert "plugins" not in found
 
@@ -114,10 +122,9 @@ def test_runs_whose_record_is_damaged_are_named(checks, migrated_workspace):
 
 
 def test_it_prints_as_a_table_and_as_json(checks):
-    found = list(checks(broken={"model.mine": "broken"}).values())
     screen = io.StringIO()
-    show(found, Console(file=screen, width=80))
+    show(list(checks(installed=BROKEN).values()), Console(file=screen, width=80))
     assert "-> reinstall or remove its distribution" in screen.getvalue()
-    printed = json.loads(json.dumps(data(found)))
+    printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     assert printed["ok"] is True
     assert {"name", "status", "found", "remedy"} == set(printed["checks"][0])
