@@ -90,7 +90,6 @@ class Child(AbstractContextManager["Child"]):
         module: str,
         recipe: Recipe | Mapping[str, Any] | None = None,  # or its values
         *,
-        stages: Sequence[str] | None = None,  # those of the recipe's that are on there; all of them unless told
         plugin_files: Sequence[Path] = (),  # that the recipe needs
         options: Mapping[str, Any] | None = None,  # what the module wants to know beside it
         limits: Limits | None = None,
@@ -115,7 +114,7 @@ class Child(AbstractContextManager["Child"]):
         there.close()
         self._family: list[psutil.Process] = []
         files = [path.absolute() for path in plugin_files]
-        order = {"recipe": _given(recipe, stages), "secrets": registered(), "plugin_files": files,
+        order = {"recipe": _given(recipe), "secrets": registered(), "plugin_files": files,
                  "options": options or {}, "folder": Path(self._folder.name)}  # fmt: skip
         with suppress(psutil.Error, OSError):  # it has ended already, which is noticed when it is listened to
             self._family.append(psutil.Process(self._pid))
@@ -165,10 +164,18 @@ class Child(AbstractContextManager["Child"]):
             except (EOFError, OSError):
                 ended = True
             if ended:
-                self._conclude()
-                return None
+                break
             if time.monotonic() - heard > silence:
                 self._kill(Cause.HUNG, f"{hung} for {silence:g} s")
+        code = self._wait(_END_SECONDS)
+        if code is None:
+            self._kill(Cause.HUNG, "it does not end")
+        self._end_group()
+        if self._told_to_stop is not None:
+            raise ChildError(Cause.STOPPED, "it was stopped")
+        if code != 0:
+            raise self._failure(code)
+        return None
 
     def _keep_to_limits(self, stop: _Stop) -> None:
         now, limits = time.monotonic(), self._limits
@@ -203,17 +210,6 @@ class Child(AbstractContextManager["Child"]):
     def _kill(self, cause: Cause, reason: str) -> NoReturn:
         self._end_group()
         raise ChildError(cause, reason)
-
-    def _conclude(self) -> None:
-        """Says how it ended, if not well."""
-        code = self._wait(_END_SECONDS)
-        if code is None:
-            self._kill(Cause.HUNG, "it does not end")
-        self._end_group()
-        if self._told_to_stop is not None:
-            raise ChildError(Cause.STOPPED, "it was stopped")
-        if code != 0:
-            raise self._failure(code)
 
     def _failure(self, code: int) -> ChildError:
         """What the exit code means of a child that has not done what it was asked; negative for a signal."""
@@ -279,13 +275,10 @@ def _kernel_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def _given(recipe: Recipe | Mapping[str, Any] | None, stages: Sequence[str] | None) -> dict[str, Any] | None:
+def _given(recipe: Recipe | Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A recipe with its secrets, for ``from_values``."""
     if recipe is None:
         return None
     if isinstance(recipe, Mapping):
         return {"values": recipe, "path": "recipe", "origins": {}}
-    values = recipe.values(masked=False)
-    if stages is not None:
-        values["optimization"] = {kind: values["optimization"][kind] for kind in stages}
-    return {"values": values, "path": str(recipe.path), "origins": recipe.origins}
+    return {"values": recipe.values(masked=False), "path": str(recipe.path), "origins": recipe.origins}

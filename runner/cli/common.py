@@ -104,7 +104,6 @@ class CleanStream(io.TextIOWrapper):
 
 def clean_streams() -> None:
     """Replaces stdout and stderr of this process: plugins, libraries and warnings write to them, too."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = CleanStream(sys.stdout)
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = CleanStream(sys.stderr)
+    for name in ("stdout", "stderr"):
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            setattr(sys, name, CleanStream(stream))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
@@ -63,9 +63,7 @@ def show(checks: list[Check], console: Console) -> None:
     """Prints the checks, each remedy beneath what was found."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for check in checks:
-        found = Text(check.found)
-        if check.remedy:
-            found.append(f"\n-> {check.remedy}", style="bold")
+        found = Text.assemble(check.found, (f"\n-> {check.remedy}" if check.remedy else "", "bold"))
         table.add_row(Text(check.status, style=_COLOURS[check.status]), check.name, found)
     console.print(table)
 
@@ -99,13 +97,6 @@ def _torch() -> Iterator[Check]:
     cores, threads = usable_cores(), torch.get_num_threads()
     yield Check("processor", "ok", f"{cpu_model()}, {cores} cores usable")
     yield _warn_if(threads > cores, "threads", f"{threads} on {cores} cores", f"set OMP_NUM_THREADS={cores}")
-    yield from _cuda(torch)
-    bf16 = ", ".join(sorted({"avx512_bf16", "amx_bf16"} & cpu_flags()))
-    remedy = "leave optimization.amp off on the CPU"
-    yield _warn_if(not bf16, "bf16 on the processor", bf16 or "not in hardware", remedy)
-
-
-def _cuda(torch: Any) -> Iterator[Check]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
@@ -120,6 +111,9 @@ def _cuda(torch: Any) -> Iterator[Check]:
         yield Check("cuda", "warn", lack, "install a torch build that fits the driver")
     else:
         yield Check("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
+    bf16 = ", ".join(sorted({"avx512_bf16", "amx_bf16"} & cpu_flags()))
+    remedy = "leave optimization.amp off on the CPU"
+    yield _warn_if(not bf16, "bf16 on the processor", bf16 or "not in hardware", remedy)
 
 
 def _compiler() -> Check:

@@ -211,10 +211,7 @@ def _print(card: dict[str, Any]) -> None:
 
 def _worth(measured: dict[str, Any]) -> str:
     """``alone 1.22x [1.18, 1.27], beside all others 1.05x [1.02, 1.08]; CASE, MACHINE (EXPERIMENT)``."""
-    gains = []
-    for key, way in (("alone", "alone"), ("together", "beside all others")):
-        if key in measured:
-            value, low, high = measured[key]
-            gains.append(f"{way} {value:.2f}x [{low:.2f}, {high:.2f}]")
+    ways = {"alone": "alone", "together": "beside all others"}
+    gains = ["{} {:.2f}x [{:.2f}, {:.2f}]".format(way, *measured[key]) for key, way in ways.items() if key in measured]
     where = ", ".join(filter(None, (measured["case"], measured["machine"])))
     return f"{', '.join(gains)}; {where} ({measured['experiment']})"

@@ -39,9 +39,8 @@ class ProgressDisplay(ExitStack):
         self.started = self.shown = 0.0
         self.bar: _Bar | None = None
         if console.is_terminal:
-            name_column = TextColumn("{task.description}", markup=False)
-            columns = (name_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = self.enter_context(_Bar(*columns, console=console, transient=True))
+            columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+            self.bar = self.enter_context(_Bar(*columns, TimeRemainingColumn(), console=console, transient=True))
             self.task = self.bar.add_task(name, total=goal)
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:

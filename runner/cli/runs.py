@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from runner.tracking import RunFolder
     from runner.train.run import RunResult
 
-Resumes = Annotated[
-    bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")
-]
+GoOn = Annotated[bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")]
 Drift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
 RunName = Annotated[
@@ -35,7 +33,7 @@ Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken 
 
 
 def run(
-    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, resume: Resumes = False,
+    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, go_on: GoOn = False,
     allow_drift: Drift = False, download: Download = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
@@ -52,7 +50,7 @@ def run(
     """
     from runner.recipe.loader import find, is_lock, load, secret_assignments
 
-    registry, given, path = registry_of(plugin), sets or (), find(recipe)
+    registry, given, path = registry_of(plugin), sets or [], find(recipe)
     if is_lock(path):
         loaded, _ = _load_lock(path, given, registry, f"runner run {recipe}")
     else:
@@ -60,12 +58,12 @@ def run(
     if download:
         for file in loaded.data.absent():
             fetched(file)
-    if resume:
+    if go_on:
         for folder in _folders():
             record = folder.record()
             if record is not None and record.digest == loaded.digest and not folder.resumable:
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
-                _resume(folder, registry, given, allow_drift, quiet, as_json)
+                resume(folder.name, allow_drift, given, plugin, quiet, as_json)
 
     from runner.tracking import workspace
     from runner.train.run import run as train
@@ -76,7 +74,7 @@ def run(
 def resume(
     run: RunName = "latest", allow_drift: Drift = False, sets: Sets = None, plugin: PluginFiles = None,
     quiet: Quiet = False, as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> NoReturn:  # fmt: skip
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
 
     On a CPU it comes out bit for bit as if it had never been interrupted. 'latest' is the newest run that can be
@@ -86,6 +84,7 @@ def resume(
 
     [bold]runner resume marl_phase2-3f2a91c0[/]
     """
+    from runner.recipe.lock import LOCK_NAME
     from runner.tracking.workspace import find, workspace
 
     found, runs = _folders(), workspace().runs
@@ -93,7 +92,21 @@ def resume(
     if folder is None:
         why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
         raise UsageError(f"no run in {runs} can be resumed{':' + why if why else ''}")
-    _resume(folder, registry_of(plugin), sets or (), allow_drift, quiet, as_json)
+    lock, registry = folder.path / LOCK_NAME, registry_of(plugin)
+    if reason := folder.resumable:
+        error = UsageError if lock.exists() else CheckpointError
+        raise error(f"run {folder.name} cannot be resumed: {reason}")
+    recipe, drifted = _load_lock(lock, sets or (), registry, f"runner resume {folder.name}")
+    if drifted and not allow_drift:
+        raise UsageError(
+            f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
+            "accept them with --allow-drift"
+        )
+
+    from runner.train.run import resume as train_on
+
+    say(f"resuming {folder.name}")
+    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, workspace(), folder, display, drifted))
 
 
 def ls(as_json: AsJson = False) -> None:
@@ -201,29 +214,6 @@ def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command:
     for change in changes:
         say(f"drift: {change}")
     return recipe, [str(change) for change in changes if change.matters]
-
-
-def _resume(
-    folder: "RunFolder", registry: "Registry", sets: Sequence[str], allow_drift: bool, quiet: bool, as_json: bool
-) -> NoReturn:
-    from runner.recipe.lock import LOCK_NAME
-
-    lock = folder.path / LOCK_NAME
-    if reason := folder.resumable:
-        error = UsageError if lock.exists() else CheckpointError
-        raise error(f"run {folder.name} cannot be resumed: {reason}")
-    recipe, drifted = _load_lock(lock, sets, registry, f"runner resume {folder.name}")
-    if drifted and not allow_drift:
-        raise UsageError(
-            f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
-            "accept them with --allow-drift"
-        )
-
-    from runner.tracking import workspace
-    from runner.train.run import resume as train_on
-
-    say(f"resuming {folder.name}")
-    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, workspace(), folder, display, drifted))
 
 
 def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]") -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +54,10 @@ class Preparation:
         largest = self.recipe.data.largest_batch()
         if largest is not None and batch_size > largest:
             return None
-        stages = [kind for kind, stage in self.recipe.stages.items() if not stage.prepares]
+        stages = {kind: stage for kind, stage in self.recipe.stages.items() if not stage.prepares}
         try:
             with Child(
-                "runner.train.probe", self.recipe, stages=stages, plugin_files=self.plugin_files,
+                "runner.train.probe", replace(self.recipe, stages=stages), plugin_files=self.plugin_files,
                 options={"batch_size": batch_size},
             ) as child:  # fmt: skip
                 return Probe(**child.answer())

@@ -14,7 +14,6 @@ from runner.cli.doctor import examine, show
 from runner.plugin.registry import Registry
 from runner.tracking.workspace import workspace
 
-
 BROKEN = (EntryPoint("model.mine", "mine:Mine", "runner.plugins"),)
 
 
