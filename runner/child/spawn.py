@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -107,6 +108,7 @@ class Child(AbstractContextManager["Child"]):
         self._told_to_stop: float | None = None
         self.cpu_seconds = 0.0  # of all its processes, as far as seen: they are only where their memory is limited
         self._connection, there = multiprocessing.Pipe()
+        self.send = self._connection.send  # says something to it; that it has ended is an OSError
         if forked:
             self._pid, self._wait = _forked(module, there, self._errors)
         else:
@@ -126,10 +128,6 @@ class Child(AbstractContextManager["Child"]):
         self._wait(_END_SECONDS)
         self._end_group()
         self._folder.cleanup()
-
-    def send(self, what: Any) -> None:
-        """Says something to it; that it has ended is an OSError."""
-        self._connection.send(what)
 
     def ask(self, command: str, timeout: float = 300.0) -> dict[str, Any]:
         """Gives a command and waits for the answer, as ``answer`` does."""
@@ -268,11 +266,9 @@ def _executed(module: str, connection: Connection, errors: Path | None, threads:
 
 def _kernel_kills() -> int:
     """How often this kernel has killed a process for want of memory."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    with suppress(OSError):
+        return sum(map(int, re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)))
+    return 0
 
 
 def _given(recipe: Recipe | Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ RecipeName = Annotated[
 Sets = Annotated[
     list[str] | None, Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated.")
 ]
-PluginFiles = Annotated[
+Plugins = Annotated[
     list[Path] | None,
     Option("--plugin", metavar="FILE", help="A Python file with plugins of your own; may be repeated."),
 ]

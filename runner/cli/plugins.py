@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from typer import Argument, Typer, echo
 
-from runner.cli.common import AsJson, PluginFiles, print_json, registry_of, say
+from runner.cli.common import AsJson, Plugins, print_json, registry_of, say
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import suggestion
 
@@ -37,7 +37,7 @@ _FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "pro
 MEASURED = "measured.json"  # what stages were worth where their authors measured it, beside their modules
 
 
-def plugins(kind: Kind = None, plugin: PluginFiles = None, as_json: AsJson = False) -> None:
+def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the plugins, or show the card of one: what it does, when it helps, when it hurts, its settings.
 
     [bold]runner plugins amp[/]
@@ -63,7 +63,7 @@ def plugins(kind: Kind = None, plugin: PluginFiles = None, as_json: AsJson = Fal
 
 
 @data.command("list")
-def list_files(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
+def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the files: what each is, which sources read it, and whether it is here."""
     from runner.plugin.files import find
 
@@ -81,20 +81,19 @@ def list_files(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
 
 
 @data.command()
-def get(name: FileName, plugin: PluginFiles = None) -> None:
+def get(name: FileName, plugin: Plugins = None) -> None:
     """Download a file from its pinned address, and check its SHA-256; prints its path."""
     echo(fetched(_named(name, registry_of(plugin))))
 
 
 @data.command()
-def where(name: FileName, plugin: PluginFiles = None) -> None:
+def where(name: FileName, plugin: Plugins = None) -> None:
     """Print the path of a file that is here."""
     from runner.plugin.files import find, folders
 
     path = find(name, None, [_named(name, registry_of(plugin))])
     if path is None:
-        looked = ", ".join(map(str, folders()))
-        raise UsageError(f"no '{name}' in {looked}; get it with: runner data get {name}")
+        raise UsageError(f"no '{name}' in {', '.join(map(str, folders()))}; get it with: runner data get {name}")
     echo(path)
 
 
@@ -113,12 +112,10 @@ def _files(registry: "Registry") -> "dict[DataFile, list[str]]":
     found: dict[DataFile, list[str]] = {}
     for kind in registry.kinds("data"):
         try:
-            face = registry.get("data", kind)
+            for file in registry.get("data", kind).files:
+                found.setdefault(file, []).append(kind)
         except RunnerError as error:
             say(str(error))
-            continue
-        for file in face.files:
-            found.setdefault(file, []).append(kind)
     return found
 
 

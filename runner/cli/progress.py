@@ -15,8 +15,7 @@ from runner.system.secrets import redact
 if TYPE_CHECKING:
     from runner.train.run import RunResult
 
-LINE_SECONDS = 5.0
-BAR_SECONDS = 0.2
+LINE_SECONDS, BAR_SECONDS = 5.0, 0.2
 
 
 class _Bar(Progress):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, load_recipe, mute, output, registry_of, say
+from runner.cli.common import AsJson, Plugins, Quiet, RecipeName, Sets, load_recipe, mute, output, registry_of, say
 from runner.system.errors import ExitCode
 
 StageNames = Annotated[list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")]
@@ -23,14 +23,12 @@ Budget = Annotated[float | None, Option(min=1.0, metavar="SECONDS", help="Time t
 ResultFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the result goes, instead of the workspace.")]
 Fresh = Annotated[bool, Option("--fresh", help="Begin anew, although an interrupted ablation could be continued.")]
 Profiled = Annotated[int, Option(min=1, max=1000, help="Updates that are profiled.")]
-Warmup = Annotated[
-    float, Option(min=0, metavar="SECONDS", help="The longest to wait, once compiled, for steady updates.")
-]
+Warmup = Annotated[float, Option(min=0, metavar="SECONDS", help="Longest wait, once compiled, for steady updates.")]
 TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the trace goes, instead of the workspace.")]
 
 
 def verify(
-    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, stage: StageNames = None,
+    recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
     updates: Compared = 20, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
@@ -55,7 +53,7 @@ def verify(
 
 
 def ablate(
-    experiment: Experiment, sets: Sets = None, plugin: PluginFiles = None, budget: Budget = None,
+    experiment: Experiment, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
     out: ResultFolder = None, fresh: Fresh = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure what every stage is worth on this machine.
@@ -87,7 +85,7 @@ def ablate(
 
 
 def profile(
-    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, updates: Profiled = 5,
+    recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, updates: Profiled = 5,
     warmup: Warmup = 60.0, out: TraceFolder = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say where the time of an update goes: slots, operators and kernels, host syncs.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
-from runner.cli.common import AsJson, PluginFiles, RecipeName, Sets, load_recipe, print_json, registry_of, report, say
+from runner.cli.common import AsJson, Plugins, RecipeName, Sets, load_recipe, print_json, registry_of, report, say
 from runner.system.errors import ExitCode, UsageError
 
 Recipes = Annotated[list[str], Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")]
@@ -15,7 +15,7 @@ Origin = Annotated[bool, Option("--origin", help="Say after every value where it
 Copied = Annotated[str | None, Option(metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")]
 
 
-def validate(recipe: Recipes, sets: Sets = None, plugin: PluginFiles = None, as_json: AsJson = False) -> None:
+def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
     """Check recipes and say everything that is wrong with them.
 
     Every problem is shown with its file, line and column; the exit code is 2 if there is any.
@@ -52,7 +52,7 @@ def validate(recipe: Recipes, sets: Sets = None, plugin: PluginFiles = None, as_
 
 
 def show(
-    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, origin: Origin = False, as_json: AsJson = False
+    recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, origin: Origin = False, as_json: AsJson = False
 ) -> None:
     """Print a recipe with nothing left to extends, --set and defaults.
 
@@ -99,7 +99,7 @@ def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
         echo(f"{each['name']:{width}}  {each['summary']}".rstrip())
 
 
-def schema(plugin: PluginFiles = None) -> None:
+def schema(plugin: Plugins = None) -> None:
     """Print the JSON Schema of recipes, from the plugins that are registered.
 
     [bold]runner schema > recipe.schema.json[/]

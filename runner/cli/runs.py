@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Exit, Option, echo
 
-from runner.cli.common import AsJson, PluginFiles, Quiet, RecipeName, Sets, output, print_json, registry_of, say
+from runner.cli.common import AsJson, Plugins, Quiet, RecipeName, Sets, output, print_json, registry_of, say
 from runner.cli.plugins import fetched
 from runner.system.errors import CheckpointError, ExitCode, StorageError, UsageError
 
@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 GoOn = Annotated[bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")]
 Drift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
-RunName = Annotated[
-    str, Argument(metavar="[RUN]", help="A name, its digits, MLflow's id, the beginning of one, or 'latest'.")
-]
-Sent = Annotated[
-    list[str] | None, Argument(metavar="[RUN...]", help="Which runs; all that have something to send by default.")
-]
+Run = Annotated[str, Argument(metavar="[RUN]", help="Name, digits or MLflow id, a beginning of these, or 'latest'.")]
+Sent = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="By default all that have something to send.")]
 Runs = Annotated[list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")]
 Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
 
 
 def run(
-    recipe: RecipeName, sets: Sets = None, plugin: PluginFiles = None, go_on: GoOn = False,
+    recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: Drift = False, download: Download = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
@@ -72,7 +68,7 @@ def run(
 
 
 def resume(
-    run: RunName = "latest", allow_drift: Drift = False, sets: Sets = None, plugin: PluginFiles = None,
+    run: Run = "latest", allow_drift: Drift = False, sets: Sets = None, plugin: Plugins = None,
     quiet: Quiet = False, as_json: AsJson = False,
 ) -> NoReturn:  # fmt: skip
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
@@ -172,7 +168,7 @@ def ui(port: Port = 5000) -> None:
     serve(workspace(), port, say)
 
 
-def doctor(plugin: PluginFiles = None, as_json: AsJson = False) -> None:
+def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """Say what this machine offers: devices, threads, bf16, packages, writable workspace, store reachable.
 
     The exit code is 1 if something that every run needs is missing.

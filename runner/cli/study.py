@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer import Argument, Option
 
-from runner.cli.common import AsJson, PluginFiles, Quiet, Sets, mute, output, registry_of, say
+from runner.cli.common import AsJson, Plugins, Quiet, Sets, mute, output, registry_of, say
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
@@ -26,20 +26,19 @@ app = typer.Typer(
 [bold]runner study run experiments/marl_search.yaml[/]    try it; the same command goes on after any interruption
 """,
 )
-FileArgument = Annotated[str, Argument(metavar="STUDY", help="A file of kind study.")]
-Forecasts = Annotated[
+StudyFile = Annotated[str, Argument(metavar="STUDY", help="A file of kind study.")]
+Forecast = Annotated[
     bool, Option("--forecast/--no-forecast", help="Train the recipe for half a minute, to say how long it takes.")
 ]
 Fresh = Annotated[bool, Option("--fresh", help="Forget what the study has tried, and begin anew.")]
 TrialNumber = Annotated[int | None, Option(min=0, metavar="NUMBER", help="This trial, instead of the best one.")]
-StudyArgument = Annotated[str, Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
+StudyName = Annotated[str, Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
 
 
 @app.command()
 def plan(
-    study: FileArgument, sets: Sets = None, plugin: PluginFiles = None, forecast: Forecasts = True,
-    as_json: AsJson = False,
-) -> None:  # fmt: skip
+    study: StudyFile, sets: Sets = None, plugin: Plugins = None, forecast: Forecast = True, as_json: AsJson = False
+) -> None:
     """Say what a study will try, what it will cost, and what stands in its way."""
     from runner.study.definition import load_study
 
@@ -55,7 +54,7 @@ def plan(
 
 @app.command()
 def run(
-    study: FileArgument, sets: Sets = None, plugin: PluginFiles = None, fresh: Fresh = False, quiet: Quiet = False,
+    study: StudyFile, sets: Sets = None, plugin: Plugins = None, fresh: Fresh = False, quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Search; given again after an interruption, the same command goes on.
@@ -91,7 +90,7 @@ def run(
 
 @app.command()
 def worker(
-    study: StudyArgument, sets: Sets = None, plugin: PluginFiles = None, quiet: Quiet = False, as_json: AsJson = False
+    study: StudyName, sets: Sets = None, plugin: Plugins = None, quiet: Quiet = False, as_json: AsJson = False
 ) -> None:
     """Join a study as one more worker, on this machine or on another with the same OPTUNA_STORAGE.
 
@@ -115,7 +114,7 @@ def worker(
 
 
 @app.command()
-def show(study: StudyArgument, as_json: AsJson = False) -> None:
+def show(study: StudyName, as_json: AsJson = False) -> None:
     """Show the best trials, what decided, what every stage was worth, failures by cause, and the budget."""
     from runner.study.report import write_report
     from runner.study.summary import find
@@ -129,7 +128,7 @@ def show(study: StudyArgument, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def best(study: StudyArgument, trial: TrialNumber = None) -> None:
+def best(study: StudyName, trial: TrialNumber = None) -> None:
     """Print the recipe of the best trial, as YAML that runner run accepts.
 
     With several objectives it is the one of the Pareto front that is best in the first.

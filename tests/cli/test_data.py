@@ -9,6 +9,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from running import forked
 
 from runner.plugin.files import DataFile, fetch, find
 from runner.system.errors import RunnerError
@@ -110,16 +111,22 @@ HEAVY = "print('heavy:', *sorted({'torch', 'mlflow', 'optuna', 'numpy'} & sys.mo
 
 
 @pytest.fixture
-def runner(server, tmp_path, data):
-    """The command line in a process of its own, with a source that reads a file from the server."""
+def plays(server, tmp_path, data):
+    """A plugin file with a source that reads a file from the server."""
     file = published(server)
     plugin = tmp_path / "plays.py"
     plugin.write_text(PLUGIN.format(url=file.url, sha256=file.sha256, size=file.size))
+    return str(plugin)
+
+
+@pytest.fixture
+def runner(tmp_path, plays):
+    """The command line in a process of its own, with that source."""
 
     def run(*arguments):
         code = f"import atexit, sys\natexit.register(lambda: {HEAVY})\nfrom runner.cli import main\nmain()"
         return subprocess.run(
-            [sys.executable, "-c", code, *arguments, "--plugin", str(plugin)],
+            [sys.executable, "-c", code, *arguments, "--plugin", plays],
             cwd=tmp_path, env=os.environ | {"TERM": "dumb"}, capture_output=True, text=True, check=False,
         )  # fmt: skip
 
@@ -152,16 +159,17 @@ def test_a_name_that_nobody_publishes_is_refused(runner):
 
 
 @pytest.mark.usefixtures("migrated_workspace")
-def test_a_run_downloads_when_told_to_and_never_else(runner, server, tmp_path, data):
-    (tmp_path / "recipe.yaml").write_text(
+def test_a_run_downloads_when_told_to_and_never_else(plays, server, tmp_path, data):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
         "name: play\ndevice: cpu\nmodel: {kind: gpt, layers: 1, width: 8, heads: 1}\n"
         "data: {kind: plays, context: 4}\ntrain: {tokens: 64, batch_size: 4}\ntracking: {system_metrics: false}\n"
     )
-    without = runner("run", "recipe.yaml", "--quiet")
+    without = forked("run", str(recipe), "--quiet", "--plugin", plays)
     assert without.returncode == 0, without.stderr
     assert "stand in for it" in without.stderr
     assert server.asked == []
-    told = runner("run", "recipe.yaml", "--quiet", "--download")
+    told = forked("run", str(recipe), "--quiet", "--plugin", plays, "--download")
     assert told.returncode == 0, told.stderr
     assert "fetched play.txt" in told.stderr
     assert "stand in for it" not in told.stderr
