@@ -8,6 +8,7 @@ when they are first asked for.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from runner.plugin.config import Config
@@ -27,13 +28,12 @@ if TYPE_CHECKING:
     from runner.plugin.dataset import DatasetSource, TensorRows
     from runner.plugin.gradient_learner import GradientLearner, Loss
 
-_HEAVY = {
+_HEAVY = {  # where the names are that need torch
     "DatasetSource": "runner.plugin.dataset",
     "TensorRows": "runner.plugin.dataset",
     "GradientLearner": "runner.plugin.gradient_learner",
     "Loss": "runner.plugin.gradient_learner",
 }
-"""Where the names are that need torch."""
 
 __all__ = [
     "Batch", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig", "DatasetSource",
@@ -47,6 +47,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HEAVY:
         raise AttributeError(f"runner.api has no '{name}'")
-    from importlib import import_module
-
     return getattr(import_module(_HEAVY[name]), name)

@@ -153,7 +153,6 @@ def _workspace(workspace: Workspace) -> Iterator[Check]:
 
 
 def _store(workspace: Workspace) -> Iterator[Check]:
-    uri = workspace.tracking_uri
     if "MLFLOW_TRACKING_URI" not in os.environ and not workspace.database.exists():
         yield Check("tracking", "ok", f"{workspace.database}, made by the first run")
         return
@@ -163,8 +162,8 @@ def _store(workspace: Workspace) -> Iterator[Check]:
         found, _, remedy = str(error).rpartition("; ")
         yield Check("tracking", "fail", found, remedy)
         return
-    yield Check("tracking", "ok", f"{shown(uri)} answers")
-    if not is_http(uri) and on_network_disk(workspace.database):
+    yield Check("tracking", "ok", f"{shown(workspace.tracking_uri)} answers")
+    if not is_http(workspace.tracking_uri) and on_network_disk(workspace.database):
         remedy = "run an MLflow server and name it in MLFLOW_TRACKING_URI if several machines share the workspace"
         yield Check("database", "warn", "on a network disk, where SQLite is slow and locks are weak", remedy)
 
