@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +200,8 @@ class Measurement:
                 self.add(variant=variant.name, verdict=told)
 
     def _start(self, name: str, stages: Sequence[str], processes: ExitStack, deadline: float) -> None:
-        child = processes.enter_context(
-            Child("runner.measure.measured", self.case.recipe, stages=stages, plugin_files=self.registry.files)
-        )
+        recipe = replace(self.case.recipe, stages={kind: self.case.recipe.stages[kind] for kind in stages})
+        child = processes.enter_context(Child("runner.measure.measured", recipe, plugin_files=self.registry.files))
         prepared = child.ask("prepare", min(START_SECONDS, max(30.0, deadline - time.monotonic())))
         if name == BASELINE:
             self.add(cost=child.ask("cost"))
