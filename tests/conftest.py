@@ -64,10 +64,10 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(shared / "migrated.lock"):
         if not database.exists():
             from runner.tracking.store import Store
-            from runner.tracking.workspace import workspace
+            from runner.tracking.workspace import Workspace
 
-            fresh = workspace(shared / "migrated")
-            Store.open(fresh)
+            fresh = Workspace(shared / "migrated")
+            Store(fresh)
             with sqlite3.connect(fresh.database) as source, sqlite3.connect(shared / "partial.db") as copy:
                 source.backup(copy)
             source.close()

@@ -13,7 +13,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.train.assemble import assemble
 from runner.train.run import RunResult, run
 
@@ -98,7 +98,7 @@ def host_of(kind: str) -> str:
 def train_here(name: str, *sets: str, registry: Registry | None = None) -> RunResult:
     """Trains in this process."""
     registry = registry or Registry()
-    return run(tiny(name, *sets, registry=registry), registry, workspace(), NoDisplay())
+    return run(tiny(name, *sets, registry=registry), registry, Workspace(), NoDisplay())
 
 
 def runner(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from running import NoDisplay
 from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.train.run import run
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -31,7 +31,7 @@ def gan(*sets):
 
 def train_here(*sets):
     recipe, registry = gan(*sets)
-    return run(recipe, registry, workspace(), NoDisplay())
+    return run(recipe, registry, Workspace(), NoDisplay())
 
 
 def test_it_takes_at_most_90_lines():
@@ -48,7 +48,7 @@ def test_every_scalar_is_logged_as_the_mean_of_the_updates_that_returned_it(monk
         return outputs[-1]
 
     monkeypatch.setattr(learner, "update", kept)
-    result = run(recipe, registry, workspace(), NoDisplay())
+    result = run(recipe, registry, Workspace(), NoDisplay())
     assert len(outputs) == 24
     for name, every in EVERY.items():
         returned = [number for number, output in enumerate(outputs, 1) if name in output]

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
 
 import pytest
+import run_folders
 from faces import RECIPE, FakeCatalog, write_recipe
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from runner.recipe.document import RecipeError, dump
 from runner.recipe.loader import find, layers, load
 from runner.recipe.lock import copy_recipe
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.tracking.store import Store, key
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import RunFolder, folder_name
@@ -106,8 +107,8 @@ def test_a_copy_replaces_a_link_and_does_not_follow_it(tmp_path):
 
 @pytest.mark.usefixtures("migrated_workspace")
 def test_experiments_keep_their_artifacts_in_the_workspace(tmp_path):
-    here = workspace()
-    store = Store.open(here)
+    here = Workspace()
+    store = Store(here)
     for name in HOSTILE:
         location = store.client.get_experiment(store.experiment(name)).artifact_location.removeprefix("file://")
         assert Path(location).resolve().parent == here.artifacts
@@ -117,13 +118,13 @@ def test_experiments_keep_their_artifacts_in_the_workspace(tmp_path):
 @pytest.mark.usefixtures("migrated_workspace")
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "a\0b", "a" * 200])
 def test_a_run_of_any_experiment_writes_in_the_workspace_alone(tmp_path, name):
-    tracker = Tracker.open(workspace(), name, "x", {name: name}, {name: name}, system_metrics=False)
+    tracker = Tracker.open(Workspace(), run_folders.recipe("x", name, **{name: name}), {name: name})
     (tracker.run_dir / "note.txt").write_text("hello")
     tracker.artifact(tracker.run_dir / "note.txt", "inner")
     tracker.log({f"train/{name}": 1.0}, step=1)
     assert tracker.close("FINISHED")
-    assert {path.name for path in tmp_path.iterdir()} == {workspace().root.name}
-    written = workspace().artifacts.glob(f"{folder_name(name)}/*/artifacts/inner/note.txt")
+    assert {path.name for path in tmp_path.iterdir()} == {Workspace().root.name}
+    written = Workspace().artifacts.glob(f"{folder_name(name)}/*/artifacts/inner/note.txt")
     assert [path.read_text() for path in written] == ["hello"]
-    shutil.rmtree(workspace().root)
+    shutil.rmtree(Workspace().root)
     assert tree(tmp_path) == {}

@@ -157,7 +157,7 @@ def _store(workspace: Workspace) -> Iterator[Check]:
         yield Check("tracking", "ok", f"{workspace.database}, made by the first run")
         return
     try:
-        Store.open(workspace)
+        Store(workspace)
     except StorageError as error:
         found, _, remedy = str(error).rpartition("; ")
         yield Check("tracking", "fail", found, remedy)

@@ -71,7 +71,7 @@ def ablate(
     from runner.measure.ablate import ablate as measure
     from runner.measure.experiment import load_experiment
     from runner.measure.report import show
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
     from runner.verify.gate import quick
 
     registry = registry_of(plugin)
@@ -79,7 +79,7 @@ def ablate(
     if budget is not None:
         loaded = loaded.within(budget)
     command = shlex.join(["runner", *sys.argv[1:]])
-    done = measure(loaded, registry, workspace(), out, fresh, command, quick, mute if quiet else say)
+    done = measure(loaded, registry, Workspace(), out, fresh, command, quick, mute if quiet else say)
     output(as_json, done.data, show, done)
     raise Exit(done.exit_code)
 
@@ -101,7 +101,7 @@ def profile(
 
     from runner.measure.profile import profile as measure
     from runner.measure.profile import show
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
 
-    result = measure(loaded, registry, workspace(), out, updates, warmup)
+    result = measure(loaded, registry, Workspace(), out, updates, warmup)
     output(as_json, result.data, show, result)

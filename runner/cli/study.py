@@ -73,9 +73,9 @@ def run(
     from runner.study.search import fresh as forget
     from runner.study.search import work_together
     from runner.study.worker import work
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
 
-    here = workspace()
+    here = Workspace()
     if fresh:
         forget(definition, here)
     told = mute if quiet else say
@@ -101,9 +101,9 @@ def worker(
     from runner.study.definition import load_study
     from runner.study.search import file_of
     from runner.study.worker import work
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
 
-    here, registry = workspace(), registry_of(plugin)
+    here, registry = Workspace(), registry_of(plugin)
     file, begun_with = file_of(study, here)
     definition = load_study(file, [*begun_with, *(sets or ())], registry)
 
@@ -118,9 +118,9 @@ def show(study: StudyName, as_json: AsJson = False) -> None:
     """Show the best trials, what decided, what every stage was worth, failures by cause, and the budget."""
     from runner.study.report import write_report
     from runner.study.summary import find
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
 
-    here = workspace()
+    here = Workspace()
     found, summary = find(study, here)
     folder = here.root / "studies" / found.study_name
     write_report(found, summary, folder)
@@ -137,9 +137,9 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
     """
     from runner.study.report import recipe_text
     from runner.study.summary import find
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
 
-    found, summary = find(study, workspace())
+    found, summary = find(study, Workspace())
     if trial is None and not summary.best:
         raise RunnerError(f"study '{found.study_name}' has no trial that counts yet; --trial names any")
     number = summary.best[0].number if trial is None else trial

@@ -53,7 +53,7 @@ def ablate(
         UsageError: the folder belongs to something else.
         RunnerError: the recipe cannot run here.
     """
-    store = Store.open(workspace)
+    store = Store(workspace)
     # What is measured, with what, and where: rounds of two ablations belong together only if all of it is the same.
     identity = {
         "name": experiment.config.name,

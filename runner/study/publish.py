@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner.system.errors import StorageError
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, unsent
-from runner.tracking.store import key, params_of, text
+from runner.tracking.store import key, params_of
 from runner.tracking.workspace import SPOOL
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ class Publisher:
         """Keeps what a trial has come to in a spool of its folder, which is named by its number, and sends it."""
         folder.mkdir(parents=True, exist_ok=True)
         spool = Spool(folder / SPOOL)
-        spool.append({
-            "t": _now(), "params": params_of(params), "status": _STATUS[str(tags["state"])],
-            "metrics": {key(f"objective/{name}"): value for name, value in values.items()},
-            "tags": {**self._tags(int(folder.name)), **{key(name): text(value) for name, value in tags.items()}},
-        })  # fmt: skip
+        spool.append(
+            params=params_of(params), status=_STATUS[str(tags["state"])],
+            metrics={key(f"objective/{name}"): value for name, value in values.items()},
+            tags={**self._tags(int(folder.name)), **params_of(tags)},
+        )  # fmt: skip
         spool.close()
         self.catch_up(folder.parent)
 
@@ -109,7 +109,7 @@ class Publisher:
 
     def end(self, status: str, tags: Mapping[str, object], artifacts: Sequence[Path]) -> None:
         """Says how the study stands, with its report."""
-        self._try(self._store.send, self._parent, [], {}, {key(name): text(value) for name, value in tags.items()})
+        self._try(self._store.send, self._parent, [], {}, params_of(tags))
         for path in artifacts:
             self._try(self._store.client.log_artifact, self._parent, str(path))
         self._try(self._store.set_status, self._parent, status, _now())

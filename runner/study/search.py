@@ -78,10 +78,10 @@ def main(parent: Parent) -> None:
     from runner.plugin.registry import Registry
     from runner.study.definition import load_study
     from runner.study.worker import work
-    from runner.tracking.workspace import workspace
+    from runner.tracking.workspace import Workspace
     from runner.train.signals import stop_on_signals
 
     registry = Registry(parent.plugin_files)
     definition = load_study(parent.options["study"], parent.options["sets"], registry)
     with stop_on_signals() as stop:
-        work(definition, workspace(), registry.files, stop, lambda text: parent.tell(say=text))
+        work(definition, Workspace(), registry.files, stop, lambda text: parent.tell(say=text))

@@ -83,7 +83,7 @@ class Worker:
         self.definition, self.files, self.stop, self.say = definition, files, stop, say
         self.folder = here.root / "studies" / config.name
         self.folder.mkdir(parents=True, exist_ok=True)
-        tracking = Store.open(here)
+        tracking = Store(here)
         self._store, self._leases = store, Leases(store.storage.engine, config.name)
         with self._leases.waiting(BEGINNING):
             self.study = store.create(definition)

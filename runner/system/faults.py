@@ -1,11 +1,16 @@
 """Named places at which a test can make this process fail; without ``RUNNER_FAULTS`` they do nothing."""
 
 import errno
+import itertools
 import os
 import re
 import signal
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from runner.system.errors import UsageError
 
 VARIABLE = "RUNNER_FAULTS"
 POINTS = (
@@ -35,35 +40,29 @@ ACTIONS = ("kill", "raise", "enospc", "torn")
 _SPEC = re.compile(rf"({'|'.join(map(re.escape, POINTS))})=({'|'.join(ACTIONS)})(?:@(\d+)(\+?))?")
 
 
-@dataclass
-class _Fault:
+class _Fault(NamedTuple):
     action: str
-    at: int  # the visit at which it happens, counted from 1
-    onwards: bool  # whether it happens at every later visit too
-    visits: int = 0
+    when: range  # the visits at which it happens
+    visits: Iterator[int]  # counted from 1
 
 
 def parse(text: str) -> dict[str, _Fault]:
     """Reads ``point=action[@visit[+]]``, separated by commas: ``checkpoint.synced=kill@2,spool.append=enospc@5+``.
 
     ``kill`` is SIGKILL; ``raise`` an ``OSError`` for a failing disk; ``enospc`` one for a full disk; ``torn`` cuts the
-    file that has just been written in half, then SIGKILL.
-
-    Raises:
-        UsageError: a point or an action does not exist.
+    file that has just been written in half, then SIGKILL. A ``UsageError`` if a point or an action does not exist.
     """
     faults = {}
     for spec in filter(None, text.split(",")):
         match = _SPEC.fullmatch(spec.strip())
         if match is None:
-            from runner.system.errors import UsageError
-
             raise UsageError(
                 f"{VARIABLE}: '{spec}' is not POINT=ACTION[@VISIT[+]]; points: {', '.join(POINTS)}; "
                 f"actions: {', '.join(ACTIONS)}"
             )
         point, action, at, onwards = match.groups()
-        faults[point] = _Fault(action, int(at or 1), onwards == "+")
+        first = int(at or 1)
+        faults[point] = _Fault(action, range(first, sys.maxsize if onwards else first + 1), itertools.count(1))
     return faults
 
 
@@ -71,18 +70,12 @@ _armed = parse(os.environ.get(VARIABLE, ""))
 
 
 def reach(point: str, path: Path | None = None, last: int | None = None) -> None:
-    """Passes a named place; fails there if a test wants it.
+    """Passes one of ``POINTS``; fails there if a test wants it.
 
-    Args:
-        point: one of ``POINTS``.
-        path: the file that has just been written, for ``torn``.
-        last: how many of its bytes were written last, if not all.
+    For ``torn``, ``path`` is the file that has just been written, and ``last`` how many of its bytes, if not all.
     """
     fault = _armed.get(point)
-    if fault is None:
-        return
-    fault.visits += 1
-    if fault.visits != fault.at and not (fault.onwards and fault.visits > fault.at):
+    if fault is None or next(fault.visits) not in fault.when:
         return
     if fault.action in ("raise", "enospc"):
         code = errno.EIO if fault.action == "raise" else errno.ENOSPC

@@ -5,16 +5,9 @@ from pathlib import Path
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Writes a text file beside its place, makes it durable and renames it.
+    """Writes a text file beside its place, makes it durable and renames it; an ``OSError`` leaves it as it was.
 
     The text is UTF-8 and its line ends stay as they are; lone surrogates become the bytes that they stand for.
-
-    Args:
-        path: the file; replaced if it exists.
-        text: all that it is to hold.
-
-    Raises:
-        OSError: it cannot be written; the file is then as it was.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)  # of a killed process; opening with "x" never follows a link
@@ -30,11 +23,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Makes a file, or the names in a folder, durable.
-
-    Raises:
-        OSError: it does not exist, or the disk fails.
-    """
+    """Makes a file, or the names in a folder, durable; ``OSError`` if it does not exist, or the disk fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

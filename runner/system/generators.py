@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def seed(value: int) -> None:
-    """Seeds them all; plugins that draw from them are repeatable too.
-
-    Args:
-        value: 0 to 2^32 - 1.
-    """
+    """Seeds them all, with 0 to 2^32 - 1; plugins that draw from them are repeatable too."""
     random.seed(value)
     np.random.seed(value)
     torch.manual_seed(value)  # also on every GPU

@@ -1,5 +1,6 @@
 """What machine this is: facts for the lock file, for MLflow tags and for ``runner doctor``."""
 
+import math
 import platform
 import re
 import subprocess
@@ -51,13 +52,9 @@ def usable_cores() -> int:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that this process can still take.
-
-    The machine may have more free than a container or a batch system's job is allowed: the tightest limit of the own
-    cgroup and its parents counts.
-    """
+    """Bytes of host memory that this process can still take: what is free, or the tightest limit of its cgroups."""
     left = [_left_in(folder, *_MEMORY_FILES[kind]) for kind, folder in _memory_cgroups()]
-    return max(0, min([psutil.virtual_memory().available, *(each for each in left if each is not None)]))
+    return max(0, int(min(psutil.virtual_memory().available, *left, math.inf)))
 
 
 def _memory_cgroups() -> Iterator[tuple[str, Path]]:
@@ -78,12 +75,12 @@ def _memory_cgroups() -> Iterator[tuple[str, Path]]:
         yield from ((kind, top.joinpath(*below[:depth])) for depth in range(len(below) + 1))
 
 
-def _left_in(cgroup: Path, limit: str, used: str, reclaimable: str) -> int | None:
-    """Bytes that a cgroup may still take; None if it has no limit."""
+def _left_in(cgroup: Path, limit: str, used: str, reclaimable: str) -> float:
+    """Bytes that a cgroup may still take; endlessly many if it has no limit."""
     try:
         left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())  # "max" is no number
     except (OSError, ValueError):
-        return None
+        return math.inf
     file_cache = re.search(rf"^{reclaimable} (\d+)$", _content(cgroup / "memory.stat"), re.MULTILINE)
     return left + (int(file_cache[1]) if file_cache else 0)
 

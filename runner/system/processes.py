@@ -52,11 +52,7 @@ class Owner(BaseModel, frozen=True):
         return (self.boot_id, self.namespace) == (boot_id(), _namespace())
 
     def alive(self, seen: float) -> bool | None:
-        """Whether it lives; None if that cannot be told from here.
-
-        Args:
-            seen: when it was last heard of, in seconds since 1970.
-        """
+        """Whether it lives, ``seen`` last at a time in seconds since 1970; None if that cannot be told from here."""
         if self.here:
             return _born(self.pid) == self.born
         # A container that shares the name of its machine has lived since that was started.

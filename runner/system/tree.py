@@ -49,8 +49,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
         for key, child in tree.items():
             result[key] = map_tensors(change, child)
         return result
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(change, child) for child in tree))
     if isinstance(tree, list | tuple):
-        return type(tree)([map_tensors(change, child) for child in tree])
+        make = getattr(tree, "_make", type(tree))  # a named tuple takes its fields one by one
+        return make([map_tensors(change, child) for child in tree])
     return tree

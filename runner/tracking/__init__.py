@@ -1,5 +1,5 @@
 """Tracking: metrics, params, tags and artifacts go to a file first and from there to MLflow."""
 
-from runner.tracking.workspace import RunFolder, Status, Workspace, workspace
+from runner.tracking.workspace import RunFolder, Status, Workspace
 
-__all__ = ["RunFolder", "Status", "Workspace", "workspace"]
+__all__ = ["RunFolder", "Status", "Workspace"]

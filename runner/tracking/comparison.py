@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,24 +51,19 @@ class Comparison:
     """MLflow's page that shows the runs side by side."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data with a ``schema_version``; numbers that are not finite are strings."""
+        """Plain data; numbers that are not finite are strings."""
         metrics = {
             name: [value if value is None or isfinite(value) else str(value) for value in values]
             for name, values in self.metrics.items()
         }
-        return {"schema_version": 1, **asdict(self), "metrics": metrics}
+        return vars(self) | {"metrics": metrics}
 
 
 def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
-    """Compares runs of a workspace, each named as ``pick`` understands it.
-
-    Raises:
-        StorageError: the store cannot be read.
-        UsageError: fewer than two runs are named, or a name fits none or several.
-    """
+    """Compares runs of a workspace, each named as ``pick`` understands it; a ``UsageError`` if there are not two."""
     if len(names) < 2:
         raise UsageError("compare needs at least two runs, for example: runner compare marl_phase1 latest")
-    store = Store.open(workspace)
+    store = Store(workspace)
     found = _all_runs(store.client)
     known = [(run.info.run_name, run.info.run_id) for run in found]
     runs = [found[pick(name, known, "the workspace")] for name in names]
@@ -107,13 +103,10 @@ def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
 
     tags = {name: value for name, value in run.data.tags.items() if not name.startswith(_OWN_TAGS)}
     locked: dict[str, str] = {}
-    with TemporaryDirectory() as folder:
-        try:
-            values = read(Path(client.download_artifacts(run.info.run_id, LOCK_NAME, folder)), []).plain()
-        except (MlflowException, OSError):
-            values = {}
-    for section in _LOCKED:
-        locked |= {name: str(value) for name, value in flatten(values.get(section) or {}, f"{section}.")}
+    with TemporaryDirectory() as folder, suppress(MlflowException, OSError):
+        values = read(Path(client.download_artifacts(run.info.run_id, LOCK_NAME, folder)), []).plain()
+        for section in _LOCKED:
+            locked |= {name: str(value) for name, value in flatten(values.get(section) or {}, f"{section}.")}
     return {"status": run.info.status, **tags, **locked}
 
 

@@ -44,7 +44,7 @@ def reap(workspace: Workspace) -> list[str]:
 
 def deliver(workspace: Workspace, runs: list[RunFolder]) -> list[Delivery]:
     """Sends MLflow what it lacks of runs whose process is dead; twice changes nothing. Raises ``StorageError``."""
-    store = cache(partial(Store.open, workspace))  # opened if a run needs it
+    store = cache(partial(Store, workspace))  # opened if a run needs it
     return [_deliver(folder, shown(workspace.tracking_uri), store) for folder in runs]
 
 
@@ -66,10 +66,8 @@ def _set_end(folder: RunFolder) -> bool:
         if status is None or status == "RUNNING":
             status, reason = "KILLED", "its process died"
             spool = Spool(folder.spool)
-            spool.append({"t": int(record.heartbeat * 1e3), "status": status})
-            durable = spool.sync()
-            spool.close()
-            if not durable:
+            spool.append(t=int(record.heartbeat * 1e3), status=status)
+            if not spool.close():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         folder.write(record.model_copy(update={"status": status, "reason": reason}))
     except UsageError:

@@ -12,8 +12,9 @@ import logging
 import math
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -43,20 +44,22 @@ class Spool:
     def __init__(self, path: Path) -> None:
         """Opens or creates the file and cuts off a line that an earlier process left half written."""
         self.path = path
-        self._lock = threading.Lock()
         self.held: deque[bytes] = deque(maxlen=_HELD_LINES)
+        self._lock = threading.Lock()
         self._warned = False
         self._synced = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self.size = _whole_size(path)
         os.ftruncate(self._file, self.size)
 
-    def append(self, record: Mapping[str, Any], *, urgent: bool = False) -> None:
+    def append(self, *, urgent: bool = False, **record: Any) -> None:
         """Writes what a ``Line`` has to the operating system, its secrets masked; never raises for a full disk.
 
-        What is urgent goes before what the disk has refused so far, and is durable at once.
+        ``t`` is the time of this call unless it is given. What is urgent goes before what the disk has refused so far,
+        and is durable at once.
         """
-        line = json.dumps(redact_values(record), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        timed = {"t": time.time_ns() // 1_000_000, **record}
+        line = json.dumps(redact_values(timed), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
             if urgent:
                 self.held.appendleft(line)
@@ -64,19 +67,19 @@ class Spool:
                 self.held.append(line)
             self._write_held(1 if urgent else len(self.held))
         if urgent:
-            self._keep(self.size)
+            self._keep()
 
     def sync(self) -> bool:
         """Asks the disk to keep all that has been appended, what it has refused too; whether it does."""
         with self._lock:
             self._write_held(len(self.held))
-            size = self.size
-        return self._keep(size) and not self.held
+        return self._keep() and not self.held
 
-    def close(self) -> None:
-        """Syncs and closes the file."""
-        self.sync()
+    def close(self) -> bool:
+        """Syncs and closes the file; whether the disk has all that has been appended."""
+        durable = self.sync()
         os.close(self._file)
+        return durable
 
     def _write_held(self, count: int) -> None:
         try:
@@ -92,7 +95,8 @@ class Spool:
                 os.ftruncate(self._file, self.size)  # leave no half line in the middle of the file
             self._warn(error, f"the latest {_HELD_LINES} lines are held in memory until it can be written")
 
-    def _keep(self, size: int) -> bool:
+    def _keep(self) -> bool:
+        size = self.size  # before the disk is asked, because other threads go on writing
         if size > self._synced:
             try:
                 reach("spool.sync")
@@ -139,9 +143,9 @@ def lines(spool: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
                 return
             offset += len(text)
             try:
-                line = Line.model_validate(json.loads(text))
-            except (ValueError, RecursionError) as error:
-                reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+                line = Line.model_validate_json(text)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
                 _log.warning("%s: skipped the damaged line that ends at byte %d: %s", spool, offset, reason)
                 line = Line(t=0)
             yield line, offset
@@ -173,15 +177,14 @@ def unsent(spool: Path) -> int:
 
 def _whole_size(path: Path) -> int:
     """Bytes of a file up to and with its last line break."""
-    position = path.stat().st_size
     with path.open("rb") as file:
-        while position > 0:
-            start = max(0, position - 65536)
-            file.seek(start)
-            found = file.read(position - start).rfind(b"\n")
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = file.seek(max(0, end - 65536))
+            found = file.read(end - start).rfind(b"\n")
             if found >= 0:
                 return start + found + 1
-            position = start
+            end = start
     return 0
 
 
@@ -196,7 +199,8 @@ class Shipper:
         self._store, self._run_id, self._spool = store, run_id, spool
         self._offset = reached(spool)
         self._failing = False
-        self._abandoned = threading.Event()
+        self.abandoned = threading.Event()
+        """Once set, a ``ship`` that is under way in another thread ends after its batch."""
 
     @property
     def pending(self) -> int:
@@ -206,8 +210,13 @@ class Shipper:
     def ship(self) -> None:
         """Sends everything that is in the spool now; raises whatever MLflow's database and network drivers raise."""
         rest = lines(self._spool, self._offset)
-        while not self._abandoned.is_set() and (batch := list(islice(rest, _BATCH_LINES))):
-            self._deliver([line for line, _ in batch], batch[-1][1])
+        while not self.abandoned.is_set() and (batch := list(islice(rest, _BATCH_LINES))):
+            self._deliver([line for line, _ in batch])
+            self._offset = batch[-1][1]
+            with suppress(OSError):  # a full disk: then the next process sends again what MLflow has
+                reach("ship.sent")
+                write_durably(place_of(self._spool), str(self._offset))
+                reach("ship.placed")
 
     def try_to_ship(self) -> bool:
         """Ships; says once when MLflow stops answering and once when it answers again."""
@@ -224,11 +233,7 @@ class Shipper:
         self._failing = False
         return True
 
-    def abandon(self) -> None:
-        """Makes a ``ship`` that is under way in another thread end after its batch."""
-        self._abandoned.set()
-
-    def _deliver(self, batch: list[Line], offset: int) -> None:
+    def _deliver(self, batch: list[Line]) -> None:
         points = [(line, key, value) for line in batch for key, value in line.metrics.items()]
         # Infinities become NaN: MLflow would store the largest float, flattening the curve it belongs to.
         metrics = [(key, math.nan if math.isinf(x) else x, line.t, line.step) for line, key, x in points]
@@ -241,11 +246,6 @@ class Shipper:
         for line in batch:  # artifacts last, because they may have a disk of their own, with its own troubles
             if line.artifact is not None:
                 self._copy(self._spool.parent / line.artifact, line.folder)
-        self._offset = offset
-        with suppress(OSError):  # a full disk: then the next process sends again what MLflow has
-            reach("ship.sent")
-            write_durably(place_of(self._spool), str(offset))
-            reach("ship.placed")
 
     def _copy(self, path: Path, folder: str) -> None:
         """Logs an artifact; a spool that somebody has changed may name other files than the run's, or links."""
@@ -255,7 +255,6 @@ class Shipper:
             _log.warning("artifact %s leads out of the run's folder and was not logged", path)
         elif not path.exists():
             _log.warning("artifact %s no longer exists and could not be logged", path)
-        elif path.is_dir():
-            self._store.client.log_artifacts(self._run_id, str(path), folder or None)
         else:
-            self._store.client.log_artifact(self._run_id, str(path), folder or None)
+            log = self._store.client.log_artifacts if path.is_dir() else self._store.client.log_artifact
+            log(self._run_id, str(path), folder or None)

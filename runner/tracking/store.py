@@ -10,11 +10,10 @@ import re
 import socket
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psutil
@@ -23,11 +22,7 @@ from filelock import FileLock
 from runner.recipe.recipe import flatten
 from runner.system.errors import StorageError
 from runner.system.secrets import redact
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-    from runner.tracking.workspace import Workspace
+from runner.tracking.workspace import Workspace, folder_name
 
 HOST, PORT = "127.0.0.1", 5000
 """Where MLflow's page is shown, unless the port is taken or a server has the page already."""
@@ -51,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def params_of(settings: Mapping[str, object]) -> dict[str, str]:
-    """Nested settings as MLflow params: ``{"model": {"hidden": [64, 64]}}`` becomes ``{"model.hidden": "[64, 64]"}``.
+    """Settings as MLflow params, or tags: ``{"model": {"hidden": [64, 64]}}`` becomes ``{"model.hidden": "[64, 64]"}``.
 
     Values are spelled as in JSON, strings without quotes.
     """
@@ -81,11 +76,11 @@ def is_http(uri: str) -> bool:
 
 def shown(uri: str) -> str:
     """The URI without user name and password."""
-    try:
+    with suppress(ValueError):  # a host that is none
         parts = urlsplit(uri)
-    except ValueError:  # a host that is none
-        return redact(uri)
-    return redact(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri)
+        if "@" in parts.netloc:  # any other URI stays as it is spelled
+            uri = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return redact(uri)
 
 
 def on_network_disk(path: Path) -> bool:
@@ -114,7 +109,6 @@ def _probe(uri: str, database: Path | None) -> None:
         engine.dispose()
 
 
-@dataclass(frozen=True)
 class Store:
     """An MLflow tracking store that has answered.
 
@@ -122,22 +116,14 @@ class Store:
     MLflow's own errors, for whoever tries again.
     """
 
-    client: MlflowClient
-    uri: str
-    workspace: Workspace
-    """Which keeps the artifacts, unless a server does."""
-
-    @classmethod
-    def open(cls, workspace: Workspace) -> Store:
+    def __init__(self, workspace: Workspace) -> None:
         """Opens the store, creating the workspace's own database where ``MLFLOW_TRACKING_URI`` names no other.
 
         Processes that open a fresh SQLite database together wait for the first of them, because MLflow's migrations
-        break the file when two run at once.
-
-        Raises:
-            StorageError: the store cannot be reached or written; said within seconds.
+        break the file when two run at once. A ``StorageError`` within seconds if it cannot be reached or written.
         """
-        uri = workspace.tracking_uri
+        self.uri = uri = workspace.tracking_uri
+        self._artifacts = workspace.artifacts
         database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
         try:
             if database:
@@ -149,32 +135,30 @@ class Store:
                 logging.getLogger("alembic").setLevel(logging.ERROR)
                 from mlflow import MlflowClient
 
-                client = MlflowClient(uri)
-                client.search_experiments(max_results=1)
+                self.client = MlflowClient(uri)
+                self.client.search_experiments(max_results=1)
         except Exception as error:  # drivers and MLflow raise whatever they like
             reason = redact(str(error).replace(uri, shown(uri))).partition("\n")[0]
             remedy = "name a writable folder in RUNNER_WORKSPACE"
             if "MLFLOW_TRACKING_URI" in os.environ:
                 remedy = "start it, or unset MLFLOW_TRACKING_URI to use the local workspace"
             raise StorageError(f"tracking store {shown(uri)} cannot be used: {reason}; {remedy}") from error
-        return cls(client, uri, workspace)
 
     def experiment(self, name: str) -> str:
         """The id of the experiment of that name, which is created if need be; one that was deleted is refused."""
         from mlflow.exceptions import MlflowException
 
-        location = None if is_http(self.uri) else self.workspace.artifacts_of(name).as_uri()
+        location = None if is_http(self.uri) else (self._artifacts / folder_name(name)).as_uri()
         # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
         tags = {"mlflow.experimentKind": "custom_model_development"}
         with self._telling(f"create experiment '{name}'"):
             found = self.client.get_experiment_by_name(name)
-            if found is None:
-                try:
-                    found = self.client.get_experiment(self.client.create_experiment(name, location, tags))
-                except MlflowException:
-                    found = self.client.get_experiment_by_name(name)  # created by another runner
-                    if found is None:
-                        raise
+            try:
+                found = found or self.client.get_experiment(self.client.create_experiment(name, location, tags))
+            except MlflowException:
+                found = self.client.get_experiment_by_name(name)  # created by another runner
+                if found is None:
+                    raise
         if found.lifecycle_stage != "active":
             raise StorageError(
                 f"experiment '{name}' is deleted in {shown(self.uri)}; choose another tracking.experiment, or restore "

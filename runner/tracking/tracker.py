@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from runner.recipe.recipe import Recipe
 from runner.system.errors import StorageError
 from runner.system.faults import reach
 from runner.system.processes import Owner
@@ -51,10 +52,6 @@ class Recorder:
         self._warned_of_other_bits = False
         self._not_finite: set[str] = set()
 
-    def append(self, *, urgent: bool = False, **record: Any) -> None:
-        """Writes one record with the time of this call; see ``Spool.append``."""
-        self.spool.append({"t": time.time_ns() // 1_000_000, **record}, urgent=urgent)
-
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Logs metrics of one step, with the time of this call; ``/`` in a name makes a section of MLflow's page.
 
@@ -69,15 +66,13 @@ class Recorder:
             if before is not None:
                 self._compare(name, step, before, value)
                 continue
-            if math.isfinite(value):
-                values[name] = value
-                continue
-            values[name] = str(value)
-            if name not in self._not_finite:
+            is_finite = math.isfinite(value)
+            values[name] = value if is_finite else str(value)
+            if not is_finite and name not in self._not_finite:
                 self._not_finite.add(name)
-                self.append(tags={key(f"not_finite.{name}"): f"{value} at step {step}"})
+                self.spool.append(tags={key(f"not_finite.{name}"): f"{value} at step {step}"})
         if values:
-            self.append(step=step, metrics=values)
+            self.spool.append(step=step, metrics=values)
 
     def _compare(self, name: str, step: int, before: float, now: float) -> None:
         differs = not name.startswith(_MEASURED) and repr(before) != repr(now)
@@ -105,16 +100,15 @@ class SystemMonitor:
     def __init__(self, disk: Path) -> None:
         self._disk = str(disk)
         self._process = psutil.Process()
-        self._nvml: Any = None
         self._gpus: list[Any] = []
         self._used_before = False
         with suppress(ImportError):
             import pynvml
 
+            self._nvml = pynvml
             with suppress(pynvml.NVMLError):  # the driver is missing
                 pynvml.nvmlInit()
                 self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-            self._nvml = pynvml
 
     def sample(self) -> dict[str, float]:
         """Metrics by name; the units are in the names.
@@ -145,47 +139,56 @@ class Tracker(Recorder):
     """
 
     def __init__(
-        self, store: Store, experiment_id: str, folder: RunFolder, record: Record, cursor: int | None, step: int
-    ) -> None:
+        self, store: Store, folder: RunFolder, record: Record, recipe: Recipe, tags: Mapping[str, str],
+        cursor: int | None = None, step: int = 0,
+    ) -> None:  # fmt: skip
         """Takes the MLflow run of the folder's name, which is made if no process has come to that yet."""
-        self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
+        folder.write(record)
+        folder.reserve()
+        reach("start.folder")
+        experiment_id = store.experiment(record.experiment)
         found = record.run_id or store.run_named(experiment_id, folder.name)
         self.run_id = found or store.create_run(experiment_id, folder.name)
         reach("start.tracked")
-        if record.run_id is None:
-            record = record.model_copy(update={"run_id": self.run_id})
-            folder.write(record)
+        self._record = record.model_copy(update={"run_id": self.run_id})
+        folder.write(self._record)
         super().__init__(folder.spool, cursor, step)
-        self._store, self._folder, self._record = store, folder, record
+        self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
+        self._store, self._folder, self._warned = store, folder, False
         self._shipper = Shipper(store, self.run_id, folder.spool)
-        self._warned = False
+        # MLflow's ids stand there for people who read the spool.
+        ids = {"run_id": self.run_id, "experiment_id": experiment_id, "tracking_uri": self.tracking_uri}
+        self.spool.append(status="RUNNING", **ids)
+        if not cursor:
+            self.spool.append(params=params_of(recipe.values()))
+            tags = {**_page(), **tags}
+        owner = {f"process.{name}": str(value) for name, value in record.owner}
+        self.spool.append(tags=params_of({**owner, "run_dir": str(self.run_dir), **tags}))
+        self._monitor = SystemMonitor(self.run_dir) if recipe.tracking.system_metrics else None
+        self._threads = [
+            Periodic("sync", seconds=2.0, action=self.spool.sync),
+            Periodic("heartbeat", seconds=5.0, action=self._write_record),
+            Periodic("system", seconds=10.0, action=self._sample),
+            Periodic("mlflow", seconds=5.0, action=self._shipper.try_to_ship),
+        ]
 
     @classmethod
-    def open(
-        cls, workspace: Workspace, experiment: str, run_name: str, params: Mapping[str, object],
-        tags: Mapping[str, str], system_metrics: bool = True, *, digest: str = "", goal: int = 0, unit: str = "steps",
-    ) -> Tracker:  # fmt: skip
-        """Starts an MLflow run, its folder ``<run_name>-<8 digits>`` and the threads beside the training.
+    def open(cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str]) -> Tracker:
+        """Starts an MLflow run, its folder ``<recipe>-<8 digits>`` and the threads beside the training.
 
-        ``params`` is the resolved recipe, nested; ``tags`` say what describes the run beside that. ``digest`` is the
-        recipe's, and ``goal`` how far the training is to go, in its ``unit``.
-
-        Raises:
-            StorageError: MLflow's store or the workspace cannot be reached or written.
+        ``tags`` say what describes the run beside the recipe. ``StorageError`` if MLflow's store or the workspace
+        cannot be reached or written.
         """
-        store = Store.open(workspace)
-        experiment_id = store.experiment(experiment)
-        folder = RunFolder.create(workspace.runs, run_name)
-        now = time.time()
+        store = Store(workspace)
+        experiment_id = store.experiment(recipe.tracking.experiment)
+        folder = RunFolder.create(workspace.runs, recipe.name)
+        (unit, goal), now = recipe.length, time.time()
         record = Record(
-            name=folder.name, recipe=run_name, digest=digest, goal=goal, unit=unit, experiment=experiment,
-            tracking_uri=shown(store.uri), owner=Owner.this_process(), started=now, heartbeat=now,
+            name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit, owner=Owner.this_process(),
+            experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), started=now, heartbeat=now,
         )  # fmt: skip
         try:
-            folder.write(record)
-            folder.reserve()
-            reach("start.folder")
-            tracker = cls(store, experiment_id, folder, record, None, 0)
+            return cls(store, folder, record, recipe, tags)
         except (StorageError, OSError) as error:
             # Nothing is left of a run that could not begin but its status in MLflow.
             with suppress(Exception):  # whatever MLflow's drivers raise: the reason for which it could not begin counts
@@ -196,94 +199,52 @@ class Tracker(Recorder):
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"{folder.path}: {error.strerror}; name another disk in RUNNER_WORKSPACE") from error
-        # MLflow's ids stand there for people who read the spool.
-        tracker.append(run_id=tracker.run_id, experiment_id=experiment_id, tracking_uri=tracker.tracking_uri)
-        tracker._start(params, tags, system_metrics)
-        return tracker
 
     @classmethod
     def reopen(
-        cls, workspace: Workspace, folder: RunFolder, cursor: int, step: int, params: Mapping[str, object],
-        tags: Mapping[str, str], system_metrics: bool = True,
-    ) -> Tracker:  # fmt: skip
+        cls, workspace: Workspace, folder: RunFolder, recipe: Recipe, tags: Mapping[str, str], cursor: int, step: int
+    ) -> Tracker:
         """Goes on with a run whose process is dead and whose folder this process has claimed.
 
         ``cursor`` is what ``mark`` said when the checkpoint was written, or 0 without a checkpoint: then the process
-        may have died before it logged ``params``, which are logged again. ``tags`` say what is new about the run.
-
-        Raises:
-            StorageError: MLflow's store or the run's folder cannot be reached or written.
+        may have died before it logged the recipe, which is logged again. ``tags`` say what is new about the run.
+        ``StorageError`` as for ``open``.
         """
         record = folder.record()
         assert record is not None  # the caller has found the run by it
-        store = Store.open(workspace)
+        store = Store(workspace)
         if shown(store.uri) != record.tracking_uri:
             raise StorageError(
                 f"run {folder.name} is kept in {record.tracking_uri}, not in {shown(store.uri)}; "
                 "name its store in MLFLOW_TRACKING_URI"
             )
         changed = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": ""}
-        alive = record.model_copy(update=changed)
         try:
-            folder.write(alive)
-            folder.reserve()
-            tracker = cls(store, store.experiment(record.experiment), folder, alive, cursor, step)
+            return cls(store, folder, record.model_copy(update=changed), recipe, tags, cursor, step)
         except OSError as error:
             with suppress(OSError):
                 folder.write(record)
             raise StorageError(f"{folder.path}: {error.strerror}; free some space there") from error
-        tracker.append(status="RUNNING")
-        tracker._start(params, tags, system_metrics, cursor)
-        return tracker
-
-    def _start(
-        self, params: Mapping[str, object], tags: Mapping[str, str], system_metrics: bool, cursor: int = 0
-    ) -> None:
-        """Logs what describes the run and starts the threads."""
-        if not cursor:
-            self.append(params=params_of(params))
-            try:
-                user = getpass.getuser()
-            except (KeyError, OSError):  # a container whose user has no name
-                user = str(psutil.Process().uids().real)
-            # From these, MLflow's page fills its columns User and Source.
-            page = {"mlflow.user": user, "mlflow.source.type": "LOCAL", "mlflow.source.name": Path(sys.argv[0]).name}
-            tags = {**page, **tags}
-        owner = {f"process.{name}": str(value) for name, value in self._record.owner}
-        tags = {**owner, "run_dir": str(self.run_dir), **tags}
-        self.append(tags={key(name): text(value) for name, value in tags.items()})
-        self._monitor = SystemMonitor(self.run_dir) if system_metrics else None
-        self._threads = [
-            Periodic("sync", seconds=2.0, action=self.spool.sync),
-            Periodic("heartbeat", seconds=5.0, action=self._write_record),
-            Periodic("system", seconds=10.0, action=self._sample),
-            Periodic("mlflow", seconds=5.0, action=self._shipper.try_to_ship),
-        ]
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, replacing an earlier value."""
-        self.append(tags={key(name): text(value)})
+        self.spool.append(tags=params_of({name: value}))
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Logs a file or folder of the run's folder; it is copied later and must stay as it is while the run lasts."""
-        self.append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
+        self.spool.append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
 
     def close(self, status: Status, reason: str = "", patience: float = 30.0) -> bool:
-        """Sends what is left, then sets the run's final status and gives its folder up.
+        """Sends what is left, then sets the run's final status and gives its folder up; whether MLflow has everything.
 
-        MLflow is waited for ``patience`` seconds, whether it refuses or is slow.
-
-        Returns:
-            Whether MLflow has everything; what it has not stays in the spool.
+        MLflow is waited for ``patience`` seconds, whether it refuses or is slow; what it has not stays in the spool.
         """
-        sync, heartbeat, system, mlflow = self._threads
-        system.stop()
+        *beside, mlflow = self._threads
+        for thread in beside:
+            thread.stop()
         self._sample()
-        sync.stop()
-        heartbeat.stop()
         self._folder.use_reserve()
-        tags = {"tags": {"error": text(reason)}} if reason else {}
-        self.append(urgent=True, status=status, **tags)
+        self.spool.append(urgent=True, status=status, tags={"error": text(reason)} if reason else {})
         self._write_record(status=status, reason=reason)
         self.spool.sync()
         delivered = self._deliver(mlflow, patience)
@@ -308,14 +269,14 @@ class Tracker(Recorder):
         thread = threading.Thread(target=ship, name="runner-end", daemon=True)
         thread.start()
         thread.join(patience)
-        delivered = not thread.is_alive() and not self._shipper.pending
-        if not delivered:
-            self._shipper.abandon()
+        if thread.is_alive() or self._shipper.pending:
+            self._shipper.abandoned.set()
             _log.warning(
                 "MLflow lacks the last %d bytes of %s; send them later: runner sync %s",
                 self._shipper.pending, self.spool.path, self.run_name,
             )  # fmt: skip
-        return delivered
+            return False
+        return True
 
     def _write_record(self, **changes: object) -> None:
         changed = {"heartbeat": time.time(), "step": self.step, **changes}
@@ -330,3 +291,12 @@ class Tracker(Recorder):
     def _sample(self) -> None:
         if self._monitor is not None:
             self.log(self._monitor.sample(), self.step)
+
+
+def _page() -> dict[str, str]:
+    """From these, MLflow's page fills its columns User and Source."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(psutil.Process().uids().real)
+    return {"mlflow.user": user, "mlflow.source.type": "LOCAL", "mlflow.source.name": Path(sys.argv[0]).name}

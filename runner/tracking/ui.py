@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,21 +24,17 @@ def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], obje
     """Shows the runs of a workspace in MLflow's page until it is interrupted.
 
     The page has no password, so it listens on 127.0.0.1 alone, on another free port if the wanted one is taken, and
-    is announced once it answers. Where ``MLFLOW_TRACKING_URI`` is a server, that has the page already.
-
-    Raises:
-        StorageError: the workspace's database cannot be opened.
-        RunnerError: the server ended by itself.
-        KeyboardInterrupt: the user has had enough; the server is stopped.
+    is announced once it answers. Where ``MLFLOW_TRACKING_URI`` is a server, that has the page already. A
+    ``RunnerError`` if the database cannot be opened or the server ends by itself; Ctrl-C passes through.
     """
     uri = workspace.tracking_uri
     if is_http(uri):
         announce(f"{shown(uri).rstrip('/')}/#/experiments?{VIEW}")
         return
-    Store.open(workspace)  # creates or refuses the database here, with our messages, and not in the server
-    address = f"http://{HOST}:{_free_port(port)}"
-    log = workspace.root / "ui.log"
-    with _running_server(workspace, address, log) as server:
+    Store(workspace)  # creates or refuses the database here, with our messages, and not in the server
+    port = _free_port(port)
+    address, log = f"http://{HOST}:{port}", workspace.root / "ui.log"
+    with _running_server(workspace, port, log) as server:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(address):
             if server.poll() is not None or time.monotonic() > deadline:
@@ -60,7 +55,7 @@ def _free_port(port: int) -> int:
 
 
 @contextmanager
-def _running_server(workspace: Workspace, address: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _running_server(workspace: Workspace, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the server and stops it however this process is asked to end."""
     import mlflow
 
@@ -68,34 +63,30 @@ def _running_server(workspace: Workspace, address: str, log: Path) -> Iterator[s
     command += ["--default-artifact-root", workspace.artifacts.as_uri(), "--no-serve-artifacts"]
     # Where its application lies; told nothing, uvicorn imports from the current directory.
     command += ["--uvicorn-opts", shlex.join(["--app-dir", str(Path(mlflow.__file__).parents[1])])]
-    command += ["--host", HOST, "--port", address.rpartition(":")[2]]
+    command += ["--host", HOST, "--port", str(port)]
     variables = {**QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **safe_environment()}
     variables["MLFLOW_BACKEND_STORE_URI"] = workspace.tracking_uri  # may hold a password, which a command line shows
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+    # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server with its children.
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
     try:
-        # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server with its children.
-        with log.open("wb") as output:
-            server = subprocess.Popen(
-                command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
-        try:
-            yield server
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGTERM)
-                try:
-                    server.wait(timeout=10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(server.pid, signal.SIGKILL)
-                    server.wait()
+        yield server
     finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+            try:
+                server.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait()
         signal.signal(signal.SIGTERM, previous)
 
 
 def _answers(address: str) -> bool:
-    try:
+    with suppress(OSError):
         urllib.request.urlopen(f"{address}/health", timeout=5).close()  # noqa: S310 (our own server)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
-    return True
+        return True
+    return False

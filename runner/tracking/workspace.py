@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -37,43 +36,23 @@ _SHOWN_RUNS = 8
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-@dataclass(frozen=True)
 class Workspace:
-    """One folder that holds MLflow's database, its artifacts and a folder for every run."""
+    """One folder that holds MLflow's database, its artifacts and a folder for every run; none is made by this."""
 
-    root: Path
-
-    @property
-    def database(self) -> Path:
-        """MLflow's SQLite file, used when ``MLFLOW_TRACKING_URI`` names no other store."""
-        return self.root / "mlflow.db"
-
-    @property
-    def artifacts(self) -> Path:
-        """Artifacts of all runs that a local store records."""
-        return self.root / "artifacts"
-
-    @property
-    def runs(self) -> Path:
-        """One folder a run: its lock, its spool, its checkpoints."""
-        return self.root / "runs"
+    def __init__(self, root: Path | str | None = None) -> None:
+        """Lies at ``root``, else at ``$RUNNER_WORKSPACE``, else at ``.runner`` in the current folder."""
+        # Absolute, because MLflow records absolute places of artifacts.
+        self.root = Path(root or os.environ.get(VARIABLE) or ".runner").expanduser().resolve()
+        self.runs = self.root / "runs"
+        self.artifacts = self.root / "artifacts"
+        """Of all runs that a local store records."""
+        self.database = self.root / "mlflow.db"
+        """Used when ``MLFLOW_TRACKING_URI`` names no other store."""
 
     @property
     def tracking_uri(self) -> str:
         """``MLFLOW_TRACKING_URI`` if it is set, otherwise the workspace's own database."""
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.database}"
-
-    def artifacts_of(self, experiment: str) -> Path:
-        """Where a local store keeps the artifacts of an experiment."""
-        return self.artifacts / folder_name(experiment)
-
-
-def workspace(root: Path | str | None = None) -> Workspace:
-    """The workspace at ``root``, else at ``$RUNNER_WORKSPACE``, else ``.runner`` in the current folder.
-
-    Nothing is created. The path is made absolute, because MLflow records absolute artifact locations.
-    """
-    return Workspace(Path(root or os.environ.get(VARIABLE) or ".runner").expanduser().resolve())
 
 
 def folder_name(name: str) -> str:
@@ -123,14 +102,13 @@ class RunFolder:
     @classmethod
     def create(cls, runs: Path, name: str) -> RunFolder:
         """Makes the folder ``<name>-<8 random digits>`` and claims it; ``StorageError`` if it cannot be made."""
-        path = runs / f"{folder_name(name)}-{uuid.uuid4().hex[:8]}"
+        folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:8]}")
         try:
-            path.mkdir(parents=True)
-            folder = cls(path)
+            folder.path.mkdir(parents=True)
             folder.claim()
         except (OSError, NotImplementedError) as error:
             raise StorageError(
-                f"run folder {path} cannot be made: {getattr(error, 'strerror', None) or error}; "
+                f"run folder {folder.path} cannot be made: {getattr(error, 'strerror', None) or error}; "
                 f"name a writable folder in {VARIABLE}"
             ) from error
         return folder
@@ -179,8 +157,7 @@ class RunFolder:
     def claim(self, patience: float = _CLAIM_SECONDS) -> None:
         """Makes the folder this process's own; waits for one that looks after the run, not for one that trains it.
 
-        Raises:
-            UsageError: it belongs to another process.
+        A ``UsageError`` if it belongs to another process.
         """
         deadline = time.monotonic() + patience
         while not self._lock.is_locked and not self.alive() and time.monotonic() < deadline:
@@ -198,19 +175,19 @@ class RunFolder:
 
     def alive(self) -> bool:
         """Whether a process is training this run now; any number of processes may ask at once."""
-        return self._lock.is_locked or self._lives_here() or self._lives_elsewhere()
-
-    def _lives_here(self) -> bool:
-        """Whether the lock is held, and not just by a process that looks after what a dead one has left."""
+        if self._lock.is_locked:
+            return True
+        record = self.record()
+        if record is not None and record.owner.alive(record.heartbeat) is False:
+            return False  # whoever holds the lock looks after what a dead one has left
         try:
             with self._lock_file.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: one who looks is not taken for the owner
         except FileNotFoundError:
-            return False
+            pass
         except OSError:  # it is locked; and a disk that cannot tell must not make a run seem dead
-            record = self.record()
-            return record is None or record.owner.alive(record.heartbeat) is not False
-        return False
+            return True
+        return self._lives_elsewhere()
 
     def _lives_elsewhere(self) -> bool:
         """Whether a process of another machine, which the lock may not reach, has lately been alive."""
@@ -224,24 +201,23 @@ class RunFolder:
 def folders(runs: Path) -> list[RunFolder]:
     """All runs of a workspace, the newest first."""
     found = [RunFolder(path.parent) for path in runs.glob(f"*/{RECORD}")]
-    started = {folder.path: record.started if (record := folder.record()) else 0.0 for folder in found}
-    return sorted(found, key=lambda folder: (started[folder.path], folder.name), reverse=True)
+    started = {folder.name: record.started if (record := folder.record()) else 0.0 for folder in found}
+    return sorted(found, key=lambda folder: (started[folder.name], folder.name), reverse=True)
 
 
 def find(runs: Path, reference: str) -> RunFolder:
     """The run of a workspace that a person means, as ``pick`` understands it."""
-    found = [(folder, folder.record()) for folder in folders(runs)]
-    names = [(folder.name, record.run_id if record else None) for folder, record in found]
-    return found[pick(reference, names, str(runs))][0]
+    found = folders(runs)
+    records = [folder.record() for folder in found]
+    names = [(folder.name, record and record.run_id) for folder, record in zip(found, records, strict=True)]
+    return found[pick(reference, names, str(runs))]
 
 
 def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> int:
     """Which a person means of several runs, each with its name and MLflow's id, the newest first.
 
-    The reference is a name, the digits at its end, an id, the beginning of any of them, or ``latest``.
-
-    Raises:
-        UsageError: no run fits, or several do.
+    The reference is a name, the digits at its end, an id, the beginning of any of them, or ``latest``. A ``UsageError``
+    if no run fits, or several do.
     """
     if not runs:
         raise UsageError(f"{where} has no runs yet; start one: runner run RECIPE")
@@ -253,7 +229,7 @@ def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> 
         fitting = [n for n, each in enumerate(beginnings) if any(part.startswith(reference) for part in each)]
     if len(fitting) == 1:
         return fitting[0]
-    names = [runs[number][0] for number in fitting] or [name for name, _ in runs]
+    names = [runs[number][0] for number in fitting or range(len(runs))]
     shown = ", ".join(names[:_SHOWN_RUNS]) + (", ..." if len(names) > _SHOWN_RUNS else "")
     if fitting:
         raise UsageError(f"'{reference}' fits {len(fitting)} runs: {shown}")

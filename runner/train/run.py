@@ -20,7 +20,7 @@ from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.secrets import redact
-from runner.tracking import RunFolder, workspace
+from runner.tracking import RunFolder, Workspace
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import find
 from runner.train.assemble import StageReport, assemble
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from runner.plugin.learner import Learner
     from runner.plugin.source import State
     from runner.recipe.recipe import Recipe
-    from runner.tracking import Status, Workspace
+    from runner.tracking import Status
     from runner.train.assemble import Assembly
     from runner.train.loop import Display
 
@@ -100,7 +100,7 @@ def train(
         RunnerError: the recipe is wrong, or the training failed.
     """
     registry = Registry([Path(path) for path in plugins])
-    return run(load(recipe, _assignments(set), registry), registry, workspace(), _Silent())
+    return run(load(recipe, _assignments(set), registry), registry, Workspace(), _Silent())
 
 
 def load_model(
@@ -125,7 +125,7 @@ def load_model(
     if isinstance(run, RunResult):
         folder = RunFolder(Path(run.run_dir))
     else:
-        folder = RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(workspace().runs, str(run))
+        folder = RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(Workspace().runs, str(run))
     recipe = load(folder.path / LOCK_NAME, _assignments(set), Registry([Path(path) for path in plugins]))
     learner = assemble(dataclasses.replace(recipe, stages={})).learner
     found = checkpoints(folder.checkpoints)
@@ -156,10 +156,7 @@ def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Displ
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files)
     with stop_on_signals() as stop:
-        tracker = Tracker.open(
-            workspace, recipe.tracking.experiment, recipe.name, recipe.values(), _tags(recipe, pipeline),
-            recipe.tracking.system_metrics, digest=recipe.digest, goal=recipe.length[1], unit=recipe.length[0],
-        )  # fmt: skip
+        tracker = Tracker.open(workspace, recipe, _tags(recipe, pipeline))
         with _concluded(pipeline, tracker, display, stop, registry) as loop:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
             write_lock(recipe, tracker.run_dir, registry)
@@ -191,10 +188,8 @@ def resume(
         said = "; ".join([f"at step {step}", *drift])
         resumption = {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": said}
         with stop_on_signals() as stop:
-            tracker = Tracker.reopen(
-                workspace, folder, state["cursor"] if state else 0, step, recipe.values(),
-                resumption | ({} if state else _tags(recipe, pipeline)), recipe.tracking.system_metrics,
-            )  # fmt: skip
+            tags = resumption if state else resumption | _tags(recipe, pipeline)
+            tracker = Tracker.reopen(workspace, folder, recipe, tags, state["cursor"] if state else 0, step)
             with _concluded(pipeline, tracker, display, stop, registry) as loop:
                 if state:
                     loop.load_state_dict(state)

@@ -26,7 +26,7 @@ from runner.measure.profile import (
 )  # fmt: skip
 from runner.plugin.registry import Registry
 from runner.system.errors import StorageError, UsageError
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.train.assemble import assemble
 
 UPDATES = 3
@@ -38,7 +38,7 @@ def small(*sets):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    return profile(small(), Registry(), workspace(tmp_path_factory.mktemp("cost")), None, updates=UPDATES, warmup_s=0.5)
+    return profile(small(), Registry(), Workspace(tmp_path_factory.mktemp("cost")), None, updates=UPDATES, warmup_s=0.5)
 
 
 def test_every_slot_of_the_story_is_called_once_in_an_update(measured):
@@ -207,14 +207,14 @@ def test_the_overhead_of_the_profiler_is_why_not_faster():
 def test_a_trace_is_never_overwritten(tmp_path):
     (tmp_path / "trace.json").write_text("mine")
     with pytest.raises(UsageError, match="holds a trace"):
-        profile(small(), Registry(), workspace(), tmp_path)
+        profile(small(), Registry(), Workspace(), tmp_path)
     assert (tmp_path / "trace.json").read_text() == "mine"
 
 
 def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"file.*--out"):
-        profile(small(), Registry(), workspace(), tmp_path / "file" / "below")
+        profile(small(), Registry(), Workspace(), tmp_path / "file" / "below")
 
 
 def test_the_verb_prints_one_json_object(tmp_path):

@@ -18,7 +18,7 @@ from runner.measure.rounds import ROUNDS, CaseLog, Measurement, order
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.errors import ExitCode, UsageError
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.tracking.store import Store
 from runner.train.signals import Stop
 
@@ -38,7 +38,7 @@ def experiment(tmp_path):
 
 
 def measure(experiment, registry=None, gate=None, out=None, fresh=False, say=lambda _: None):
-    return ablate(experiment, registry or Registry(), workspace(), out, fresh, "runner ablate small.yaml", gate, say)
+    return ablate(experiment, registry or Registry(), Workspace(), out, fresh, "runner ablate small.yaml", gate, say)
 
 
 def passes(recipe, registry, stages):
@@ -74,7 +74,7 @@ def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
 
 
 def check_mlflow(done):
-    client = Store.open(workspace()).client
+    client = Store(Workspace()).client
     parent = client.get_run(done.run_id)
     assert parent.info.status == "FINISHED"
     assert parent.info.end_time - parent.info.start_time >= 1000 * done.seconds - 1
@@ -104,7 +104,7 @@ def test_an_interrupted_ablation_goes_on_where_it_stopped(experiment):
 
     with pytest.raises(Enough):
         measure(given, say=say)
-    (log,) = (workspace().root / "ablations").glob(f"*/{ROUNDS}")
+    (log,) = (Workspace().root / "ablations").glob(f"*/{ROUNDS}")
     assert (log.parent / "locks" / "recipe" / "recipe.lock.yaml").is_file()  # as it was when it began
     before = log.read_bytes()
     assert before.count(b'"round"') == 1
@@ -143,7 +143,7 @@ def test_a_variant_that_breaks_is_missing_with_its_own_words(experiment, tmp_pat
     (case,) = done.cases
     assert "ValueError: boom" in case.missing["all"]
     assert done.exit_code is ExitCode.INCONCLUSIVE
-    assert "boom" in (workspace().root / "ablations").glob("*/README.md").__next__().read_text()
+    assert "boom" in (Workspace().root / "ablations").glob("*/README.md").__next__().read_text()
 
 
 @pytest.mark.usefixtures("migrated_workspace")

@@ -12,7 +12,7 @@ from runner.api import Close, Exact, RunnerError, UsageError
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.train.assemble import StageReport, Watch, assemble, setting_of
 from runner.train.run import run
 from runner.train.step import Step
@@ -47,7 +47,7 @@ def with_stage(kind: str) -> str:
 
 
 def trained(recipe):
-    return run(recipe, REGISTRY, workspace(), NoDisplay())
+    return run(recipe, REGISTRY, Workspace(), NoDisplay())
 
 
 @pytest.mark.usefixtures("migrated_workspace")

@@ -5,7 +5,7 @@ import pytest
 
 from runner.study.leases import Leases
 from runner.study.store import VARIABLE, StudyStore
-from runner.tracking import workspace
+from runner.tracking import Workspace
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def no_shared_storage(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def storage_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Optuna's database as it is made, once for all tests of a process."""
-    made = workspace(tmp_path_factory.mktemp("storage"))
+    made = Workspace(tmp_path_factory.mktemp("storage"))
     store = StudyStore.open(made)
     Leases(store.storage.engine, "none")
     store.storage.engine.dispose()
@@ -35,7 +35,7 @@ def storage_url(isolated_workspace: Path, storage_file: Path) -> str:
 @pytest.fixture
 def store(storage_url: str):
     """The storage, opened."""
-    opened = StudyStore.open(workspace())
+    opened = StudyStore.open(Workspace())
     yield opened
     opened.storage.remove_session()
     opened.storage.engine.dispose()

@@ -10,7 +10,7 @@ from running import TINY_UAV
 
 from runner.study.attempts import ATTEMPTS, CAUSE, REASON
 from runner.study.store import StudyStore
-from runner.tracking import workspace
+from runner.tracking import Workspace
 
 PLANT = '''
 import os, signal, time
@@ -109,7 +109,7 @@ def search(folder, path, *arguments, **variables):
 
 def trials_of(name="tiny", root=None):
     """The trials of a study, from the storage of a workspace."""
-    store = StudyStore.open(workspace(root))
+    store = StudyStore.open(Workspace(root))
     trials = optuna.load_study(study_name=name, storage=store.storage).trials
     store.storage.engine.dispose()
     return trials

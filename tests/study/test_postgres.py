@@ -10,7 +10,7 @@ from searching import ATTEMPTS, trials_of, write_study
 
 from runner.study.leases import Leases
 from runner.study.store import StudyStore
-from runner.tracking import workspace
+from runner.tracking import Workspace
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postg
     workers = [start(tmp_path, "study", "worker", str(path), "--quiet") for _ in range(4)]
     victim = workers[0]
     with running(victim):
-        store = StudyStore.open(workspace())
+        store = StudyStore.open(Workspace())
         leases = Leases(store.storage.engine, "tiny")
         while not (held := {each.trial for each in leases.all() if each.pid == victim.process.pid and each.trial >= 0}):
             assert victim.running, victim.stderr

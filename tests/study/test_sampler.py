@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 
 from runner.study.config import Parameter, ParameterConfig, Space, StudyConfig, ordered
 from runner.study.store import PerTrialSampler, StudyStore, pruner
-from runner.tracking import workspace
+from runner.tracking import Workspace
 
 KINDS = ["random", "tpe", "nsga2"]
 DONE = 6
@@ -60,7 +60,7 @@ def outcome(settled):
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """A storage with a study for every sampler: some trials are done, and two wait."""
-    made = workspace(tmp_path_factory.mktemp("begun"))
+    made = Workspace(tmp_path_factory.mktemp("begun"))
     store = StudyStore.open(made)
     for kind in KINDS:
         study = optuna.create_study(
@@ -85,7 +85,7 @@ def again(begun, tmp_path):
         root = tmp_path / str(len(opened))
         root.mkdir()
         shutil.copy(begun, root / "optuna.db")
-        store = StudyStore.open(workspace(root))
+        store = StudyStore.open(Workspace(root))
         opened.append(store)
         study = optuna.load_study(
             storage=store.storage, study_name=kind, sampler=PerTrialSampler(config(kind, **settings))

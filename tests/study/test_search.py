@@ -13,13 +13,13 @@ from searching import ATTEMPTS, came_to, search, trials_of, write_plugin, write_
 from runner.plugin.registry import Registry
 from runner.study.definition import load_study
 from runner.study.store import StudyStore
-from runner.tracking import workspace
+from runner.tracking import Workspace
 
 
 def queue(path, *wanted, plugins=()):
     """Puts these settings into the queue of a study that has not begun."""
     definition = load_study(path, (), Registry(plugins))
-    study = StudyStore.open(workspace()).create(definition)
+    study = StudyStore.open(Workspace()).create(definition)
     for settings in wanted:
         study.enqueue_trial(settings)
 

@@ -18,7 +18,7 @@ from runner.study.search import fresh
 from runner.study.store import DEFINITION, TOP_UP, VARIABLE, PerTrialSampler, StudyStore, verdict_key
 from runner.system.errors import ExitCode, StorageError, UsageError
 from runner.system.processes import Owner
-from runner.tracking import workspace
+from runner.tracking import Workspace
 
 OPEN = """
 import sys
@@ -28,11 +28,11 @@ from faces import FakeCatalog
 from runner.study.definition import load_study
 from runner.study.leases import Leases
 from runner.study.store import StudyStore
-from runner.tracking import workspace
+from runner.tracking import Workspace
 definition = load_study(sys.argv[2], (), FakeCatalog())
 print("ready", flush=True)
 sys.stdin.readline()
-store = StudyStore.open(workspace())
+store = StudyStore.open(Workspace())
 study = store.create(definition)
 store.top_up(study, definition, Leases(store.storage.engine, "mine"))
 print(len(study.get_trials(deepcopy=False)), len(study.user_attrs), flush=True)
@@ -149,12 +149,12 @@ def test_what_is_not_there_is_forgotten_already(store, leases):
 
 def test_fresh_forgets_trials_and_lays_their_folder_aside(store, tmp_path, isolated_workspace):
     definition = read(tmp_path)
-    fresh(definition, workspace())  # nothing yet
+    fresh(definition, Workspace())  # nothing yet
     store.create(definition).enqueue_trial({})
     folder = isolated_workspace / "studies" / "mine"
     folder.mkdir(parents=True)
     (folder / "report.html").write_text("old")
-    fresh(definition, workspace())
+    fresh(definition, Workspace())
     assert not folder.exists()
     assert [path.read_text() for path in folder.parent.glob("mine.*.before/report.html")] == ["old"]
     assert store.create(definition).get_trials() == []
@@ -280,7 +280,7 @@ def test_a_verdict_is_kept_for_stages_with_the_same_settings_whatever_numbers_ar
 def test_a_storage_that_does_not_answer_says_so_without_a_password(monkeypatch, url, reason):
     monkeypatch.setenv(VARIABLE, url)
     with pytest.raises(StorageError) as caught:
-        StudyStore.open(workspace())
+        StudyStore.open(Workspace())
     message = str(caught.value)
     assert caught.value.exit_code == ExitCode.STORAGE_UNAVAILABLE == 5
     assert message.startswith("study storage ")
@@ -294,21 +294,21 @@ def test_a_file_that_is_no_database_is_no_storage(isolated_workspace):
     isolated_workspace.mkdir()
     (isolated_workspace / "optuna.db").write_text("this is no database, and was never one\n" * 99)
     with pytest.raises(StorageError, match="file is not a database"):
-        StudyStore.open(workspace())
+        StudyStore.open(Workspace())
 
 
 def test_a_database_of_another_optuna_is_no_storage(storage_url, isolated_workspace):
     with closing(sqlite3.connect(isolated_workspace / "optuna.db")) as database, database:
         database.execute("UPDATE alembic_version SET version_num = 'v0.9.0.a'")
     with pytest.raises(StorageError, match="no longer compatible"):
-        StudyStore.open(workspace())
+        StudyStore.open(Workspace())
 
 
 def test_a_workspace_that_cannot_be_written_is_no_storage(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RUNNER_WORKSPACE", str(tmp_path / "file" / "below"))
     with pytest.raises(StorageError, match=r"study storage sqlite:///.*cannot be used"):
-        StudyStore.open(workspace())
+        StudyStore.open(Workspace())
 
 
 def test_a_storage_that_goes_away_is_said_with_what_to_do(store, tmp_path, isolated_workspace):
@@ -316,7 +316,7 @@ def test_a_storage_that_goes_away_is_said_with_what_to_do(store, tmp_path, isola
     told = r"does not answer any more: .*; the same command goes on from there"
     with ExitStack() as stack:
         stack.enter_context(pytest.raises(StorageError, match=told))
-        opened = stack.enter_context(StudyStore.session(workspace()))
+        opened = stack.enter_context(StudyStore.session(Workspace()))
         (isolated_workspace / "optuna.db").write_text("overwritten\n" * 999)
         opened.storage.engine.dispose()
         opened.find("mine")
@@ -325,7 +325,7 @@ def test_a_storage_that_goes_away_is_said_with_what_to_do(store, tmp_path, isola
 def test_a_storage_that_goes_away_takes_no_password_along(store, monkeypatch):
     url = "postgresql://runner:hunter2hunter2@host/studies"
     monkeypatch.setattr(StudyStore, "open", lambda _workspace: StudyStore(url, store.storage))
-    with pytest.raises(StorageError) as caught, StudyStore.session(workspace()):
+    with pytest.raises(StorageError) as caught, StudyStore.session(Workspace()):
         raise sqlalchemy.exc.OperationalError(f"SELECT 1 -- {url}", {}, Exception(f"no route to {url}\nmore"))
     assert "no route to postgresql://runner:**********@host/studies" in str(caught.value)
     assert "hunter2" not in str(caught.value)
@@ -333,5 +333,5 @@ def test_a_storage_that_goes_away_takes_no_password_along(store, monkeypatch):
 
 
 def test_other_errors_are_not_the_storages(store):
-    with pytest.raises(UsageError, match="mine"), StudyStore.session(workspace()):
+    with pytest.raises(UsageError, match="mine"), StudyStore.session(Workspace()):
         raise UsageError("mine")

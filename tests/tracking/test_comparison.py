@@ -10,12 +10,12 @@ from runner.system.errors import UsageError
 from runner.system.secrets import MASK
 from runner.tracking.comparison import Comparison, compare, show
 from runner.tracking.store import Store
-from runner.tracking.workspace import workspace
+from runner.tracking.workspace import Workspace
 
 
 @pytest.fixture
 def store(migrated_workspace):
-    return Store.open(workspace())
+    return Store(Workspace())
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_only_what_differs_is_told(record):
         metrics={"eval/return": [1.0, 3.0], "eval/same": [1.0]},
         status="KILLED",
     )
-    found = compare(workspace(), [first[:8], second])
+    found = compare(Workspace(), [first[:8], second])
     assert [run["run_id"] for run in found.runs] == [first, second]
     assert found.settings == {"optimization.amp": ["off", "on"], "optimization.amp.dtype": [None, "bf16"]}
     assert found.environment == {
@@ -74,7 +74,7 @@ def test_only_what_differs_is_told(record):
 def test_secrets_that_others_logged_are_not_told(record):
     first = record("a", params={"data.tokens": "12"}, tags={"note": "http://me:hunter2@host"})
     second = record("b", params={"data.tokens": "13", "url": "http://me:hunter2@host"})
-    found = compare(workspace(), [first, second])
+    found = compare(Workspace(), [first, second])
     assert found.settings == {"data.tokens": ["12", "13"], "url": [None, f"http://me:{MASK}@host"]}
     assert found.environment == {"note": [f"http://me:{MASK}@host", None]}
 
@@ -83,19 +83,19 @@ def test_equal_numbers_that_are_no_numbers_do_not_differ(record):
     names = ("one", "other")  # an id never begins like these
     for name in names:
         record(name, metrics={"loss": [math.nan]})
-    assert compare(workspace(), names).metrics == {}
+    assert compare(Workspace(), names).metrics == {}
 
 
 def test_a_run_is_found_by_id_name_start_or_as_the_latest(record):
     first, second = record("alpha"), record("beta")
     for name in [first, first[:10], f"alpha-{first[:8]}", first[:8], "alpha", "al"]:
-        assert [run["run_id"] for run in compare(workspace(), [name, "latest"]).runs] == [first, second]
+        assert [run["run_id"] for run in compare(Workspace(), [name, "latest"]).runs] == [first, second]
 
 
 def test_a_name_that_fits_several_runs_lists_them(record):
     first, second = record("alpha"), record("alpha")
     with pytest.raises(UsageError, match="'alpha' fits 2 runs") as caught:
-        compare(workspace(), ["alpha", "latest"])
+        compare(Workspace(), ["alpha", "latest"])
     assert f"alpha-{first[:8]}" in str(caught.value)
     assert f"alpha-{second[:8]}" in str(caught.value)
 
@@ -104,21 +104,21 @@ def test_a_name_that_fits_none_lists_what_there_is(record):
     for _ in range(10):
         record("alpha")
     with pytest.raises(UsageError, match=r"no run 'gamma' in the workspace; there are: (alpha-\w+, ){8}\.\.\.$"):
-        compare(workspace(), ["gamma", "latest"])
+        compare(Workspace(), ["gamma", "latest"])
 
 
 @pytest.mark.usefixtures("migrated_workspace")
 def test_an_empty_workspace_says_so():
     with pytest.raises(UsageError, match="no runs yet"):
-        compare(workspace(), ["latest", "alpha"])
+        compare(Workspace(), ["latest", "alpha"])
 
 
 def test_one_run_or_the_same_twice_cannot_be_compared(record):
     record("alpha")
     with pytest.raises(UsageError, match="at least two runs"):
-        compare(workspace(), ["alpha"])
+        compare(Workspace(), ["alpha"])
     with pytest.raises(UsageError, match="named twice"):
-        compare(workspace(), ["alpha", "latest"])
+        compare(Workspace(), ["alpha", "latest"])
 
 
 def comparison(runs, **changes):
@@ -151,4 +151,3 @@ def test_tables_fit_the_screen_and_show_every_run(width, runs):
 def test_json_has_no_infinities():
     data = comparison(3).to_json()
     assert json.loads(json.dumps(data, allow_nan=False))["metrics"]["eval/loss"] == ["inf", None, 0.5]
-    assert data["schema_version"] == 1

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from run_folders import run_folder
 
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.tracking.listing import listing, show
 from runner.tracking.workspace import Record
 from runner.train.checkpoint.reader import manifest_text
@@ -102,7 +102,7 @@ def test_the_data_is_all_that_is_known(isolated_workspace):
     torn = newer.path / "checkpoints" / "step-000000000120"
     torn.mkdir()
     (torn / "manifest.json").write_text('{"format"')
-    first, second = json.loads(json.dumps(listing(workspace())))
+    first, second = json.loads(json.dumps(listing(Workspace())))
     assert (first["name"], second["name"]) == (newer.name, older.name)
     assert second.items() >= json.loads(older.record().model_dump_json()).items()
     assert (first["last_checkpoint"], second["last_checkpoint"]) == (2, None)
@@ -116,7 +116,7 @@ def test_a_damaged_record_is_shown_as_such(isolated_workspace):
     whole, damaged = run_folder(), run_folder()
     (damaged.path / "run.json").write_text('{"name": ')
     shutil.copytree(whole.path, whole.path.with_name("renamed"))  # the record of another run
-    found = {each["name"]: each for each in listing(workspace())}
+    found = {each["name"]: each for each in listing(Workspace())}
     assert found[damaged.name]["status"] == found["renamed"]["status"] == "UNKNOWN"
     assert found[whole.name].keys() == found[damaged.name].keys()
     assert found[damaged.name]["not_resumable"] == "its run.json cannot be read"

@@ -9,7 +9,7 @@ import pytest
 from run_folders import run_folder
 
 from runner.system.processes import Owner, boot_id
-from runner.tracking import RunFolder, recovery, workspace
+from runner.tracking import RunFolder, Workspace, recovery
 from runner.tracking.recovery import Delivery, deliver, reap
 from runner.tracking.spool import Spool, unsent
 from runner.tracking.store import Store
@@ -22,7 +22,7 @@ HERE = Owner(pid=os.getpid(), host="renamed", boot_id=boot_id())
 
 @pytest.fixture
 def store(migrated_workspace):
-    return Store.open(workspace())
+    return Store(Workspace())
 
 
 @pytest.fixture
@@ -41,19 +41,19 @@ def known_run(store):
 def said_before_its_end(folder, *records):
     spool = Spool(folder.spool)
     for record in records:
-        spool.append({"t": 7000, **record})
+        spool.append(**{"t": 7000, **record})
     spool.close()
 
 
 def test_a_dead_run_ends_with_its_last_heartbeat(store, known_run):
     folder, run_id = known_run(heartbeat=1_700_000_000.25)
-    assert reap(workspace()) == [folder.name]
+    assert reap(Workspace()) == [folder.name]
     assert (folder.record().status, folder.record().reason) == ("KILLED", "its process died")
     info = store.client.get_run(run_id).info
     assert (info.status, info.end_time) == ("KILLED", 1_700_000_000_250)
     assert store.client.get_run(run_id).data.metrics == {"loss": 1.0}
     assert unsent(folder.spool) == 0
-    assert reap(workspace()) == []
+    assert reap(Workspace()) == []
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,18 @@ def test_a_run_of_another_machine_is_alive_while_its_heart_beats(owner, age, dea
     now = time.time()
     folder, _ = known_run(owner=owner, heartbeat=now - age(now))
     assert folder.alive() is not dead
-    assert reap(workspace()) == ([folder.name] if dead else [])
+    assert reap(Workspace()) == ([folder.name] if dead else [])
     assert folder.record().status == ("KILLED" if dead else "RUNNING")
     if not dead:
         assert folder.resumable == f"process {owner.pid} on {owner.host} is training it"
-        assert deliver(workspace(), [folder]) == [Delivery(folder.name, alive=True)]
+        assert deliver(Workspace(), [folder]) == [Delivery(folder.name, alive=True)]
 
 
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
 def test_a_run_that_could_still_say_how_it_ended_is_believed(status, store, known_run):
     folder, run_id = known_run()
     said_before_its_end(folder, {"tags": {"error": "out of luck"}}, {"status": status})
-    assert reap(workspace()) == [folder.name]
+    assert reap(Workspace()) == [folder.name]
     assert (folder.record().status, folder.record().reason) == (status, "out of luck" if status == "FAILED" else "")
     assert (store.client.get_run(run_id).info.status, store.client.get_run(run_id).info.end_time) == (status, 7000)
 
@@ -91,7 +91,7 @@ def test_a_run_that_could_still_say_how_it_ended_is_believed(status, store, know
 def test_what_a_run_said_before_it_was_resumed_is_over(known_run):
     folder, _ = known_run()
     said_before_its_end(folder, {"tags": {"error": "out of luck"}}, {"status": "FAILED"}, {"status": "RUNNING"})
-    reap(workspace())
+    reap(Workspace())
     assert (folder.record().status, folder.record().reason) == ("KILLED", "its process died")
 
 
@@ -103,10 +103,10 @@ def test_a_disk_that_refuses_leaves_the_run_to_the_next_verb(known_run, monkeypa
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         full.setattr(os, "write", refuse)
-        assert reap(workspace()) == []
+        assert reap(Workspace()) == []
     assert f"{folder.path}: its process is dead, which cannot be written there: No space left" in caplog.text
     assert folder.record().status == "RUNNING"
-    assert reap(workspace()) == [folder.name]
+    assert reap(Workspace()) == [folder.name]
 
 
 def test_mlflow_learns_later_if_it_is_away(known_run, monkeypatch, caplog, store):
@@ -116,18 +116,18 @@ def test_mlflow_learns_later_if_it_is_away(known_run, monkeypatch, caplog, store
         def refuse(*_):
             raise recovery.StorageError("away")
 
-        away.setattr(Store, "open", refuse)
-        assert reap(workspace()) == [folder.name]
+        away.setattr(Store, "__init__", refuse)
+        assert reap(Workspace()) == [folder.name]
     assert "MLflow has not been told yet that 1 runs are dead: away" in caplog.text
     assert unsent(folder.spool)
-    (delivery,) = deliver(workspace(), [folder])
+    (delivery,) = deliver(Workspace(), [folder])
     assert delivery == Delivery(folder.name, sent_bytes=folder.spool.stat().st_size)
     assert store.client.get_run(run_id).info.status == "KILLED"
 
 
 def test_mlflow_lacks_nothing_of_a_run_that_it_never_knew(store):
     folder = run_folder()
-    assert reap(workspace()) == [folder.name]
+    assert reap(Workspace()) == [folder.name]
     assert unsent(folder.spool) == 0
 
 

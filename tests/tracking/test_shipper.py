@@ -9,12 +9,12 @@ from mlflow.exceptions import MlflowException
 from runner.system import faults
 from runner.tracking.spool import Shipper, Spool, reached
 from runner.tracking.store import Store
-from runner.tracking.workspace import workspace
+from runner.tracking.workspace import Workspace
 
 
 @pytest.fixture
 def store(migrated_workspace):
-    return Store.open(workspace())
+    return Store(Workspace())
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def test_every_kind_of_record_arrives(store, run_id, spool, tmp_path):
     (tmp_path / "lock.yaml").write_text("seed: 1")
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "a.svg").write_text("<svg/>")
-    spool.append({"t": 1, "params": {"seed": "1"}})
-    spool.append({"t": 1, "tags": {"stages": "amp"}})
-    spool.append({"t": 2, "step": 10, "metrics": {"loss": 0.5}})
-    spool.append({"t": 3, "artifact": "lock.yaml", "folder": "recipe"})
-    spool.append({"t": 3, "artifact": str(tmp_path / "plots"), "folder": ""})
-    spool.append({"t": 1_800_000_000_000, "status": "KILLED"})
+    spool.append(t=1, params={"seed": "1"})
+    spool.append(t=1, tags={"stages": "amp"})
+    spool.append(t=2, step=10, metrics={"loss": 0.5})
+    spool.append(t=3, artifact="lock.yaml", folder="recipe")
+    spool.append(t=3, artifact=str(tmp_path / "plots"), folder="")
+    spool.append(t=1_800_000_000_000, status="KILLED")
     shipper = Shipper(store, run_id, spool.path)
     shipper.ship()
 
@@ -57,9 +57,9 @@ def test_every_kind_of_record_arrives(store, run_id, spool, tmp_path):
 
 
 def test_another_process_continues_where_the_first_stopped(store, run_id, spool):
-    spool.append({"t": 1, "step": 1, "metrics": {"loss": 1.0}})
+    spool.append(t=1, step=1, metrics={"loss": 1.0})
     Shipper(store, run_id, spool.path).ship()
-    spool.append({"t": 2, "step": 2, "metrics": {"loss": 0.5}})
+    spool.append(t=2, step=2, metrics={"loss": 0.5})
     again = Shipper(store, run_id, spool.path)
     assert again.pending == len(json.dumps({"t": 2, "step": 2, "metrics": {"loss": 0.5}}, separators=(",", ":"))) + 1
     again.ship()
@@ -68,7 +68,7 @@ def test_another_process_continues_where_the_first_stopped(store, run_id, spool)
 
 def test_a_spool_sent_twice_changes_nothing(store, run_id, spool):
     for step in range(1200):  # several batches
-        spool.append({"t": step, "step": step, "metrics": {"loss": float(step)}})
+        spool.append(t=step, step=step, metrics={"loss": float(step)})
     Shipper(store, run_id, spool.path).ship()
     first = history(store, run_id, "loss")
     spool.path.with_suffix(".offset").unlink()
@@ -86,7 +86,7 @@ def test_a_store_that_is_away_is_reported_once_and_everything_arrives_later(stor
 
         outage.setattr(store.client, "log_batch", refuse)
         for step in range(3):
-            spool.append({"t": step, "step": step, "metrics": {"loss": 1.0}})
+            spool.append(t=step, step=step, metrics={"loss": 1.0})
             assert not shipper.try_to_ship()
         assert [entry.getMessage().count("connection refused") for entry in caplog.records] == [1]
     assert shipper.try_to_ship()
@@ -95,14 +95,14 @@ def test_a_store_that_is_away_is_reported_once_and_everything_arrives_later(stor
 
 
 def test_infinities_leave_a_gap_in_the_curve(store, run_id, spool):
-    spool.append({"t": 1, "step": 1, "metrics": {"a": "nan", "b": "inf", "c": "-inf"}})
+    spool.append(t=1, step=1, metrics={"a": "nan", "b": "inf", "c": "-inf"})
     Shipper(store, run_id, spool.path).ship()
     assert all(math.isnan(value) for value in store.client.get_run(run_id).data.metrics.values())
 
 
 def test_an_artifact_that_is_gone_does_not_hold_up_the_rest(store, run_id, spool, caplog):
-    spool.append({"t": 1, "artifact": "gone.yaml", "folder": ""})
-    spool.append({"t": 1, "step": 1, "metrics": {"loss": 1.0}})
+    spool.append(t=1, artifact="gone.yaml", folder="")
+    spool.append(t=1, step=1, metrics={"loss": 1.0})
     Shipper(store, run_id, spool.path).ship()
     assert history(store, run_id, "loss") == [(1, 1.0, 1)]
     assert "gone.yaml no longer exists" in caplog.text
@@ -126,7 +126,7 @@ DAMAGED = [
 @pytest.mark.parametrize("line", DAMAGED)
 def test_a_damaged_line_does_not_hold_up_the_rest(line, store, run_id, spool):
     spool.path.write_text(line + "\n")
-    spool.append({"t": 1, "step": 1, "metrics": {"loss": 1.0}})
+    spool.append(t=1, step=1, metrics={"loss": 1.0})
     spool.path.write_bytes(spool.path.read_bytes() + line.encode() + b"\n")
     shipper = Shipper(store, run_id, spool.path)
     shipper.ship()
@@ -137,9 +137,9 @@ def test_a_damaged_line_does_not_hold_up_the_rest(line, store, run_id, spool):
 
 def test_artifacts_that_cannot_be_kept_hold_up_nothing_but_themselves(store, run_id, spool, tmp_path, monkeypatch):
     (tmp_path / "lock.yaml").write_text("seed: 1")
-    spool.append({"t": 1, "artifact": "lock.yaml", "folder": ""})
-    spool.append({"t": 1, "step": 1, "metrics": {"loss": 1.0}})
-    spool.append({"t": 5, "status": "FINISHED"})
+    spool.append(t=1, artifact="lock.yaml", folder="")
+    spool.append(t=1, step=1, metrics={"loss": 1.0})
+    spool.append(t=5, status="FINISHED")
     shipper = Shipper(store, run_id, spool.path)
     with monkeypatch.context() as full:
 
@@ -158,7 +158,7 @@ def test_a_place_that_cannot_be_written_does_not_stop_the_shipping(store, run_id
     monkeypatch.setattr(faults, "_armed", faults.parse("ship.sent=enospc@1+"))
     shipper = Shipper(store, run_id, spool.path)
     for step in range(2):
-        spool.append({"t": step, "step": step, "metrics": {"loss": 1.0}})
+        spool.append(t=step, step=step, metrics={"loss": 1.0})
         assert shipper.try_to_ship()
     assert shipper.pending == 0
     assert len(history(store, run_id, "loss")) == 2

@@ -44,7 +44,7 @@ def test_what_is_appended_is_read_back(tmp_path_factory, written):
     path = tmp_path_factory.mktemp("spool") / "spool.jsonl"
     spool = Spool(path)
     for record in written:
-        spool.append(record)
+        spool.append(**record)
     assert records(path) == written
     spool.close()
 
@@ -54,7 +54,7 @@ def test_a_torn_file_keeps_every_whole_line_and_can_be_continued(tmp_path_factor
     path = tmp_path_factory.mktemp("spool") / "spool.jsonl"
     spool = Spool(path)
     for record in written:
-        spool.append(record)
+        spool.append(**record)
     spool.close()
     ends = [end for _, end in lines(path)]
     cut %= ends[-1] + 1
@@ -63,16 +63,16 @@ def test_a_torn_file_keeps_every_whole_line_and_can_be_continued(tmp_path_factor
     assert records(path) == whole
 
     again = Spool(path)
-    again.append({"t": 1})
+    again.append(t=1)
     again.close()
     assert records(path) == [*whole, {"t": 1}]
 
 
 def test_reading_continues_from_an_offset(tmp_path):
     spool = Spool(tmp_path / "spool.jsonl")
-    spool.append({"t": 1})
+    spool.append(t=1)
     ((_, offset),) = lines(spool.path)
-    spool.append({"t": 2})
+    spool.append(t=2)
     assert records(spool.path, offset) == [{"t": 2}]
     spool.close()
 
@@ -105,7 +105,7 @@ def test_threads_do_not_mix_their_lines(tmp_path):
 
     def append(thread):
         for number in range(200):
-            spool.append({"step": thread, "t": number})
+            spool.append(step=thread, t=number)
 
     threads = [threading.Thread(target=append, args=(thread,)) for thread in range(4)]
     for thread in threads:
@@ -121,16 +121,16 @@ def test_threads_do_not_mix_their_lines(tmp_path):
 def test_a_full_disk_loses_nothing_and_is_reported_once(tmp_path, monkeypatch, caplog):
     spool = Spool(tmp_path / "spool.jsonl")
     write = os.write
-    spool.append({"t": 0})
+    spool.append(t=0)
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda file, data: write(file, data[:3]))
-        spool.append({"t": 1})
-        spool.append({"t": 2})
+        spool.append(t=1)
+        spool.append(t=2)
         assert records(spool.path) == [{"t": 0}]
         assert len(spool.held) == 2
     spool.sync()
     assert records(spool.path) == [{"t": 0}, {"t": 1}, {"t": 2}]
-    spool.append({"t": 3})
+    spool.append(t=3)
     spool.close()
     assert [record["t"] for record in records(spool.path)] == [0, 1, 2, 3]
     assert [entry.levelno for entry in caplog.records] == [logging.WARNING]
@@ -140,7 +140,7 @@ def test_a_full_disk_loses_nothing_and_is_reported_once(tmp_path, monkeypatch, c
 def test_infinities_do_not_belong_in_json(tmp_path):
     spool = Spool(tmp_path / "spool.jsonl")
     with pytest.raises(ValueError, match="JSON"):
-        spool.append({"t": float("inf")})
+        spool.append(t=float("inf"))
     spool.close()
 
 
@@ -149,8 +149,8 @@ def test_what_is_urgent_goes_before_what_is_held(tmp_path, monkeypatch):
     write = os.write
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda file, data: write(file, data[:3]))
-        spool.append({"t": 1})
-    spool.append({"t": 9, "status": "KILLED"}, urgent=True)
+        spool.append(t=1)
+    spool.append(t=9, status="KILLED", urgent=True)
     assert records(spool.path) == [{"t": 9, "status": "KILLED"}]
     assert spool.sync()
     assert records(spool.path) == [{"t": 9, "status": "KILLED"}, {"t": 1}]
@@ -159,7 +159,7 @@ def test_what_is_urgent_goes_before_what_is_held(tmp_path, monkeypatch):
 
 def test_a_disk_that_does_not_keep_is_told_from_one_that_does(tmp_path, monkeypatch, caplog):
     spool = Spool(tmp_path / "spool.jsonl")
-    spool.append({"t": 1})
+    spool.append(t=1)
     with monkeypatch.context() as failing:
         failing.setattr(faults, "_armed", faults.parse("spool.sync=raise@1+"))
         assert not spool.sync()
@@ -198,8 +198,8 @@ def test_what_is_not_there_has_no_lines(tmp_path):
 
 def test_what_a_run_says_of_itself_is_whole(tmp_path, caplog):
     spool = Spool(tmp_path / "spool.jsonl")
-    spool.append({"t": 1, "tags": {"a": "b"}, "status": "KILLED"})
-    spool.append({"t": 2, "artifact": "recipe.yaml", "folder": ""})
+    spool.append(t=1, tags={"a": "b"}, status="KILLED")
+    spool.append(t=2, artifact="recipe.yaml", folder="")
     spool.close()
     (end, _), (artifact, _) = lines(spool.path)
     assert (end.tags, end.status) == ({"a": "b"}, "KILLED")

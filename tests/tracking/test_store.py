@@ -7,41 +7,46 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import run_folders
 from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param
 
 from runner.system.errors import ExitCode, StorageError
 from runner.tracking.store import QUIET, Store, is_http, key, on_network_disk, params_of, shown, text
-from runner.tracking.workspace import folder_name, workspace
+from runner.tracking.workspace import Workspace, folder_name
 
 
 def test_runners_that_open_a_fresh_workspace_together_all_succeed(tmp_path):
     code = """
 import sys
+from run_folders import recipe
 from runner.tracking.tracker import Tracker
-from runner.tracking import workspace
-tracker = Tracker.open(workspace(), "together", sys.argv[1], {"seed": 1}, {}, system_metrics=False)
+from runner.tracking import Workspace
+tracker = Tracker.open(Workspace(), recipe(sys.argv[1], "together", seed=1), {})
 tracker.log({"train/loss": 1.0}, step=1)
 assert tracker.close("FINISHED")
 """
+    path = {**os.environ, "PYTHONPATH": str(Path(run_folders.__file__).parent)}
     children = [
-        subprocess.Popen([sys.executable, "-c", code, f"run{n}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", code, f"run{n}"], env=path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         for n in range(4)
     ]
     for child in children:
         assert child.communicate() == (b"", b"")  # MLflow says nothing either
         assert child.returncode == 0
-    client = Store.open(workspace()).client
+    client = Store(Workspace()).client
     found = client.search_runs([client.get_experiment_by_name("together").experiment_id])
     assert sorted(run.info.run_name[:4] for run in found) == ["run0", "run1", "run2", "run3"]
     assert {run.info.status for run in found} == {"FINISHED"}
-    assert len(list(workspace().runs.iterdir())) == 4
+    assert len(list(Workspace().runs.iterdir())) == 4
 
 
 def test_the_database_keeps_a_write_ahead_log(migrated_workspace):
-    Store.open(workspace())
-    with closing(sqlite3.connect(workspace().database)) as database:
+    Store(Workspace())
+    with closing(sqlite3.connect(Workspace().database)) as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
@@ -49,7 +54,7 @@ def test_a_workspace_that_cannot_be_made_is_a_storage_error(tmp_path):
     blocker = tmp_path / "file"
     blocker.touch()
     with pytest.raises(StorageError, match=r"file.*RUNNER_WORKSPACE") as caught:
-        Store.open(workspace(blocker / "workspace"))
+        Store(Workspace(blocker / "workspace"))
     assert caught.value.exit_code == ExitCode.STORAGE_UNAVAILABLE
 
 
@@ -57,38 +62,38 @@ def test_a_database_that_is_none_is_a_storage_error(isolated_workspace):
     isolated_workspace.mkdir()
     (isolated_workspace / "mlflow.db").write_text("this is no database, " * 100)
     with pytest.raises(StorageError, match="not a database"):
-        Store.open(workspace())
+        Store(Workspace())
 
 
 def test_a_dead_server_is_a_storage_error_that_hides_the_password(monkeypatch):
     uri = "http://someone:hunter2@127.0.0.1:1"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(StorageError, match=r"refused.*unset MLFLOW_TRACKING_URI") as caught:
-        Store.open(workspace())
+        Store(Workspace())
     assert "hunter2" not in str(caught.value)
     assert "http://127.0.0.1:1" in str(caught.value)
-    assert not workspace().root.exists()
+    assert not Workspace().root.exists()
 
 
 def test_a_file_store_is_refused_as_mlflow_refuses_it(monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
     with pytest.raises(StorageError, match="sqlite"):
-        Store.open(workspace())
+        Store(Workspace())
 
 
 def test_mlflow_tracking_uri_is_honoured(monkeypatch, tmp_path, migrated_database):
     database = tmp_path / "mine.db"
     database.write_bytes(migrated_database.read_bytes())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
-    store = Store.open(workspace())
+    store = Store(Workspace())
     store.experiment("mine")
-    assert not workspace().database.exists()
-    assert store.client.get_experiment_by_name("mine").artifact_location == (workspace().artifacts / "mine").as_uri()
+    assert not Workspace().database.exists()
+    assert store.client.get_experiment_by_name("mine").artifact_location == (Workspace().artifacts / "mine").as_uri()
 
 
 def test_settings_of_the_user_are_kept(monkeypatch, migrated_workspace):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
-    Store.open(workspace())
+    Store(Workspace())
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
@@ -121,7 +126,7 @@ def test_what_silences_mlflow_covers_telemetry():
 
 @pytest.fixture
 def store(migrated_workspace):
-    return Store.open(workspace())
+    return Store(Workspace())
 
 
 @pytest.fixture
@@ -132,7 +137,7 @@ def run_id(store):
 def test_an_experiment_is_created_once_with_an_absolute_place_for_artifacts(store):
     created = store.experiment("marl")
     assert store.experiment("marl") == created
-    assert store.client.get_experiment(created).artifact_location == (workspace().artifacts / "marl").as_uri()
+    assert store.client.get_experiment(created).artifact_location == (Workspace().artifacts / "marl").as_uri()
 
 
 def test_a_deleted_experiment_is_an_error_with_its_remedy(store):

@@ -4,27 +4,27 @@ import threading
 import pytest
 from mlflow.exceptions import MlflowException
 from outages import records
+from run_folders import recipe
 
 from runner.system import faults
 from runner.system.errors import StorageError
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.tracking.store import Store
 from runner.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 
 
-def opened(**changes):
-    arguments = {"experiment": "tests", "run_name": "marl", "params": {}, "tags": {}, "system_metrics": False} | changes
-    return Tracker.open(workspace(), **arguments)
+def opened(tags=None, **settings):
+    return Tracker.open(Workspace(), recipe(**settings), tags or {})
 
 
 def run_of(tracker):
-    return Store.open(workspace()).client.get_run(tracker.run_id)
+    return Store(Workspace()).client.get_run(tracker.run_id)
 
 
 def test_a_run_is_recorded_whole():
-    tracker = opened(params={"model": {"kind": "masac"}, "seed": 42}, tags={"stages": "forward_cache"})
+    tracker = opened({"stages": "forward_cache"}, model={"kind": "masac"}, seed=42)
     lock = tracker.run_dir / "recipe.lock.yaml"
     lock.write_text("seed: 42")
     tracker.artifact(lock)
@@ -43,7 +43,7 @@ def test_a_run_is_recorded_whole():
     assert run.data.tags["run_dir"] == str(tracker.run_dir)
     assert run.data.tags["mlflow.user"]
     assert (
-        workspace().artifacts / "tests" / tracker.run_id / "artifacts" / "recipe.lock.yaml"
+        Workspace().artifacts / "tests" / tracker.run_id / "artifacts" / "recipe.lock.yaml"
     ).read_text() == "seed: 42"
 
 
@@ -61,7 +61,7 @@ def test_what_is_logged_is_in_the_spool_at_once_with_its_time():
     last = records(tracker.run_dir)[-1]
     assert (last["step"], last["metrics"]) == (7, {"loss": 0.5})
     tracker.close("FINISHED")
-    (point,) = Store.open(workspace()).client.get_metric_history(tracker.run_id, "loss")
+    (point,) = Store(Workspace()).client.get_metric_history(tracker.run_id, "loss")
     assert (point.step, point.timestamp) == (7, last["t"])
 
 
@@ -128,12 +128,12 @@ def test_no_thread_is_left_behind():
 
 
 def runs():
-    client = Store.open(workspace()).client
+    client = Store(Workspace()).client
     return client.search_runs([client.get_experiment_by_name("tests").experiment_id])
 
 
 def test_a_run_folder_that_cannot_be_made_is_a_storage_error_and_no_run():
-    workspace().runs.touch()
+    Workspace().runs.touch()
     with pytest.raises(StorageError, match="RUNNER_WORKSPACE"):
         opened()
     assert runs() == []
@@ -145,7 +145,7 @@ def test_a_run_that_cannot_begin_leaves_nothing_but_its_status(point, statuses, 
     with pytest.raises(StorageError, match="No space left on device; name another disk in RUNNER_WORKSPACE"):
         opened()
     assert [run.info.status for run in runs()] == statuses
-    assert list(workspace().runs.iterdir()) == []
+    assert list(Workspace().runs.iterdir()) == []
 
 
 def test_a_store_that_hangs_is_not_waited_for_at_the_end(monkeypatch, caplog):

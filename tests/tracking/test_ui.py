@@ -7,19 +7,20 @@ import sys
 import urllib.request
 
 import pytest
+from run_folders import recipe
 
 from runner.system.errors import StorageError
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.tracking.tracker import Tracker
 from runner.tracking.ui import serve
 
 SERVE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, also where tests run in the background
-from runner.tracking import workspace
+from runner.tracking import Workspace
 from runner.tracking.ui import serve
 
-serve(workspace(), int(sys.argv[1]), lambda address: print(address, flush=True))
+serve(Workspace(), int(sys.argv[1]), lambda address: print(address, flush=True))
 """
 
 
@@ -58,7 +59,7 @@ def test_page_and_api_answer_on_another_port_if_the_wanted_one_is_taken(server, 
         assert b"<title>MLflow</title>" in page.read()
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)  # a run that is tracked by this server
-    tracker = Tracker.open(workspace(), "served", "run", {"seed": 1}, {}, system_metrics=False)
+    tracker = Tracker.open(Workspace(), recipe(seed=1), {})
     tracker.log({"loss": math.inf, "return": 2.0}, 1)
     note = tracker.run_dir / "note.txt"
     note.write_text("kept")
@@ -86,7 +87,7 @@ def test_page_and_api_answer_on_another_port_if_the_wanted_one_is_taken(server, 
 def test_a_tracking_server_has_the_page_already(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@tracking.example:8080/")
     addresses = []
-    serve(workspace(), announce=addresses.append)
+    serve(Workspace(), announce=addresses.append)
     (address,) = addresses
     assert address == "http://tracking.example:8080/#/experiments?workflowType=machine_learning"
 
@@ -95,4 +96,4 @@ def test_a_broken_database_is_refused_before_a_server_starts(isolated_workspace)
     isolated_workspace.mkdir()
     (isolated_workspace / "mlflow.db").write_text("this is no database, " * 100)
     with pytest.raises(StorageError, match="not a database"):
-        serve(workspace())
+        serve(Workspace())

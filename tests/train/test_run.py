@@ -110,9 +110,9 @@ def test_a_nan_ends_the_run_as_failed_and_names_step_and_tensor(tmp_path):
     plugin.write_text(BROKEN)
     with pytest.raises(DivergedError, match="update 1: tensor 'reward' of the batch"):
         train_here("marl_baseline", "optimization.poison=on", registry=Registry([plugin]))
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
 
-    client = mlflow.MlflowClient(workspace().tracking_uri)
+    client = mlflow.MlflowClient(Workspace().tracking_uri)
     (run,) = client.search_runs([client.get_experiment_by_name("marl").experiment_id])
     assert run.info.status == "FAILED"
 
