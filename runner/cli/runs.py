@@ -153,8 +153,8 @@ def compare(runs: Runs, as_json: AsJson = False) -> None:
     """
     from runner.tracking import comparison, workspace
 
-    compared = comparison.compare(workspace(), runs)
-    output(as_json, compared.to_json, comparison.show, compared)
+    compared = comparison.compare(Workspace(), runs)
+    output(as_json, lambda: compared, comparison.show, compared)
 
 
 def ui(port: Port = 5000) -> None:

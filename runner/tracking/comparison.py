@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,36 +30,20 @@ if TYPE_CHECKING:
 
 _NAME_WIDTH, _RUN_WIDTH = 28, 17
 _NEWEST_FIRST = "attributes.start_time DESC"
+_ABOUT_METRICS = ": last value (ratio to the first run)"
 _OWN_TAGS = ("mlflow.", "recipe.", "run_dir")
 """Beginnings of tags that name a run or repeat its settings."""
 _LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
 """Sections of a lock beside the recipe itself."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Values that differ between runs; every row has one value a run, None where a run has none."""
+def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
+    """Compares runs of a workspace, each named as ``pick`` understands it; a ``UsageError`` if there are not two.
 
-    runs: list[dict[str, str]]
-    """``run_id``, ``name``, ``status`` and ``experiment_id`` of each run, in the order asked for."""
-    settings: dict[str, list[str | None]]
-    environment: dict[str, list[str | None]]
-    metrics: dict[str, list[float | None]]
-    """The last value of each metric."""
-    link: str
-    """MLflow's page that shows the runs side by side."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; numbers that are not finite are strings."""
-        metrics = {
-            name: [value if value is None or isfinite(value) else str(value) for value in values]
-            for name, values in self.metrics.items()
-        }
-        return vars(self) | {"metrics": metrics}
-
-
-def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
-    """Compares runs of a workspace, each named as ``pick`` understands it; a ``UsageError`` if there are not two."""
+    Plain data: ``runs`` says which they are, in the order asked for; ``settings``, ``environment`` and ``metrics``, of
+    which the last value counts, have a row for whatever differs, with one value a run, None where a run has none and
+    text for a number that is not finite; ``link`` is MLflow's page that shows the runs side by side.
+    """
     if len(names) < 2:
         raise UsageError("compare needs at least two runs, for example: runner compare marl_phase1 latest")
     store = Store(workspace)
@@ -74,16 +57,19 @@ def compare(workspace: Workspace, names: Sequence[str]) -> Comparison:
     server = shown(store.uri).rstrip("/") if is_http(store.uri) else f"http://{HOST}:{PORT}"
     experiments = sorted({info.experiment_id for info in infos})
     page = {"runs": json.dumps(run_ids), "experiments": json.dumps(experiments)}
-    return Comparison(
-        runs=[
+    metrics = [
+        {name: value if isfinite(value) else str(value) for name, value in run.data.metrics.items()} for run in runs
+    ]
+    return {
+        "runs": [
             {"run_id": info.run_id, "name": info.run_name, "status": info.status, "experiment_id": info.experiment_id}
             for info in infos
         ],
-        settings=redact_values(_differing([run.data.params for run in runs])),
-        environment=redact_values(_differing([_environment(store.client, run) for run in runs])),
-        metrics=_differing([run.data.metrics for run in runs]),
-        link=f"{server}/#/compare-runs?{urlencode(page)}&{VIEW}",
-    )
+        "settings": redact_values(_differing([run.data.params for run in runs])),
+        "environment": redact_values(_differing([_environment(store.client, run) for run in runs])),
+        "metrics": _differing(metrics),
+        "link": f"{server}/#/compare-runs?{urlencode(page)}&{VIEW}",
+    }
 
 
 def _all_runs(client: MlflowClient) -> list[Run]:
@@ -113,32 +99,30 @@ def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
 def _differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = sorted({name for side in sides for name in side})
     rows = {name: [side.get(name) for side in sides] for name in names}
-    return {name: row for name, row in rows.items() if len({repr(value) for value in row}) > 1}
+    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
 
 
-def show(comparison: Comparison, console: Console) -> None:
+def show(comparison: Mapping[str, Any], console: Console) -> None:
     """Prints a comparison; runs that do not fit side by side follow in further tables."""
-    per_table = max(1, (console.width - _NAME_WIDTH) // _RUN_WIDTH)
-    parts: dict[str, Mapping[str, Sequence[Any]]] = {
-        "settings": comparison.settings,
-        "environment": comparison.environment,
-        "metrics: last value (ratio to the first run)": comparison.metrics,
-    }
-    for start in range(0, len(comparison.runs), per_table):
-        shown = range(start, min(start + per_table, len(comparison.runs)))
-        for title, rows in parts.items():
+    runs, per_table = comparison["runs"], max(1, (console.width - _NAME_WIDTH) // _RUN_WIDTH)
+    for start in range(0, len(runs), per_table):
+        shown = range(start, min(start + per_table, len(runs)))
+        for title, about in {"settings": "", "environment": "", "metrics": _ABOUT_METRICS}.items():
+            rows = comparison[title]
             if not rows:
-                console.print(f"{title.partition(':')[0]}: no difference", style="dim")
+                console.print(f"{title}: no difference", style="dim")
                 continue
-            table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+            table = Table(
+                title=title + about, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+            )
             table.add_column("", overflow="fold")
             for run in shown:
-                stem, _, digits = comparison.runs[run]["name"].rpartition("-")
+                stem, _, digits = runs[run]["name"].rpartition("-")
                 table.add_column(f"{stem}\n{digits}".strip(), overflow="fold")
             for name, row in rows.items():
                 table.add_row(name, *(Text(_cell(row[run], row[0] if run else None)) for run in shown))
             console.print(table)
-    console.print(comparison.link, soft_wrap=True, markup=False, highlight=False)
+    console.print(comparison["link"], soft_wrap=True, markup=False, highlight=False)
 
 
 def _cell(value: object, reference: object) -> str:

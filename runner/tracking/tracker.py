@@ -184,8 +184,9 @@ class Tracker(Recorder):
         folder = RunFolder.create(workspace.runs, recipe.name)
         (unit, goal), now = recipe.length, time.time()
         record = Record(
-            name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit, owner=Owner.this_process(),
-            experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), started=now, heartbeat=now,
+            name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
+            experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), owner=Owner.this_process(),
+            started=now, heartbeat=now,
         )  # fmt: skip
         try:
             return cls(store, folder, record, recipe, tags)

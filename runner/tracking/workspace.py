@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import StorageError, UsageError
@@ -80,7 +80,7 @@ class Record(BaseModel, frozen=True):
     heartbeat: float
     """When the owner was last seen alive."""
     step: int = 0
-    run_id: str | None = None
+    run_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
     """MLflow's id; None until MLflow has the run."""
     status: Literal["RUNNING"] | Status = "RUNNING"
     reason: str = ""
@@ -135,12 +135,10 @@ class RunFolder:
 
     def record(self) -> Record | None:
         """What is known of the run; None if that cannot be read."""
-        try:
+        with suppress(OSError, ValidationError):
             record = Record.model_validate_json((self.path / RECORD).read_bytes())
-        except (OSError, ValidationError):
-            return None
-        is_id = record.run_id is None or re.fullmatch(r"[0-9a-f]{32}", record.run_id)
-        return record if is_id and record.name == self.name else None
+            return record if record.name == self.name else None
+        return None
 
     def write(self, record: Record) -> None:
         """Replaces the record, durably."""
