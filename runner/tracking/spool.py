@@ -61,10 +61,8 @@ class Spool:
         timed = {"t": time.time_ns() // 1_000_000, **record}
         line = json.dumps(redact_values(timed), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
-            if urgent:
-                self.held.appendleft(line)
-            else:
-                self.held.append(line)
+            put = self.held.appendleft if urgent else self.held.append
+            put(line)
             self._write_held(1 if urgent else len(self.held))
         if urgent:
             self._keep()
@@ -227,11 +225,11 @@ class Shipper:
                 reason = str(error).partition("\n")[0]
                 _log.warning("MLflow does not take metrics; they wait in %s (%s)", self._spool, reason)
             self._failing = True
-            return False
-        if self._failing:
-            _log.warning("MLflow takes metrics again; nothing was lost")
-        self._failing = False
-        return True
+        else:
+            if self._failing:
+                _log.warning("MLflow takes metrics again; nothing was lost")
+            self._failing = False
+        return not self._failing
 
     def _deliver(self, batch: list[Line]) -> None:
         points = [(line, key, value) for line in batch for key, value in line.metrics.items()]
