@@ -4,8 +4,6 @@ One JSON object a line. A record that ``append`` has taken survives the death of
 next ``sync``, that of the machine. Reading stops before a line that is not whole yet.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging
@@ -18,16 +16,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from runner.system.faults import reach
 from runner.system.files import write_durably
 from runner.system.secrets import redact_values
-
-if TYPE_CHECKING:
-    from runner.tracking.store import Store
+from runner.tracking.store import Store
 
 _HELD_LINES, _BATCH_LINES = 10_000, 500
 _log = logging.getLogger(__name__)

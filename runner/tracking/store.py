@@ -1,7 +1,5 @@
 """MLflow as the runner uses it: quick to fail, quiet, safe when several come first, and nothing cut in silence."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

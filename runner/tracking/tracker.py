@@ -1,7 +1,5 @@
 """One run as MLflow will show it. Training writes to a file; a thread carries the file to MLflow."""
 
-from __future__ import annotations
-
 import errno
 import getpass
 import logging
@@ -13,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -173,7 +171,7 @@ class Tracker(Recorder):
         ]
 
     @classmethod
-    def open(cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str]) -> Tracker:
+    def open(cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str]) -> Self:
         """Starts an MLflow run, its folder ``<recipe>-<8 digits>`` and the threads beside the training.
 
         ``tags`` say what describes the run beside the recipe. ``StorageError`` if MLflow's store or the workspace
@@ -204,7 +202,7 @@ class Tracker(Recorder):
     @classmethod
     def reopen(
         cls, workspace: Workspace, folder: RunFolder, recipe: Recipe, tags: Mapping[str, str], cursor: int, step: int
-    ) -> Tracker:
+    ) -> Self:
         """Goes on with a run whose process is dead and whose folder this process has claimed.
 
         ``cursor`` is what ``mark`` said when the checkpoint was written, or 0 without a checkpoint: then the process

@@ -1,7 +1,5 @@
 """Where runs live: the workspace, and in it the folder of each run, with what is known of the run from outside."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -11,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, Field, ValidationError
@@ -48,11 +46,7 @@ class Workspace:
         """Of all runs that a local store records."""
         self.database = self.root / "mlflow.db"
         """Used when ``MLFLOW_TRACKING_URI`` names no other store."""
-
-    @property
-    def tracking_uri(self) -> str:
-        """``MLFLOW_TRACKING_URI`` if it is set, otherwise the workspace's own database."""
-        return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.database}"
+        self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.database}"
 
 
 def folder_name(name: str) -> str:
@@ -100,7 +94,7 @@ class RunFolder:
         self._lock = FileLock(self._lock_file, thread_local=False)
 
     @classmethod
-    def create(cls, runs: Path, name: str) -> RunFolder:
+    def create(cls, runs: Path, name: str) -> Self:
         """Makes the folder ``<name>-<8 random digits>`` and claims it; ``StorageError`` if it cannot be made."""
         folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:8]}")
         try:
