@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.cells import cell_len
@@ -59,10 +60,8 @@ def show(runs: Sequence[Mapping[str, Any]], console: Console) -> None:
             line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
         line.rstrip()
         console.print(line, soft_wrap=True)
-        remark = Text(_remark(run) if run else "", style="dim")
-        for line in remark.wrap(console, max(20, console.width - len(2 * _GAP))) if remark else ():
-            line.rstrip()
-            console.print(Text(2 * _GAP) + line, soft_wrap=True)
+        for text in wrap(_remark(run) if run else "", max(20, console.width - len(2 * _GAP))):
+            console.print(Text(2 * _GAP + text, style="dim"), soft_wrap=True)
 
 
 def _cells(run: Mapping[str, Any]) -> dict[str, str]:

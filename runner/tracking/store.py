@@ -144,8 +144,6 @@ class Store:
 
     def experiment(self, name: str) -> str:
         """The id of the experiment of that name, which is created if need be; one that was deleted is refused."""
-        from mlflow.exceptions import MlflowException
-
         location = None if is_http(self.uri) else (self._artifacts / folder_name(name)).as_uri()
         # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
         tags = {"mlflow.experimentKind": "custom_model_development"}
@@ -153,8 +151,8 @@ class Store:
             found = self.client.get_experiment_by_name(name)
             try:
                 found = found or self.client.get_experiment(self.client.create_experiment(name, location, tags))
-            except MlflowException:
-                found = self.client.get_experiment_by_name(name)  # created by another runner
+            except Exception:  # another runner may have created it
+                found = self.client.get_experiment_by_name(name)
                 if found is None:
                     raise
         if found.lifecycle_stage != "active":
@@ -211,10 +209,8 @@ class Store:
 
     @contextmanager
     def _telling(self, what: str) -> Iterator[None]:
-        """Says what could not be done where MLflow refuses."""
-        from mlflow.exceptions import MlflowException
-
+        """Says what could not be done where MLflow refuses, or one of its drivers."""
         try:
             yield
-        except MlflowException as error:
+        except Exception as error:
             raise StorageError(f"cannot {what} in {shown(self.uri)}: {error}") from error
