@@ -120,11 +120,11 @@ def test_experiments_keep_their_artifacts_in_the_workspace(tmp_path):
 def test_a_run_of_any_experiment_writes_in_the_workspace_alone(tmp_path, name):
     tracker = Tracker.open(Workspace(), run_folders.recipe("x", name, **{name: name}), {name: name})
     (tracker.run_dir / "note.txt").write_text("hello")
-    tracker.artifact(tracker.run_dir / "note.txt", "inner")
+    tracker.artifact(tracker.run_dir / "note.txt")
     tracker.log({f"train/{name}": 1.0}, step=1)
     assert tracker.close("FINISHED")
     assert {path.name for path in tmp_path.iterdir()} == {Workspace().root.name}
-    written = Workspace().artifacts.glob(f"{folder_name(name)}/*/artifacts/inner/note.txt")
+    written = Workspace().artifacts.glob(f"{folder_name(name)}/*/artifacts/note.txt")
     assert [path.read_text() for path in written] == ["hello"]
     shutil.rmtree(Workspace().root)
     assert tree(tmp_path) == {}

@@ -118,8 +118,6 @@ class Line(BaseModel, frozen=True):
     tags: dict[str, str] = {}
     artifact: str | None = None
     """A path inside the run's folder."""
-    folder: str = ""
-    """Where to put it among the run's artifacts."""
     status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"] | None = None
 
 
@@ -239,16 +237,15 @@ class Shipper:
             self._store.set_status(self._run_id, *ends[-1])
         for line in batch:  # artifacts last, because they may have a disk of their own, with its own troubles
             if line.artifact is not None:
-                self._copy(self._spool.parent / line.artifact, line.folder)
+                self._copy(self._spool.parent / line.artifact)
 
-    def _copy(self, path: Path, folder: str) -> None:
+    def _copy(self, path: Path) -> None:
         """Logs an artifact; a spool that somebody has changed may name other files than the run's, or links."""
-        inside = "\0" not in f"{path}{folder}" and not Path(folder).is_absolute() and ".." not in Path(folder).parts
-        inside = inside and path.resolve().is_relative_to(self._spool.parent.resolve())
+        inside = "\0" not in str(path) and path.resolve().is_relative_to(self._spool.parent.resolve())
         if not inside or any(each.is_symlink() for each in [path, *path.rglob("*")]):
             _log.warning("artifact %s leads out of the run's folder and was not logged", path)
         elif not path.exists():
             _log.warning("artifact %s no longer exists and could not be logged", path)
         else:
             log = self._store.client.log_artifacts if path.is_dir() else self._store.client.log_artifact
-            log(self._run_id, str(path), folder or None)
+            log(self._run_id, str(path))

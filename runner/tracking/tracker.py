@@ -229,9 +229,9 @@ class Tracker(Recorder):
         """Sets a tag, replacing an earlier value."""
         self.spool.append(tags=params_of({name: value}))
 
-    def artifact(self, path: Path, folder: str = "") -> None:
+    def artifact(self, path: Path) -> None:
         """Logs a file or folder of the run's folder; it is copied later and must stay as it is while the run lasts."""
-        self.spool.append(artifact=str(path.relative_to(self.run_dir)), folder=folder)
+        self.spool.append(artifact=str(path.relative_to(self.run_dir)))
 
     def close(self, status: Status, reason: str = "", patience: float = 30.0) -> bool:
         """Sends what is left, then sets the run's final status and gives its folder up; whether MLflow has everything.

@@ -199,7 +199,7 @@ def test_what_is_not_there_has_no_lines(tmp_path):
 def test_what_a_run_says_of_itself_is_whole(tmp_path, caplog):
     spool = Spool(tmp_path / "spool.jsonl")
     spool.append(t=1, tags={"a": "b"}, status="KILLED")
-    spool.append(t=2, artifact="recipe.yaml", folder="")
+    spool.append(t=2, artifact="recipe.yaml")
     spool.close()
     (end, _), (artifact, _) = lines(spool.path)
     assert (end.tags, end.status) == ({"a": "b"}, "KILLED")
