@@ -154,9 +154,7 @@ class Tracker(Recorder):
         self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
         self._store, self._folder, self._warned = store, folder, False
         self._shipper = Shipper(store, self.run_id, folder.spool)
-        # MLflow's ids stand there for people who read the spool.
-        ids = {"run_id": self.run_id, "experiment_id": experiment_id, "tracking_uri": self.tracking_uri}
-        self.spool.append(status="RUNNING", **ids)
+        self.spool.append(status="RUNNING")
         if not cursor:
             self.spool.append(params=params_of(recipe.values()))
             tags = {**_page(), **tags}
