@@ -54,7 +54,7 @@ def usable_cores() -> int:
 def available_memory() -> int:
     """Bytes of host memory that this process can still take: what is free, or the tightest limit of its cgroups."""
     left = [_left_in(folder, *_MEMORY_FILES[kind]) for kind, folder in _memory_cgroups()]
-    return max(0, int(min(psutil.virtual_memory().available, *left, math.inf)))
+    return max(0, int(min([psutil.virtual_memory().available, *left])))
 
 
 def _memory_cgroups() -> Iterator[tuple[str, Path]]:
