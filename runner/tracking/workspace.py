@@ -200,8 +200,7 @@ def folders(runs: Path) -> list[RunFolder]:
 def find(runs: Path, reference: str) -> RunFolder:
     """The run of a workspace that a person means, as ``pick`` understands it."""
     found = folders(runs)
-    records = [folder.record() for folder in found]
-    names = [(folder.name, record and record.run_id) for folder, record in zip(found, records, strict=True)]
+    names = [(folder.name, record.run_id if (record := folder.record()) else None) for folder in found]
     return found[pick(reference, names, str(runs))]
 
 
