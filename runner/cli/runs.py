@@ -61,10 +61,10 @@ def run(
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
                 resume(folder.name, allow_drift, given, plugin, quiet, as_json)
 
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
     from runner.train.run import run as train
 
-    _train(loaded, quiet, as_json, lambda display: train(loaded, registry, workspace(), display))
+    _train(loaded, quiet, as_json, lambda display: train(loaded, registry, Workspace(), display))
 
 
 def resume(
@@ -81,9 +81,9 @@ def resume(
     [bold]runner resume marl_phase2-3f2a91c0[/]
     """
     from runner.recipe.lock import LOCK_NAME
-    from runner.tracking.workspace import find, workspace
+    from runner.tracking.workspace import Workspace, find
 
-    found, runs = _folders(), workspace().runs
+    found, runs = _folders(), Workspace().runs
     folder = find(runs, run) if run != "latest" else next((each for each in found if not each.resumable), None)
     if folder is None:
         why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
@@ -102,7 +102,7 @@ def resume(
     from runner.train.run import resume as train_on
 
     say(f"resuming {folder.name}")
-    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, workspace(), folder, display, drifted))
+    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, Workspace(), folder, display, drifted))
 
 
 def ls(as_json: AsJson = False) -> None:
@@ -112,11 +112,11 @@ def ls(as_json: AsJson = False) -> None:
 
     [bold]runner ls[/]
     """
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
     from runner.tracking.listing import listing, show
 
     _folders()
-    runs = listing(workspace())
+    runs = listing(Workspace())
     output(as_json, lambda: {"runs": runs}, show, runs)
 
 
@@ -129,9 +129,9 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
     """
     from runner.tracking.recovery import deliver
     from runner.tracking.spool import unsent
-    from runner.tracking.workspace import find, workspace
+    from runner.tracking.workspace import Workspace, find
 
-    here, found = workspace(), _folders()
+    here, found = Workspace(), _folders()
     chosen = [find(here.runs, name) for name in runs or ()]
     deliveries = deliver(here, chosen or [each for each in found if unsent(each.spool)])
     if as_json:
@@ -151,7 +151,7 @@ def compare(runs: Runs, as_json: AsJson = False) -> None:
 
     [bold]runner compare latest 3f2a91c0[/]
     """
-    from runner.tracking import comparison, workspace
+    from runner.tracking import Workspace, comparison
 
     compared = comparison.compare(Workspace(), runs)
     output(as_json, lambda: compared, comparison.show, compared)
@@ -162,10 +162,10 @@ def ui(port: Port = 5000) -> None:
 
     [bold]runner ui --port 5001[/]
     """
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
     from runner.tracking.ui import serve
 
-    serve(workspace(), port, say)
+    serve(Workspace(), port, say)
 
 
 def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:
@@ -174,9 +174,9 @@ def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:
     The exit code is 1 if something that every run needs is missing.
     """
     from runner.cli.doctor import examine, show
-    from runner.tracking import workspace
+    from runner.tracking import Workspace
 
-    checks = examine(workspace(), registry_of(plugin))
+    checks = examine(Workspace(), registry_of(plugin))
     ok = all(check.status != "fail" for check in checks)
     output(as_json, lambda: {"ok": ok, "checks": [asdict(check) for check in checks]}, show, checks)
     if not ok:
@@ -186,9 +186,9 @@ def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:
 def _folders() -> "list[RunFolder]":
     """All runs, the newest first; those whose process died without a word have been given their end."""
     from runner.tracking.recovery import reap
-    from runner.tracking.workspace import folders, workspace
+    from runner.tracking.workspace import Workspace, folders
 
-    here = workspace()
+    here = Workspace()
     reap(here)
     return folders(here.runs)
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from runner.cli import app, doctor
 from runner.cli.doctor import examine, show
 from runner.plugin.registry import Registry
-from runner.tracking.workspace import workspace
+from runner.tracking.workspace import Workspace
 
 BROKEN = (EntryPoint("model.mine", "mine:Mine", "runner.plugins"),)
 
@@ -22,7 +22,7 @@ def checks():
     """Examines this machine and returns the checks by name."""
 
     def checks(where=None, installed=()):
-        return {check.name: check for check in examine(workspace(where), Registry(installed=installed))}
+        return {check.name: check for check in examine(Workspace(where), Registry(installed=installed))}
 
     return checks
 
@@ -34,7 +34,7 @@ def test_a_machine_that_passes_these_tests_is_fit(checks):
     assert "mlflow" in found["packages"].found
     assert found["processor"].status == "ok"
     assert found["workspace"].found.endswith("made by the first run")
-    assert not workspace().root.exists()
+    assert not Workspace().root.exists()
 
 
 def test_every_warning_has_a_remedy(checks):
@@ -98,9 +98,9 @@ def test_more_threads_than_cores_is_a_warning(checks, monkeypatch):
 
 def test_runs_that_died_are_ended_and_counted(checks, migrated_workspace):
     folder = run_folder()
-    assert checks()["runs"].found == f"1 in {workspace().runs}; 1 had died without a word: {folder.name}"
+    assert checks()["runs"].found == f"1 in {Workspace().runs}; 1 had died without a word: {folder.name}"
     assert folder.record().status == "KILLED"
-    assert checks()["runs"].found == f"1 in {workspace().runs}"
+    assert checks()["runs"].found == f"1 in {Workspace().runs}"
 
 
 def test_runs_with_something_to_send_are_a_warning(checks, migrated_workspace):
