@@ -133,7 +133,7 @@ class Learner(ABC):
             make_optimizer=_make_optimizer,
             precision=nullcontext,
             zero_grad=methodcaller("zero_grad"),
-            backward=methodcaller("backward"),
+            backward=_backward,
             unscale=_unscale,
             clip=clip_grad_norm_,
             optimizer_step=methodcaller("step"),
@@ -231,6 +231,10 @@ def _make_optimizer(optimizer: type[Optimizer], parameters: Any, **settings: Any
         return optimizer(parameters, **settings)
     except ValueError as error:  # what no signature says: betas below 1, matrices only
         raise UsageError(f"optimizer: torch.optim.{optimizer.__name__} refuses what it is given: {error}") from error
+
+
+def _backward(loss: Tensor) -> None:  # a function of our own, because torch.compile would trace a ``methodcaller``
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _unscale(optimizer: Optimizer) -> None:
