@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from runner.compare.isolation import clones
-from runner.compare.noninferiority import FEWEST_ROUNDS, Effect, Ratio, effect, even_against_odd, ratio
+from runner.compare.noninferiority import FEWEST_ROUNDS, Effect, Ratio, effect, ratio
 from runner.compare.subject import Build
 from runner.system.generators import Globals
 from runner.system.tree import tensors
 
-BLOCK_SECONDS = 0.1
-"""A block is as many steps as take so long, but one at least: long against the clock's and the scheduler's grain."""
+BLOCK_SECONDS = 0.1  # as many steps as take so long are a block: long against the clock's and the scheduler's grain
 WINDOW_SECONDS = 0.1
 STEADY = 0.95
 WARM_UP_SECONDS = 20.0
@@ -50,15 +49,11 @@ class Stopwatch:
 class WarmUp:
     """What happened until every step took as long as the one before."""
 
-    first_s: float
-    """Wall-clock seconds of the first step alone: compilation, allocation, capture."""
-    seconds: float
-    """Of all steps after the first until it was steady."""
+    first_s: float  # wall-clock seconds of the first step alone: compilation, allocation, capture
+    seconds: float  # of all steps after the first until it was steady
     steps: int
-    steady_s: float
-    """Of one step in the end."""
-    steady: bool
-    """Whether it was steady before the time was over."""
+    steady_s: float  # of one step in the end
+    steady: bool  # whether it was steady before the time was over
 
     @property
     def overhead_s(self) -> float:
@@ -76,17 +71,14 @@ def warm_up(step: Callable[[], object], stopwatch: Stopwatch, limit_s: float = W
     stopwatch.seconds(step)
     first = time.perf_counter() - started
     windows: list[float] = []
-
-    def is_steady() -> bool:
-        return len(windows) > 2 and all(newer > STEADY * min(windows[:-2]) for newer in windows[-2:])
-
-    steps, begun = 0, time.perf_counter()
-    while not (steady := is_steady()) and time.perf_counter() - begun < limit_s:
+    steady, steps, begun = False, 0, time.perf_counter()
+    while not steady and time.perf_counter() - begun < limit_s:
         spent, count = 0.0, 0
         while spent < WINDOW_SECONDS:
             spent, count = spent + stopwatch.seconds(step), count + 1
         windows.append(spent / count)
         steps += count
+        steady = len(windows) > 2 and min(windows[-2:]) > STEADY * min(windows[:-2])
     return WarmUp(first, time.perf_counter() - begun, steps, windows[-1] if windows else first, steady)
 
 
@@ -94,12 +86,9 @@ def warm_up(step: Callable[[], object], stopwatch: Stopwatch, limit_s: float = W
 class Timing:
     """How long two subjects take, and how sure that is."""
 
-    ratio: Ratio
-    """Baseline / changed: above 1, the change is faster."""
-    a_a: Ratio
-    """The baseline's even blocks against its odd ones: what the machine makes of no change at all."""
-    baseline_ms: float
-    """Of one step: the median over blocks."""
+    ratio: Ratio  # baseline / changed: above 1, the change is faster
+    a_a: Ratio  # the baseline's even blocks against its odd ones: what the machine makes of no change at all
+    baseline_ms: float  # of one step: the median over blocks
     changed_ms: float
     baseline_warm_up: WarmUp
     changed_warm_up: WarmUp
@@ -147,8 +136,10 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
     finally:
         before.set()
     baseline_ms, changed_ms = (1e3 * statistics.median(each.blocks) for each in (a, b))
-    pair, a_a = ratio(a.rounds(), b.rounds()), even_against_odd(a.blocks)
-    return Timing(pair, a_a, baseline_ms, changed_ms, a.warm_up, b.warm_up)
+    means = ([(one + two) / 2 for one, two in zip(it.blocks[::2], it.blocks[1::2], strict=True)] for it in (a, b))
+    return Timing(
+        ratio(*means), ratio(a.blocks[::2], a.blocks[1::2]), baseline_ms, changed_ms, a.warm_up, b.warm_up
+    )  # fmt: skip
 
 
 class _Runner:
@@ -163,8 +154,7 @@ class _Runner:
         self.warm_up = warm_up(self.step, self.stopwatch)
         self.globals = Globals()
         self.count = max(1, round(BLOCK_SECONDS / self.warm_up.steady_s))
-        self.blocks: list[float] = []
-        """Seconds of one step, in the mean over each block."""
+        self.blocks: list[float] = []  # seconds of one step, in the mean over each block; two blocks are a round
 
     def step(self) -> None:
         self.subject.step(next(self.batches))
@@ -179,7 +169,3 @@ class _Runner:
         self.globals.set()
         self.blocks.append(self.stopwatch.seconds(steps) / self.count)
         self.globals = Globals()
-
-    def rounds(self) -> list[float]:
-        """Seconds of one step in each round of two blocks."""
-        return [statistics.fmean(pair) for pair in zip(self.blocks[::2], self.blocks[1::2], strict=True)]

@@ -6,30 +6,19 @@ import math
 import statistics
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from runner.compare import difference
 from runner.compare.difference import TOLERANCE, Difference, differing
-from runner.compare.isolation import (
-    Frame,
-    Isolation,
-    Location,
-    StepError,
-    Trajectory,
-    Update,
-    clones,
-    named_parameters,
-    saved,
-)
-from runner.compare.subject import Build, Subject
+from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update, named_parameters, saved
+from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.system.tree import map_tensors
 
@@ -54,9 +43,7 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
 
     Arguments and exceptions are those of ``verify``; ``states`` is how many single updates are taken at most.
     """
-    if not batches:
-        raise ValueError("nothing to compare: there is no batch")
-    trajectory = Float64Trajectory([Update(batch) for batch in batches], seed)
+    trajectory = Trajectory([*map(Update, batches)], seed, float64=True)
     return close_to(algebra(trajectory, baseline, changed), baseline, changed, batches, states, seed)
 
 
@@ -66,53 +53,15 @@ def close_to(
     """The same with the algebra judged already."""
     if same_algebra.outcome is Outcome.FAIL or NARROWS in same_algebra.evidence:  # then float64 tells no truth either
         return same_algebra
-    rounded = rounding(baseline, changed, batches, states, seed)
+    try:
+        rounded = rounding(baseline, changed, batches, states, seed)
+    except StepError as error:
+        rounded = error.verdict(CONTRACT, baseline)
     if same_algebra.outcome is rounded.outcome is Outcome.INCONCLUSIVE:
         return same_algebra
     outcome = worst([same_algebra.outcome, rounded.outcome])
     summaries = [each.summary for each in (same_algebra, rounded) if each.outcome is outcome]
     return Verdict(outcome, CONTRACT, "; ".join(summaries), same_algebra.evidence | rounded.evidence)
-
-
-class NotFloat64Error(Exception):
-    """A subject cannot be had, or cannot be stepped, in float64; the message says why."""
-
-    def __str__(self) -> str:
-        return f"the algebra cannot be compared: {super().__str__()}"
-
-
-class Float64Trajectory(Trajectory):
-    """The same updates in float64, by subjects that are made so."""
-
-    def __init__(self, updates: Sequence[Update], seed: int) -> None:
-        converted = {id(update.batch): to_float64(update.batch) for update in updates}
-        super().__init__([replace(each, batch=converted[id(each.batch)]) for each in updates], seed, torch.float64)
-
-    def isolated(self, build: Build, watching: bool = False) -> Isolation:
-        """A subject in float64; ``NotFloat64Error`` if it cannot be built, or a parameter insists on another type."""
-
-        def built() -> Subject:
-            try:
-                subject = build()
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise NotFloat64Error(f"it cannot be built in float64: {error}") from error
-            for part in subject.state.values():
-                if isinstance(part, nn.Module):
-                    part.double()
-            for name, parameter in named_parameters(subject).items():
-                if parameter.is_floating_point() and parameter.dtype != torch.float64:
-                    raise NotFloat64Error(
-                        f"under torch.set_default_dtype(torch.float64) '{name}' is still {parameter.dtype}; build it "
-                        "in the default type"
-                    )
-            return subject
-
-        return super().isolated(built, watching)
-
-
-def to_float64(value: Any) -> Any:
-    """A copy whose floating-point tensors are float64."""
-    return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
 
 
 def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
@@ -132,7 +81,7 @@ def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
             return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
         isolation = trajectory.isolated(baseline)
         with _Casts() as casts:  # type: ignore[no-untyped-call]
-            isolation.step(clones(trajectory.updates[0].batch))
+            next(trajectory.updated(isolation))
         computed = {location: value for location, value in seen.items() if location.kind != "state"}
         if casts.explain(computed, other):
             summary = (
@@ -141,8 +90,8 @@ def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
             )
             return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update, NARROWS: casts.where})
         found = difference.locate(trajectory, baseline, changed, update, differing)
-    except NotFloat64Error as error:
-        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
+    except StepError as error:
+        return error.verdict(CONTRACT, baseline)
     if found is None:
         summary = f"the difference after update {update} in float64 did not come again; make the step deterministic"
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
@@ -159,17 +108,12 @@ def _parting(
     """
     isolations = [trajectory.isolated(build) for build in (baseline, changed)]
     names = difference.shared(*(isolation.subject.state for isolation in isolations))
-    sequences = [trajectory.frames(isolation) for isolation in isolations]
     parted = None
-    try:
-        for update, (one, other) in enumerate(zip(*sequences, strict=True)):
-            seen = {location: one[location] for location in difference.comparable(one, other, names)}
-            if any(differing(seen, other)):
-                parted = update
-                break
-    except StepError as error:
-        who = "the baseline" if error.isolation is isolations[0] else "the changed step"
-        raise NotFloat64Error(f"in float64 {who} raises {error}") from error
+    for update, (one, other) in enumerate(zip(*map(trajectory.frames, isolations), strict=True)):
+        seen = {location: one[location] for location in difference.comparable(one, other, names)}
+        if any(differing(seen, other)):
+            parted = update
+            break
     return parted, difference.newly_untrained(*(each.untrained for each in isolations)), seen, other
 
 
@@ -183,14 +127,12 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         output = func(*args, **(kwargs or {}))
         given = (each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
         if self.narrowest is None and torch.float64 in given:
-            for tensor in tree_leaves(output):
-                if isinstance(tensor, Tensor) and tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 64:
-                    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-                    stack = traceback.extract_stack()
-                    last = [frame for frame in stack if not frame.filename.startswith(ours)][-1]
-                    self.narrowest = tensor.dtype
-                    self.where = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
-                    break
+            made = (each.dtype for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
+            self.narrowest = next((dtype for dtype in made if torch.finfo(dtype).bits < 64), None)
+            if self.narrowest is not None:
+                ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+                last = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)][-1]
+                self.where = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
         return output
 
     def explain(self, baseline: Frame, changed: Frame) -> bool:
@@ -204,61 +146,48 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
 def rounding(baseline: Build, changed: Build, batches: Sequence[Any], states: int, seed: int) -> Verdict:
     """Takes single updates from states on the baseline's way, and compares how far each is from its float64 twin."""
-    starts = _starts(Isolation(baseline, seed), batches, states, seed)
-    trajectory, in_float64 = Trajectory(list(starts.values()), seed), Float64Trajectory(list(starts.values()), seed)
-    try:
-        exact = in_float64.isolated(baseline)
-        truth = [difference.numbers(frame) for frame in in_float64.updated(exact)]
-    except NotFloat64Error as error:
-        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
-    except StepError as error:
-        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(NotFloat64Error(f"in float64 the baseline raises {error}")))
-    isolation = trajectory.isolated(baseline)
+    starts = _starts(baseline, batches, states, seed)
+    trajectory, in_float64 = (Trajectory([*starts.values()], seed, float64) for float64 in (False, True))
+    unrounded, isolation = in_float64.isolated(baseline), trajectory.isolated(baseline)
+    truth = [difference.numbers(frame) for frame in in_float64.updated(unrounded)]
     own = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(isolation), strict=True)]
-    foreign = _foreign(own, exact.draws or isolation.draws)
+    foreign = _foreign(own, unrounded.draws or isolation.draws)
     if foreign is not None:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, foreign, {"states": len(starts)})
     types = {parameter.dtype for parameter in named_parameters(isolation.subject).values()}
     precision = max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
-    try:
-        other = trajectory.isolated(changed)
-        parts = difference.shared(isolation.subject.state, other.subject.state)
-        theirs = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(other), strict=True)]
-        ratios = {
-            group: [
-                _ratio(group, a[group], b[group], precision) for a, b in zip(own, theirs, strict=True) if group in a
-            ]
-            for group in own[-1]
-            if group in theirs[-1]
-        }
-        medians = {group: statistics.median(each) for group, each in ratios.items()}
-        evidence = {
-            "states": len(starts),
-            "rounding": {_name(group): difference.plain(each) for group, each in medians.items()},
-        }
-        count = f"the median of {len(starts)} single updates"
-        failed = next((group for group, median in medians.items() if median > ALLOWED), None)
-        if failed is None:
-            summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
-            return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
-        update, start = max(zip(starts.items(), ratios[failed], strict=False), key=itemgetter(1))[0]
-        found = _locate_rounding(baseline, changed, update, start, parts, precision, seed)
-    except StepError as error:
-        return Verdict(Outcome.FAIL, CONTRACT, error.summary, {"updates": error.update})
+    other = trajectory.isolated(changed)
+    parts = difference.shared(isolation.subject.state, other.subject.state)
+    theirs = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(other), strict=True)]
+    ratios = {
+        group: [_ratio(group, a[group], b[group], precision) for a, b in zip(own, theirs, strict=True) if group in a]
+        for group in own[-1]
+        if group in theirs[-1]
+    }
+    medians = {group: statistics.median(each) for group, each in ratios.items()}
+    told = {_name(group): difference.plain(each) for group, each in medians.items()}
+    evidence = {"states": len(starts), "rounding": told}
+    count = f"the median of {len(starts)} single updates"
+    failed = next((group for group, median in medians.items() if median > ALLOWED), None)
+    if failed is None:
+        summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
+        return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
+    update, start = max(zip(starts.items(), ratios[failed], strict=False), key=itemgetter(1))[0]
+    found = _locate_rounding(baseline, changed, update, start, parts, precision, seed)
     summary = f"rounds {medians[failed]:.2g} times as much as the baseline ({_name(failed)}, {count}): {found}"
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
 
 
-def _starts(isolation: Isolation, batches: Sequence[Any], states: int, seed: int) -> dict[int, Update]:
+def _starts(baseline: Build, batches: Sequence[Any], states: int, seed: int) -> dict[int, Update]:
     """Updates on the baseline's way, spread evenly, by their number, with the state from which they start."""
+    way = Trajectory([*map(Update, batches)], seed)
+    isolation = way.isolated(baseline)
     count = min(states, len(batches))
     chosen = {round(i * (len(batches) - 1) / max(1, count - 1)) for i in range(count)}
     starts = {}
-    for i, batch in enumerate(batches[: max(chosen) + 1]):
-        if i in chosen:
-            starts[i + 1] = Update(batch, map_tensors(Tensor.cpu, saved(isolation.subject)), seed + i + 1)
-        if i < max(chosen):
-            isolation.step(clones(batch))
+    for number, (batch, _) in enumerate(zip(batches[: max(chosen) + 1], way.frames(isolation), strict=False), start=1):
+        if number - 1 in chosen:
+            starts[number] = Update(batch, map_tensors(Tensor.cpu, saved(isolation.subject)), seed + number)
     return starts
 
 
@@ -289,11 +218,8 @@ def _locate_rounding(
     baseline: Build, changed: Build, update: int, start: Update, parts: Sequence[str], precision: float, seed: int
 ) -> Difference:
     """Takes one update again, with slots that show what they return, to find the first that is too far off."""
-    trajectory, in_float64 = Trajectory([start], seed), Float64Trajectory([start], seed)
-    truth, own, theirs = (
-        next(each.updated(each.isolated(build, watching=True), watched=1))
-        for each, build in ((in_float64, baseline), (trajectory, baseline), (trajectory, changed))
-    )
+    truth, _ = Trajectory([start], seed, float64=True).watched(baseline, 1)
+    (own, _), (theirs, _) = (Trajectory([start], seed).watched(build, 1) for build in (baseline, changed))
     seen = {location: truth[location] for location in difference.in_order(truth, theirs, parts) if location in truth}
     mine = difference.relative_errors(seen, own)
     ratios = {

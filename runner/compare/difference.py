@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from runner.compare.isolation import Frame, Location, Trajectory
-    from runner.compare.subject import Build
+from runner.compare.isolation import Frame, Location, Trajectory
+from runner.compare.subject import Build
 
 TOLERANCE = 1e-9
 """Share of a group's largest number by which its numbers may differ; rounding alone gives 1e-15 to 1e-13."""
 FLOOR = 1e-12  # rounding of numbers around one, where all numbers of a group should be zero and are not quite
 MISSING = object()  # stands for a value that a frame does not have
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Difference:
     """The first thing that is not as in the baseline."""
 
-    update: int
-    """In which update, counted from 1; 0 is before the first."""
-    slot: str
-    """The named step after which it differs; ``step`` is the whole update."""
-    tensor: str
-    """An output, a gradient (``NAME.grad``) or a part of the state."""
-    absolute: float
-    """The largest difference of two elements; infinite where only one is a number, or there is nothing to subtract."""
-    relative: float
-    """The same as a share of the baseline's largest element."""
-    elements: int
-    """How many elements differ."""
-    remark: str = ""
-    """What is wrong where it is not the values: a shape, a type, something missing."""
+    update: int  # counted from 1; 0 is before the first
+    slot: str  # the named step after which it differs; ``step`` is the whole update
+    tensor: str  # an output, a gradient (``NAME.grad``) or a part of the state
+    absolute: float  # the largest of two elements; infinite where only one is a number, or nothing can be subtracted
+    relative: float  # the same as a share of the baseline's largest element
+    elements: int  # how many differ
+    remark: str = ""  # what is wrong where it is not the values: a shape, a type, something missing
 
     def __str__(self) -> str:
         when = f"update {self.update}, slot '{self.slot}'" if self.update else "before the first update"
@@ -65,26 +55,23 @@ def plain(value: Any) -> Any:
 
 def described(update: int, location: Location, one: Any, other: Any) -> Difference:
     """Describes how the second value differs from the first, the baseline's."""
-
-    def remarked(remark: str) -> Difference:
-        return Difference(update, location.slot, str(location), math.inf, math.inf, 0, remark)
-
+    error, remark = absolute_difference(one, other), ""
+    both = isinstance(one, Tensor) and isinstance(other, Tensor)
     if other is MISSING or other is None:
-        return remarked("is missing")
-    if one is MISSING or one is None:
-        return remarked("is there, which it is not in the baseline")
-    error = absolute_difference(one, other)
-    if error is None:
-        mine, theirs = (
-            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            for value in (one, other)
-        )
-        return remarked(f"is {theirs} instead of {mine}")
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return measured(update, location, one, error, error > 0)
-    if one.dtype != other.dtype:
-        return remarked(f"is of type {other.dtype} instead of {one.dtype}")
-    return measured(update, location, one, error, _bits(one) != _bits(other))
+        remark = "is missing"
+    elif one is MISSING or one is None:
+        remark = "is there, which it is not in the baseline"
+    elif error is None:
+        remark = f"is {_shown(other)} instead of {_shown(one)}"
+    elif both and one.dtype != other.dtype:
+        remark = f"is of type {other.dtype} instead of {one.dtype}"
+    if error is None or remark:
+        return Difference(update, location.slot, str(location), math.inf, math.inf, 0, remark)
+    return measured(update, location, one, error, _bits(one) != _bits(other) if both else error > 0)
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def measured(update: int, location: Location, baseline: Any, error: Tensor, differs: Tensor) -> Difference:
@@ -94,22 +81,19 @@ def measured(update: int, location: Location, baseline: Any, error: Tensor, diff
     return Difference(update, location.slot, str(location), absolute, relative, int(differs.sum()))
 
 
-def digests(frame: Frame) -> dict[Location, bytes]:
-    """Fingerprints: of a tensor's type, shape and bits, of anything else's type and text."""
-    return {location: _digest(value) for location, value in frame.items()}
-
-
-def _digest(value: Any) -> bytes:
-    if not isinstance(value, Tensor):
-        return hashlib.blake2b(f"{type(value).__name__} {value!r}".encode(), digest_size=16).digest()
-    found = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)}".encode(), digest_size=16)
-    found.update(_bits(value).cpu().numpy().data)
+def digest(value: Any) -> bytes:
+    """A fingerprint: of a tensor's type, shape and bits, of anything else's type and text."""
+    tensor = isinstance(value, Tensor)
+    kind = f"{value.dtype} {tuple(value.shape)}" if tensor else f"{type(value).__name__} {value!r}"
+    found = hashlib.blake2b(kind.encode(), digest_size=16)
+    if tensor:
+        found.update(_bits(value).cpu().numpy().data)
     return found.digest()
 
 
 def not_same_bits(baseline: Frame, changed: Frame) -> Iterator[Location]:
     """The locations that differ in type, shape or a bit; a NaN is equal to itself, 0 is not to -0."""
-    return (place for place, value in baseline.items() if _digest(value) != _digest(changed.get(place, MISSING)))
+    return (place for place, value in baseline.items() if digest(value) != digest(changed.get(place, MISSING)))
 
 
 def absolute_difference(one: Any, other: Any) -> Tensor | None:
@@ -152,7 +136,7 @@ def _real(tensor: Tensor) -> Tensor:
 def _bits(tensor: Tensor) -> Tensor:
     """All elements in a row, as whole numbers."""
     flat = _real(tensor.detach()).contiguous().reshape(-1)
-    return flat.view(_BITS[flat.element_size()])
+    return flat.view(getattr(torch, f"int{8 * flat.element_size()}"))
 
 
 def differing(baseline: Frame, changed: Frame, tolerance: float = TOLERANCE) -> Iterator[Location]:
@@ -170,13 +154,9 @@ def differing(baseline: Frame, changed: Frame, tolerance: float = TOLERANCE) -> 
     for location, one in baseline.items():
         other = changed.get(location, MISSING)
         error = absolute_difference(one, other)
-        if error is None:
-            if isinstance(one, Tensor) or type(one) is not type(other) or one != other:
-                yield location
-        elif error.numel():
-            allowed = tolerance * sizes[_group_of(location)] + FLOOR if _is_number(one) else 0.0
-            if float(error.max()) > allowed:
-                yield location
+        allowed = tolerance * sizes[_group_of(location)] + FLOOR if _is_number(one) else 0.0
+        if digest(one) != digest(other) if error is None else bool((error > allowed).any()):
+            yield location
 
 
 def numbers(frame: Frame) -> Frame:
@@ -255,12 +235,9 @@ def locate(
     The criterion gives the locations of the first frame, in its order, at which the second is not as it should be; it
     may find none this time.
     """
-    isolations = [trajectory.isolated(build, watching=True) for build in (baseline, changed)]
-    names = shared(*(isolation.subject.state for isolation in isolations))
-    one, other = (
-        next(itertools.islice(trajectory.frames(isolation, watched=update), update, None)) for isolation in isolations
-    )
-    seen = {location: one.get(location, MISSING) for location in in_order(one, other, names)}
+    one, parts = trajectory.watched(baseline, update)
+    other, changed_parts = trajectory.watched(changed, update)
+    seen = {location: one.get(location, MISSING) for location in in_order(one, other, shared(parts, changed_parts))}
     location = next(iter(criterion(seen, other)), None)
     return None if location is None else described(update, location, seen[location], other.get(location, MISSING))
 
@@ -271,10 +248,9 @@ def in_order(one: Frame, other: Frame, states: Sequence[str]) -> list[Location]:
     After a slot that both have called as often, a gradient that only one of them has tells something, too.
     """
     returned = {location.call: number for number, location in enumerate(one)}
-    called = {location.call for location in other}
-    inner = [location for location in one if location.call and location.call in called]
+    both = returned.keys() & {location.call for location in other} - {None}
     new = [location for location in other if location.kind == "gradient" and location not in one]
-    inner += [location for location in new if location.call and location.call in returned]
+    inner = [location for location in (*one, *new) if location.call in both]
     inner.sort(key=lambda location: (returned[location.call], ("output", "gradient", "state").index(location.kind)))
     outer = [location for location in one if location.call is None]
     return [*comparable(inner, set(inner), states), *comparable(outer, other, states)]

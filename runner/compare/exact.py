@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runner.compare.difference import Difference, comparable, digests, locate, newly_untrained, not_same_bits, shared
+from runner.compare.difference import Difference, comparable, digest, locate, newly_untrained, not_same_bits, shared
 from runner.compare.isolation import Location, StepError, Trajectory, Update
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
@@ -20,9 +20,7 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
     The baseline is compared with itself first: where it does not repeat itself, nothing can be said. One subject exists
     at a time, two if a difference has to be located. Arguments and exceptions are those of ``verify``.
     """
-    if not batches:
-        raise ValueError("nothing to compare: there is no batch")
-    return bitwise(Trajectory([Update(batch) for batch in batches], seed), baseline, changed)
+    return bitwise(Trajectory([*map(Update, batches)], seed), baseline, changed)
 
 
 def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
@@ -30,18 +28,18 @@ def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
 
     The evidence names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
     """
-    first, (parts, excused) = _fingerprints(trajectory, baseline)
-    again, _ = _fingerprints(trajectory, baseline)
-    update = _parting(first, again, parts)
-    if update is not None:
-        return _unstable(update, locate(trajectory, baseline, baseline, update, not_same_bits))
     try:
-        prints, (changed_parts, untrained) = _fingerprints(trajectory, changed)
+        first, parts, excused = _fingerprints(trajectory, baseline)
+        again, *_ = _fingerprints(trajectory, baseline)
+        update = _parting(first, again, parts)
+        if update is not None:
+            return _unstable(update, locate(trajectory, baseline, baseline, update, not_same_bits))
+        prints, changed_parts, untrained = _fingerprints(trajectory, changed)
         names = shared(parts, changed_parts)
         update = _parting(first, prints, names)
         found = None if update is None else locate(trajectory, baseline, changed, update, not_same_bits)
     except StepError as error:
-        return Verdict(Outcome.FAIL, CONTRACT, error.summary, {"updates": error.update})
+        return error.verdict(CONTRACT, baseline)
     count = len(list(comparable(first[-1], prints[-1], names)))
     evidence = {
         "updates": len(trajectory.updates),
@@ -57,13 +55,11 @@ def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
     return Verdict(Outcome.FAIL, CONTRACT, f"not the same bits: {found}", evidence | {"difference": found.data()})
 
 
-def _fingerprints(trajectory: Trajectory, build: Build) -> tuple[Prints, tuple[list[str], dict[str, str]]]:
+def _fingerprints(trajectory: Trajectory, build: Build) -> tuple[Prints, list[str], dict[str, str]]:
     """What is left to know of a subject that is gone; with the parts of its state, and parameters without gradient."""
     isolation = trajectory.isolated(build)
-    return [digests(frame) for frame in trajectory.frames(isolation)], (
-        list(isolation.subject.state),
-        isolation.untrained,
-    )
+    prints = [{location: digest(value) for location, value in frame.items()} for frame in trajectory.frames(isolation)]
+    return prints, list(isolation.subject.state), isolation.untrained
 
 
 def _parting(one: Prints, other: Prints, states: Sequence[str]) -> int | None:

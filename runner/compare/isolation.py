@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import re
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,19 +17,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from runner.compare.subject import Build, Subject
+from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.source import Ring
 from runner.system import generators, tree
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 
-if TYPE_CHECKING:
-    from runner.compare.subject import Build, Subject
-
 STEP = "step"  # the slot that stands for the whole update
 OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
 """Settings of torch's optimizers that say how to compute, not what; they stay with the optimizer that has them."""
-_GROUPS = "param_groups"
-_OWN_SETTING = re.compile(rf"{_GROUPS}\.\d+\.({'|'.join(OWN_WAY)})$")
+_OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
 
 
 class Location(NamedTuple):
@@ -48,11 +47,11 @@ class Location(NamedTuple):
         return None if self.slot == STEP else (self.slot, self.visit)
 
 
-class _Gradient(NamedTuple):
-    """A gradient that an optimizer was given."""
+class _Given(NamedTuple):
+    """A gradient as an optimizer was given it."""
 
     tensor: Tensor
-    version: int
+    version: int  # of the tensor, while the copy stands for it: some optimizers (Nesterov by ``foreach``) write over it
     kept: Tensor  # a copy
 
 
@@ -61,54 +60,54 @@ Frame = dict[Location, Any]
 
 
 class StepError(Exception):
-    """A subject's step, or the loading of a state before it, raised an exception, which is the cause."""
+    """A subject's step, the loading of a state before it, or in float64 its making raised an exception: the cause."""
 
-    def __init__(self, isolation: Isolation) -> None:
-        super().__init__(isolation.updates)
-        self.isolation, self.update = isolation, isolation.updates
-
-    def __str__(self) -> str:
-        cause = self.__cause__
-        assert cause is not None
+    def __init__(self, isolation: Isolation, cause: Exception) -> None:
         last = traceback.extract_tb(cause.__traceback__)[-1]
-        text = str(cause).strip().splitlines()
+        first_line = next(iter(str(cause).strip().splitlines()), "")
         where = f"{last.filename.rpartition('/')[2]}:{last.lineno}, in {last.name}"
-        return f"{type(cause).__name__}: {text[0] if text else ''} ({where})"
+        super().__init__(f"{type(cause).__name__}: {first_line} ({where})")
+        self.build, self.float64, self.update = isolation.build, isolation.float64, isolation.updates
 
-    @property
-    def summary(self) -> str:
-        """What a verdict says of a changed step that fails."""
-        return f"update {self.update}: the changed step raises {self}"
+    def verdict(self, contract: str, baseline: Build | None) -> Verdict:
+        """What it means for a comparison; it is raised again if the baseline has failed in its own precision."""
+        who = "the baseline" if self.build is baseline else "the changed step"
+        if self.float64:
+            summary = f"the algebra cannot be compared: in float64 {who} raises {self}"
+            return Verdict(Outcome.INCONCLUSIVE, contract, summary)
+        if self.build is baseline:
+            raise self
+        return Verdict(Outcome.FAIL, contract, f"update {self.update}: {who} raises {self}", {"updates": self.update})
 
 
 class Isolation:
     """One subject, and all that is global to it."""
 
-    def __init__(self, build: Build, seed: int, dtype: torch.dtype | None = None, watching: bool = False) -> None:
-        """Builds the subject with this seed and under this default floating-point type, the present one unless told.
+    def __init__(self, build: Build, seed: int, float64: bool = False, watching: bool = False) -> None:
+        """Builds the subject with this seed, and if told in float64.
 
         If watching, its slots are to tell what they return.
         """
         if torch.cuda.is_available():
             gc.collect()  # the one before may hold the device's memory in a circle of references
-        self.updates = 0
-        self.untrained: dict[str, str] = {}
-        """Parameters that no finite gradient other than zero has reached so far, with the reason."""
+        self.build, self.float64, self.updates = build, float64, 0
         self._own = generators.Globals()
         self._before = self._own.random
         self._number = 0  # what is added to the count of updates for the number that seeds one
-        self._given: dict[int, _Gradient] = {}  # what optimizers were given in this update, by parameter
-        self._used_up: dict[int, _Gradient] = {}
-        """Those that an optimizer has written over (``foreach`` with Nesterov), by gradient, as it left them."""
-        self._events: Frame | None = None
-        self._visits: dict[str, int] = {}
-        with self._alone():
-            if dtype is not None:
-                torch.set_default_dtype(dtype)
+        self._given: dict[int, _Given] = {}  # in this update, by parameter and by gradient
+        self.events: Frame | None = None
+        """Copies of what slots return, which the next frame begins with; None if nobody wants to see that."""
+        self._visits: Counter[str] = Counter()
+        with self._alone(), self._failing() if float64 else nullcontext():
             generators.inductor().fallback_random = True  # compiled code draws what eager code draws
             generators.seed(seed)
+            if float64:
+                torch.set_default_dtype(torch.float64)
             self.subject = build()
+            if float64:
+                _widen(self.subject)
             self.untrained = dict.fromkeys(named_parameters(self.subject), "receives no gradient")
+            """Parameters that no finite gradient other than zero has reached so far, with the reason."""
             if watching and self.subject.watch is not None:
                 self.subject.watch(torch.compiler.disable(self._report))  # type: ignore[no-untyped-call]
 
@@ -117,12 +116,11 @@ class Isolation:
         with self._alone():
             return self._state(STEP)
 
-    def step(self, batch: Any, watching: bool = False) -> Frame:
-        """One update on this very batch; if watching, the frame begins with copies of what the slots returned."""
+    def step(self, batch: Any) -> Frame:
+        """One update on this very batch."""
         self.updates += 1
-        self._events, self._visits = ({} if watching else None), {}
+        self._visits.clear()
         self._given.clear()
-        self._used_up.clear()
         with self._alone(), self._failing():
             if self.subject.seed is not None:
                 self.subject.seed(self._number + self.updates)
@@ -133,7 +131,7 @@ class Isolation:
                 register_optimizer_step_post_hook(self._after_optimizer),
             ):
                 output = self.subject.step(batch)
-            observed, self._events = self._events or {}, None
+            observed, self.events = self.events or {}, None
             frame = self._frame(STEP, 0, output)
             for location, gradient in frame.items():
                 if location.kind == "gradient" and location.name in self.untrained:
@@ -179,40 +177,39 @@ class Isolation:
         except (RunnerError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise StepError(self) from error
+            raise StepError(self, error) from error
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():
             return
         for parameter in _parameters(optimizer):
             if (gradient := parameter.grad) is not None:
-                self._given[id(parameter)] = _Gradient(gradient, gradient._version, gradient.detach().clone())
+                given = _Given(gradient, gradient._version, gradient.detach().clone())
+                self._given[id(parameter)] = self._given[id(gradient)] = given
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing() or getattr(optimizer, "grad_scale", None) is not None:  # it was to unscale them
             return
         for parameter in _parameters(optimizer):
-            given = self._given.get(id(parameter))
-            if given is not None and given.tensor._version != given.version:
-                self._used_up[id(given.tensor)] = given._replace(version=given.tensor._version)
+            if given := self._given.get(id(parameter)):
+                self._given[id(given.tensor)] = given._replace(version=given.tensor._version)
 
     def _report(self, slot: str, output: Any) -> None:
-        if self._events is None or _is_capturing():
+        if self.events is None or _is_capturing():
             return
-        visit = self._visits.get(slot, 0)
-        self._visits[slot] = visit + 1
-        frame = self._frame(slot, visit, output)
-        self._events |= map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), frame)
+        frame = self._frame(slot, self._visits[slot], output)
+        self._visits[slot] += 1
+        self.events |= map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), frame)
 
     def _frame(self, slot: str, visit: int, output: Any) -> Frame:
         """Numbers and tensors that were returned, with gradients and state; a None among them is no output."""
-        returned = {Location(slot, "output", path or "output", visit): value for path, value in leaves(output)}
-        outputs = {location: value for location, value in returned.items() if value is not None}
+        returned = [(path or "output", value) for path, value in leaves(output) if value is not None]
+        outputs = {Location(slot, "output", path, visit): value for path, value in returned}
         if self.subject.gradients is not None:
             found = dict(self.subject.gradients())
         else:
             found = {
-                name: given.kept if (given := self._given.get(id(each))) and each.grad is None else each.grad
+                name: given.kept if each.grad is None and (given := self._given.get(id(each))) else each.grad
                 for name, each in named_parameters(self.subject).items()
             }
         known = {name: self._as_given(each) for name, each in found.items() if each is not None}
@@ -221,9 +218,9 @@ class Isolation:
 
     def _as_given(self, gradient: Tensor) -> Tensor:
         """A gradient, dense, as its optimizer was given it."""
-        used_up = self._used_up.get(id(gradient))
-        if used_up is not None and gradient._version == used_up.version:
-            gradient = used_up.kept
+        given = self._given.get(id(gradient))
+        if given is not None and gradient._version == given.version:
+            gradient = given.kept
         return gradient.to_dense() if gradient.layout != torch.strided else gradient
 
     def _state(self, slot: str, visit: int = 0) -> Frame:
@@ -253,32 +250,42 @@ class Update:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Some updates, from the same seed for whoever makes them."""
+    """Some updates, from the same seed for whoever makes them; if told, of batches and by subjects in float64."""
 
     updates: Sequence[Update]
     seed: int
-    dtype: torch.dtype | None = None  # the default floating-point type; the present one unless told
+    float64: bool = False
 
-    def isolated(self, build: Build, watching: bool = False) -> Isolation:
+    def __post_init__(self) -> None:
+        if not self.updates:
+            raise ValueError("nothing to compare: there is no batch")
+
+    def isolated(self, build: Build) -> Isolation:
         """A subject that has not moved yet."""
-        return Isolation(build, self.seed, self.dtype, watching)
+        return Isolation(build, self.seed, self.float64)
 
-    def frames(self, isolation: Isolation, watched: int | None = None) -> Iterator[Frame]:
+    def watched(self, build: Build, number: int) -> tuple[Frame, list[str]]:
+        """What can be seen of one update, also what the slots return; and the names of the subject's parts."""
+        isolation = Isolation(build, self.seed, self.float64, watching=True)
+        frames = self.frames(isolation)
+        for _ in range(number):
+            next(frames)
+        isolation.events = {}
+        return next(frames), list(isolation.subject.state)
+
+    def frames(self, isolation: Isolation) -> Iterator[Frame]:
         """What can be seen before the first update, and after each."""
         yield isolation.initial()
-        yield from self.updated(isolation, watched)
+        yield from self.updated(isolation)
 
-    def updated(self, isolation: Isolation, watched: int | None = None) -> Iterator[Frame]:
-        """What can be seen after each update; in the one that is watched, also what the slots returned.
-
-        Raises:
-            StepError: the subject failed.
-        """
-        own = {id(update.batch): clones(update.batch) for update in self.updates}
-        for number, update in enumerate(self.updates, start=1):
+    def updated(self, isolation: Isolation) -> Iterator[Frame]:
+        """What can be seen after each update; ``StepError`` if the subject fails."""
+        copied = to_float64 if self.float64 else clones
+        own = {id(update.batch): copied(update.batch) for update in self.updates}
+        for update in self.updates:
             if update.states is not None:
                 isolation.load(update.states, update.seed)
-            yield isolation.step(own[id(update.batch)], watching=number == watched)
+            yield isolation.step(own[id(update.batch)])
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -318,6 +325,24 @@ def clones(value: Any) -> Any:
     return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
 
 
+def to_float64(value: Any) -> Any:
+    """A copy whose floating-point tensors are float64."""
+    return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
+
+
+def _widen(subject: Subject) -> None:
+    """Makes modules float64; a parameter that insists on another type is an error."""
+    for part in subject.state.values():
+        if isinstance(part, nn.Module):
+            part.double()
+    for name, parameter in named_parameters(subject).items():
+        if parameter.is_floating_point() and parameter.dtype != torch.float64:
+            raise TypeError(
+                f"under torch.set_default_dtype(torch.float64) '{name}' is still {parameter.dtype}; build it in the "
+                "default type"
+            )
+
+
 def named_parameters(subject: Subject) -> dict[str, Tensor]:
     """The trainable parameters."""
     if subject.parameters is not None:
@@ -330,18 +355,14 @@ def named_parameters(subject: Subject) -> dict[str, Tensor]:
 
 def saved(subject: Subject) -> dict[str, Any]:
     """A copy of a subject's state that nothing changes any more."""
-    return {name: map_tensors(_kept, part.state_dict()) for name, part in subject.state.items()}
+    return {name: clones(part.state_dict()) for name, part in subject.state.items()}
 
 
 def load(subject: Subject, states: Mapping[str, Any]) -> None:
     """Gives a subject a state that another one had; parts that only one of the two has stay as they are."""
     for name, part in subject.state.items():
         if name in states:
-            part.load_state_dict(_adapted(map_tensors(_kept, states[name]), part.state_dict()))
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
+            part.load_state_dict(_adapted(clones(states[name]), part.state_dict()))
 
 
 def _adapted(state: Any, own: Any) -> Any:
@@ -350,11 +371,8 @@ def _adapted(state: Any, own: Any) -> Any:
         names = {_plain_name(str(key)): key for key in own}
         keys = {key: names.get(_plain_name(str(key)), key) for key in state}
         result = {keys[key]: _adapted(child, own.get(keys[key])) for key, child in state.items()}
-        if _GROUPS in result and _GROUPS in own:
-            result[_GROUPS] = [
-                group | {name: mine[name] for name in OWN_WAY if name in mine}
-                for group, mine in zip(result[_GROUPS], own[_GROUPS], strict=True)
-            ]
+        if "params" in own:  # a group of an optimizer
+            result |= {name: own[name] for name in OWN_WAY if name in own}
         return result
     if isinstance(state, list) and isinstance(own, Sequence) and len(state) == len(own):
         return [_adapted(child, mine) for child, mine in zip(state, own, strict=True)]

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from runner.compare.close import Float64Trajectory, NotFloat64Error, algebra, close_to
+from runner.compare.close import algebra, close_to
 from runner.compare.difference import newly_untrained
 from runner.compare.exact import bitwise
-from runner.compare.isolation import Isolation, StepError, Trajectory, Update, clones, saved
+from runner.compare.isolation import StepError, Trajectory, Update, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.contract import Close, Exact
@@ -40,14 +40,9 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         ValueError: there is no batch, or nothing that could be compared.
         StepError: the baseline itself fails.
     """
-    if not batches:
-        raise ValueError("nothing to compare: there is no batch")
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # what was compiled before draws its own random numbers
-    try:
-        kept = _with_the_same_again(baseline, changed, batches, contract, seed)  # caches would show, too
-    except NotFloat64Error as error:
-        kept = Verdict(Outcome.INCONCLUSIVE, "Close", str(error))
+    kept = _with_the_same_again(baseline, changed, batches, contract, seed)  # caches would show, too
     difference = kept.evidence.get("difference")
     if kept.outcome is Outcome.FAIL and difference and difference["update"] > len(batches):
         kept = replace(kept, summary=STALE + kept.summary)
@@ -72,13 +67,11 @@ def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None
     Parameters that get no gradient in the baseline either are not held against the change. The other arguments and
     exceptions are those of ``verify``.
     """
-    if not batches:
-        raise ValueError("nothing to look at: there is no batch")
     try:
         untrained = _untrained(changed, batches, seed)
+        excused = _untrained(baseline, batches, seed) if baseline is not None and untrained else {}
     except StepError as error:
-        return Verdict(Outcome.FAIL, CONTRACT, error.summary, {"updates": error.update})
-    excused = _untrained(baseline, batches, seed) if baseline is not None and untrained else {}
+        return error.verdict(CONTRACT, baseline)
     return _gradients(newly_untrained(excused, untrained), len(batches))
 
 
@@ -89,13 +82,8 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     parameters, before the third another state is loaded. What remembers anything by its batch is found out. Arguments
     and exceptions are those of ``verify``.
     """
-    if not batches:
-        raise ValueError("nothing to look at: there is no batch")
-    try:
-        found = _with_the_same_again(baseline, changed, batches[:1], contract, seed)
-    except NotFloat64Error as error:
-        return Verdict(Outcome.INCONCLUSIVE, CONTRACT, str(error))
-    return Verdict(found.outcome, CONTRACT, FRESH if found else STALE + found.summary, found.evidence)
+    found = _with_the_same_again(baseline, changed, batches[:1], contract, seed)
+    return replace(found, contract=CONTRACT, summary=FRESH if found else STALE + found.summary)
 
 
 def _gradients(without: Mapping[str, str], updates: int) -> Verdict:
@@ -111,9 +99,9 @@ def _gradients(without: Mapping[str, str], updates: int) -> Verdict:
 
 def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str]:
     """Parameters without a proper gradient, with the reason."""
-    isolation = Isolation(build, seed)
-    for batch in batches:
-        isolation.step(clones(batch))
+    trajectory = Trajectory([*map(Update, batches)], seed)
+    isolation = trajectory.isolated(build)
+    for _ in trajectory.updated(isolation):
         if not isolation.untrained:
             break
     return isolation.untrained
@@ -126,14 +114,12 @@ def _with_the_same_again(
 
     Before the second of them another state is loaded: that of the baseline after its first update.
     """
-    make, judge = (Trajectory, bitwise) if isinstance(contract, Exact) else (Float64Trajectory, algebra)
-    first = make([Update(batches[0])], seed)
+    is_close = isinstance(contract, Close)
+    first = Trajectory([*map(Update, batches[:1])], seed, is_close)
     isolation = first.isolated(baseline)
     try:
         next(first.updated(isolation))
     except StepError as error:
-        if isinstance(contract, Exact):
-            raise
-        raise NotFloat64Error(f"in float64 the baseline raises {error}") from error
+        return error.verdict(type(contract).__name__, baseline)
     updates = [*map(Update, batches), Update(batches[-1]), Update(batches[-1], saved(isolation.subject))]
-    return judge(make(updates, seed), baseline, changed)
+    return (algebra if is_close else bitwise)(Trajectory(updates, seed, is_close), baseline, changed)

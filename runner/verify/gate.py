@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from runner.compare.exact import exact
@@ -49,8 +50,10 @@ class StageVerdict:
 
     name: str  # the stage, or ``all`` for the recipe as a whole
     stages: tuple[str, ...]
-    contract: Contract
-    verdict: Verdict
+    contract: str  # what they promise together
+    verdict: Outcome
+    summary: str
+    evidence: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Verification:
     @property
     def outcome(self) -> Outcome:
         """FAIL if anything failed, else INCONCLUSIVE if anything is not clear."""
-        return worst(row.verdict.outcome for row in self.rows)
+        return worst(row.verdict for row in self.rows)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -75,53 +78,44 @@ class Verification:
 
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
-        rows = [
-            {"name": row.name, "stages": list(row.stages), "contract": type(row.contract).__name__,
-             "verdict": row.verdict.outcome, "summary": row.verdict.summary, "evidence": row.verdict.evidence}
-            for row in self.rows
-        ]  # fmt: skip
         return {"recipe": self.recipe, "verdict": self.outcome, "seconds": self.seconds, "inactive": self.inactive,
-                "stages": rows}  # fmt: skip
+                "stages": [asdict(row) for row in self.rows]}  # fmt: skip
 
 
 def show(report: Verification, console: Console) -> None:
     """Prints one row for every stage and one for the recipe as a whole."""
     colours = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("stage", no_wrap=True)
-    table.add_column("contract")
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("evidence", overflow="fold")
+    stage, verdict = (Column(title, no_wrap=True) for title in ("stage", "verdict"))
+    table = Table(stage, "contract", verdict, Column("evidence", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False)
     for row in report.rows:
-        outcome = row.verdict.outcome
-        verdict, evidence = Text(outcome, style=colours[outcome]), Text(redact(row.verdict.summary))
-        table.add_row(Text(row.name), type(row.contract).__name__, verdict, evidence)
+        outcome = Text(row.verdict, style=colours[row.verdict])
+        table.add_row(Text(row.name), row.contract, outcome, Text(redact(row.summary)))
     for kind, reason in report.inactive.items():
         table.add_row(Text(kind), "", "inactive", Text(redact(reason)), style="dim")
     console.print(table)
-    outcome = report.outcome
-    console.print(Text.assemble(f"{report.recipe}: ", (outcome, colours[outcome]), f" in {report.seconds:.0f} s"))
+    whole = (report.outcome, colours[report.outcome])
+    console.print(Text.assemble(f"{report.recipe}: ", whole, f" in {report.seconds:.0f} s"))
 
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
     """Compares every active stage alone, with what it requires, and the whole recipe with the baseline."""
     started = time.perf_counter()
-    found = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
-    variants = _chosen(found.variants, options.stages)
+    possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
+    variants = _chosen(possible.variants, options.stages)
     if not variants:
         raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
     gate = Gate(recipe, registry, options, say)
-    rows, inactive = [], dict(found.inactive)
+    rows, inactive = [], dict(possible.inactive)
     for name, variant in variants:
-        contract = weakest(recipe, variant.stages)
-        say(f"{name}: {type(contract).__name__} ...")
-        verdict = gate(variant.stages)
-        say(f"{name}: {verdict.outcome}, {verdict.summary}")
+        contract = type(weakest(recipe, variant.stages)).__name__
+        say(f"{name}: {contract} ...")
+        found = gate(variant.stages)
+        say(f"{name}: {found.outcome}, {found.summary}")
         idle = gate.idle(variant.stages)
-        if name in idle and verdict.outcome is not Outcome.FAIL:
+        if name in idle and found.outcome is not Outcome.FAIL:
             inactive[name] = idle[name]
         else:
-            rows.append(StageVerdict(name, variant.stages, contract, verdict))
+            rows.append(StageVerdict(name, variant.stages, contract, found.outcome, found.summary, found.evidence))
     if not rows:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in inactive.items())
         raise UsageError(f"no stage of recipe '{recipe.name}' does anything here ({reasons})")
@@ -145,38 +139,36 @@ class Gate:
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
         self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
-        self._verdicts: dict[tuple[str, ...], Verdict] = {}
-        self._close: dict[tuple[str, ...], Verdict] = {}
-        self._reports: dict[tuple[str, ...], list[Mapping[str, StageReport]]] = {}
+        self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
+        self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
         """The verdict on a set of stages, by the weakest of their contracts."""
-        key = tuple(stages)
-        if key not in self._verdicts:
-            try:
-                verdict = self._judge(key)
-            except (StepError, torch.OutOfMemoryError, MemoryError) as error:
-                summary = f"it cannot be compared: {str(error) or type(error).__name__}"
-                verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, key)).__name__, summary)
-            if self._is_idle(key) and verdict.outcome is not Outcome.FAIL:
-                summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in self.idle(key).items())
-                verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
-            self._verdicts[key] = verdict
-        return self._verdicts[key]
+        return self._verdict(tuple(stages))
 
-    def idle(self, stages: Sequence[str]) -> dict[str, str]:
+    def _judged(self, stages: tuple[str, ...]) -> Verdict:
+        try:
+            verdict = self._judge(stages)
+        except (StepError, torch.OutOfMemoryError, MemoryError) as error:
+            summary = f"it cannot be compared: {str(error) or type(error).__name__}"
+            verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
+        if self._is_idle(stages) and verdict.outcome is not Outcome.FAIL:
+            summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in self.idle(stages).items())
+            return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
+        return verdict
+
+    def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Which of the stages that were judged together had nothing to do, with the reason."""
-        seen = (report for reports in self._reports.get(tuple(stages), ()) for report in reports.values())
-        return {report.kind: str(report.reason) for report in seen if not report.active}
+        return {report.kind: str(report.reason) for report in self._reports[stages] if not report.active}
 
     def _is_idle(self, stages: tuple[str, ...]) -> bool:
         return bool(stages) and set(stages) <= self.idle(stages).keys()
 
     def _subjects(self, stages: tuple[str, ...]) -> tuple[Build, Build]:
         """The baseline and the recipe with these stages."""
-        reports = self._reports.setdefault(stages, [])
-        changed = subject(self.recipe, self.registry, stages, lambda pipeline: reports.append(pipeline.reports))
+        reports = self._reports[stages]
+        changed = subject(self.recipe, self.registry, stages, lambda built: reports.extend(built.reports.values()))
         return subject(self.recipe, self.registry, ()), changed
 
     def _judge(self, stages: tuple[str, ...]) -> Verdict:
@@ -186,24 +178,20 @@ class Gate:
             same = exact(baseline, changed, range(self.options.updates))
             return verify(baseline, changed, self._batches, contract) if same else same
         elsewhere = self._beyond_updates(stages)
+        if isinstance(contract, Close) and elsewhere:
+            summary = f"{elsewhere} changes what batches are drawn, which promises Exact or Statistical if anything"
+            return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
         if isinstance(contract, Close):
-            if elsewhere:
-                summary = f"{elsewhere} changes what batches are drawn, which promises Exact or Statistical if anything"
-                return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
             return self._as_close(stages)
-        if not elsewhere:
-            more_than_promised = self._as_close(stages)
-            if more_than_promised:
-                summary = f"nothing is lost but rounding, which needs no training to see: {more_than_promised.summary}"
-                return replace(more_than_promised, summary=summary)
+        if not elsewhere and (more := self._as_close(stages)):
+            summary = f"nothing is lost but rounding, which needs no training to see: {more.summary}"
+            return replace(more, summary=summary)
         healthy = health(changed, self._batches, baseline)
         return self._statistical(stages) if healthy and not self._is_idle(stages) else healthy
 
-    def _as_close(self, stages: tuple[str, ...]) -> Verdict:
+    def _judged_as_close(self, stages: tuple[str, ...]) -> Verdict:
         """The verdict on stages that promise to be Close, or would if they were asked."""
-        if stages not in self._close:
-            self._close[stages] = verify(*self._subjects(stages), self._batches, Close())
-        return self._close[stages]
+        return verify(*self._subjects(stages), self._batches, Close())
 
     @cached_property
     def _batches(self) -> list[Any]:
@@ -221,10 +209,8 @@ class Gate:
     def _statistical(self, stages: Sequence[str]) -> Verdict:
         objective = self.recipe.objective
         if objective is None:
-            summary = (
-                f"neither data '{self.recipe.data.kind}' nor model '{self.recipe.model.kind}' names an objective "
-                "by which trainings could be compared"
-            )
+            data, model = self.recipe.data.kind, self.recipe.model.kind
+            summary = f"neither data '{data}' nor model '{model}' names an objective by which to compare trainings"
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
         if self.options.budget <= 0:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
@@ -234,7 +220,7 @@ class Gate:
         changed = [kind for kind in self._active if kind in stages or kind in equal]
         reference, with_stages = self._training(equal), self._training(changed)
         verdict = statistical(reference, with_stages, objective, self._trainings, self.options.seeds)
-        return replace(verdict, evidence={**verdict.evidence, "stages": {"reference": equal, "changed": changed}})
+        return replace(verdict, evidence=verdict.evidence | {"stages": {"reference": equal, "changed": changed}})
 
     @cached_property
     def _active(self) -> tuple[str, ...]:
@@ -258,11 +244,9 @@ class Gate:
         values = recipe.values(masked=False)
         values["train"] |= {unit: steps, "evaluate_every": None, "checkpoint_every": None, "log_every": steps}
         choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
-        if not choosing:
-            return TrainingOrder(values)
-        # Beside other trainings, another choice might come out.
-        values["optimization"] = {k: v for k, v in values["optimization"].items() if k not in choosing}
-        return TrainingOrder(values, assemble(recipe, self.registry.files).batch_size)
+        for kind in choosing:
+            del values["optimization"][kind]  # beside other trainings, another choice might come out
+        return TrainingOrder(values, assemble(recipe, self.registry.files).batch_size if choosing else None)
 
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:

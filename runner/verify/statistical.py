@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.child.protocol import Parent
 from runner.child.spawn import Cause, Child, ChildError
@@ -22,23 +22,17 @@ from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, evaluated
+from runner.train.loop import Display, Journal, Loop, evaluated
 from runner.train.signals import Stop
 
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 
 
-@dataclass(frozen=True)
-class TrainingOrder:
+class TrainingOrder(NamedTuple):
     """What a child process trains."""
 
     recipe: Mapping[str, Any]  # its values
     batch_size: int | None = None  # what a stage has chosen; the recipe's own stays what its other settings refer to
-
-    def seeded(self, seed: int) -> str:
-        """As JSON, with that seed."""
-        whole = {"recipe": {**self.recipe, "seed": seed}, "batch_size": self.batch_size}
-        return json.dumps(whole, sort_keys=True, ensure_ascii=False)
 
 
 @dataclass
@@ -51,7 +45,7 @@ class Trainings:
     plugin_files: Sequence[Path]
     deadline: float  # by ``time.monotonic``; no training is begun after it
     say: Callable[[str], None]
-    _done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _done: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the order as JSON
 
     def run(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[dict[str, Any]]:
         """Evaluations before and after every training with every seed, trainings outermost.
@@ -60,7 +54,8 @@ class Trainings:
             DivergedError: the last of them did, and no other.
             RunnerError: a training failed in another way.
         """
-        wanted = [training.seeded(seed) for training in trainings for seed in seeds]
+        orders = [[{**recipe, "seed": seed}, batch_size] for recipe, batch_size in trainings for seed in seeds]
+        wanted = [json.dumps(order, sort_keys=True) for order in orders]
         new = [text for text in dict.fromkeys(wanted) if text not in self._done]
         changed = set(wanted[-len(seeds) :])
         given_up = Event()
@@ -76,23 +71,17 @@ class Trainings:
         return [self._done[text] for text in wanted]
 
     def _train(self, text: str, may_diverge: bool, given_up: Event) -> dict[str, Any]:
-        training = json.loads(text)
+        recipe, batch_size = json.loads(text)
+        options = {"batch_size": batch_size}
         try:  # several compute side by side, with one thread each
-            with Child(
-                __name__, training.pop("recipe"), plugin_files=self.plugin_files, options=training, threads=1
-            ) as child:
+            with Child(__name__, recipe, plugin_files=self.plugin_files, options=options, threads=1) as child:
                 return child.answer(math.inf, given_up.is_set)
         except ChildError as error:
-            raise _why(error, may_diverge) from error
-
-
-def _why(error: ChildError, may_diverge: bool) -> RunnerError:
-    """What it means for the comparison that a training has failed."""
-    if error.cause == Cause.DIVERGED and may_diverge:
-        return DivergedError(str(error))
-    if error.cause == Cause.INVALID:
-        return UsageError(str(error))
-    return RunnerError(f"a training for the comparison failed:\n{error}")
+            if error.cause == Cause.DIVERGED and may_diverge:
+                raise DivergedError(str(error)) from error
+            if error.cause == Cause.INVALID:
+                raise UsageError(str(error)) from error
+            raise RunnerError(f"a training for the comparison failed:\n{error}") from error
 
 
 def statistical(
@@ -106,7 +95,7 @@ def statistical(
     """
     name, sign = objective.name, objective.sign
     test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
-    for first, look in itertools.pairwise((0, *test.design.looks)):
+    for first, look in itertools.pairwise((0, *test.design.bounds)):
         if time.monotonic() > trainings.deadline:
             break
         seeds = [int(reference.recipe["seed"]) + 1 + i for i in range(first, look)]
@@ -114,8 +103,9 @@ def statistical(
             results = trainings.run([reference, changed], seeds)
         except DivergedError as error:
             return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
-        for without, with_stage in zip(results[: len(seeds)], results[len(seeds) :], strict=True):
-            test.add(*(sign * (each["after"][name] - each["before"][name]) for each in (without, with_stage)))
+        gains = [sign * (each["after"][name] - each["before"][name]) for each in results]
+        for pair in zip(gains[: len(seeds)], gains[len(seeds) :], strict=True):
+            test.add(*pair)
         learnt = sum(without for without, _ in test.pairs) / len(test)
         if learnt <= 0:
             summary = f"the reference learns nothing: {name} does not improve; train longer"
@@ -128,21 +118,12 @@ def statistical(
     return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})
 
 
-class Nowhere:
+class Nowhere(Journal, Display):
     """Keeps nothing of what a training logs, and shows nothing."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Forgets the metrics."""
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows nothing."""
 
     def mark(self) -> int:
         """Nothing is resumed."""
         return 0
-
-    def sync(self) -> None:
-        """Nothing is written."""
 
 
 def main(parent: Parent) -> None:

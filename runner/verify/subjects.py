@@ -12,9 +12,7 @@ from runner.compare.isolation import clones
 from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
-from runner.plugin.stage import StageConfig
-from runner.recipe.constraints import conflicts
-from runner.recipe.document import Node, Place, RecipeError
+from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.tree import tensors
@@ -30,8 +28,7 @@ class Recorded(NamedTuple):
     batch: Batch
     noise: Batch
     inputs: Any  # what of the batch the learner's ``predict`` answers to; its answers are compared, too
-    progress: dict[str, int]
-    """Counts before the update: on them depend learning rates, and what is not done in every update."""
+    progress: dict[str, int]  # before the update: learning rates depend on it, and what is not done in every update
 
 
 def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Recipe:
@@ -42,22 +39,16 @@ def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
     Raises:
         UsageError: there is no such stage, or the recipe cannot have them together.
     """
-    chosen: dict[str, StageConfig] = {}
-    wanted = list(stages)
+    values, wanted = recipe.values(masked=False), list(stages)
+    settings: dict[str, Any] = values["optimization"]
+    on: dict[str, Any] = {}
     while wanted:
         kind = wanted.pop()
-        if kind not in chosen:
-            config = registry.get("optimization", kind)
-            chosen[kind] = recipe.stages[kind] if kind in recipe.stages else config()
-            wanted += config.requires
-    on = dict(sorted(chosen.items(), key=lambda item: (item[1].phase, item[0])))
-    off = tuple(kind for kind in (*recipe.stages, *recipe.off) if kind not in on)
-    switched = dict.fromkeys(on, True) | dict.fromkeys(off, False)
-    root = Node({}, Place(recipe.path))
-    problems = list(conflicts(root, recipe.model, recipe.data, recipe.train, on, switched))
-    if problems:
-        raise RecipeError(problems)
-    return replace(recipe, stages=on, off=off)
+        if kind not in on:
+            on[kind] = settings[kind] if kind in recipe.stages else "on"
+            wanted += registry.get("optimization", kind).requires
+    values["optimization"] = dict.fromkeys(settings, "off") | on
+    return replace(from_values(values, str(recipe.path), {}, registry), origins=recipe.origins)
 
 
 def subject(
@@ -69,10 +60,10 @@ def subject(
     feeds back as a training does, from the recipe's own source after its warm-up, and the state of the source and of
     the recipe's random generators is compared, too. ``built`` is told of every pipeline that is made.
     """
-    recipe_with(recipe, registry, stages)
+    chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
-        pipeline = assemble(recipe_with(recipe, registry, stages), registry.files)
+        pipeline = assemble(chosen, registry.files)
         built(pipeline)
         training = _Training(pipeline)
         return Subject(
@@ -86,13 +77,10 @@ def subject(
 def recorded(recipe: Recipe, registry: Registry, updates: int) -> list[Recorded]:
     """Batches and noise of the first updates of the baseline's training, after its warm-up."""
     found: list[Recorded] = []
-    with _seeded(recipe):
-        pipeline = assemble(recipe_with(recipe, registry, ()), registry.files)
-        step = Step(pipeline)
+    with _baseline(recipe, registry) as step:
         for _ in range(updates):
             drawn = _drawn(step)
-            inputs, counts = pipeline.learner.inputs(drawn.batch), pipeline.progress.state_dict()
-            found.append(clones(Recorded(*drawn, inputs, counts)))
+            found.append(clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict())))
             step(drawn)
     return found
 
@@ -102,9 +90,10 @@ def inference_subject(recipe: Recipe, registry: Registry, stages: Collection[str
 
     What compares training steps compares these too: ``verify`` their answers, ``clock`` their latency.
     """
+    chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
-        pipeline = assemble(recipe_with(recipe, registry, stages), registry.files)
+        pipeline = assemble(chosen, registry.files)
 
         def answer(inputs: Any) -> dict[str, Any]:
             return {"answer": pipeline.learner.predict(pipeline.transfer(inputs))}
@@ -117,10 +106,9 @@ def inference_subject(recipe: Recipe, registry: Registry, stages: Collection[str
 def recorded_inputs(recipe: Recipe, registry: Registry, sizes: Sequence[int] = BATCH_SIZES) -> list[Any]:
     """What the learner of a recipe is asked in its training, in batches of these sizes."""
     found = []
-    with _seeded(recipe):
-        for size in sizes:
-            pipeline = assemble(recipe_with(recipe, registry, ()), registry.files, batch_size=size)
-            found.append(clones(pipeline.learner.inputs(_drawn(Step(pipeline)).batch)))
+    for size in sizes:
+        with _baseline(recipe, registry, size) as step:
+            found.append(clones(step.learner.inputs(_drawn(step).batch)))
     return found
 
 
@@ -131,12 +119,12 @@ def model_bytes(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
 
 
 @contextmanager
-def _seeded(recipe: Recipe) -> Iterator[None]:
-    """Seeds the global random generators, and leaves them as they were."""
+def _baseline(recipe: Recipe, registry: Registry, batch_size: int | None = None) -> Iterator[Step]:
+    """The baseline's training, with the recipe's seed; the global random generators are left as they were."""
     before = generators.state_dict()
     try:
         generators.seed(recipe.seed)
-        yield
+        yield Step(assemble(recipe_with(recipe, registry, ()), registry.files, batch_size=batch_size))
     finally:
         generators.load_state_dict(before)
 
@@ -151,8 +139,7 @@ class _Training:
     """A pipeline that is stepped update by update, and the state of what it draws from."""
 
     def __init__(self, pipeline: Assembly) -> None:
-        self.pipeline, self.learner = pipeline, pipeline.learner
-        self.whole_step = Step(pipeline)
+        self.pipeline, self.whole_step = pipeline, Step(pipeline)
         self.draws = self.answers = False
 
     def step(self, given: Any) -> dict[str, Any]:
@@ -168,7 +155,7 @@ class _Training:
         output = self.whole_step.update(Drawn(batch, noise))
         self.answers = True  # slots that answer tell no story of the update
         try:
-            return output | {"predict": self.learner.predict(inputs)}
+            return output | {"predict": self.pipeline.learner.predict(inputs)}
         finally:
             self.answers = False
 
@@ -184,7 +171,7 @@ class _Training:
 
             return observing
 
-        for name in dict.fromkeys(("next_batch", *self.learner.story)):
+        for name in dict.fromkeys(("next_batch", *self.pipeline.learner.story)):
             self.pipeline.slots.wrap(name, partial(observed, name))
 
     def state_dict(self) -> State:
@@ -203,12 +190,9 @@ class _LearnerState:
     """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
 
     def __init__(self, pipeline: Assembly) -> None:
-        self.stages, self.learner = pipeline.stages, pipeline.learner
-
-    def state_dict(self) -> State:
-        return self.learner.state_dict()
+        self.pipeline, self.state_dict = pipeline, pipeline.learner.state_dict
 
     def load_state_dict(self, state: State) -> None:
-        self.learner.load_state_dict(state)
-        for stage in self.stages.values():
+        self.pipeline.learner.load_state_dict(state)
+        for stage in self.pipeline.stages.values():
             stage.load_state_dict(stage.state_dict())

@@ -12,7 +12,6 @@ from runner.compare.noninferiority import (
     Ratio,
     design,
     effect,
-    even_against_odd,
     of_ratios,
     ratio,
 )
@@ -63,10 +62,6 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 def test_what_are_no_pairs_of_times_is_refused(times):
     with pytest.raises(ValueError, match=r"pairs|positive"):
         ratio(*times)
-
-
-def test_a_a_pairs_every_time_with_the_next():
-    assert even_against_odd([2.0, 1.0, 4.0, 2.0, 9.0]).value == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -168,5 +163,6 @@ def test_values_that_are_not_finite_and_plans_without_sense_are_refused():
 
 def test_later_looks_ask_for_less_and_more_pairs_allow_more_noise():
     plan = design((4, 6, 8, 12, 16, 20), 0.05, 0.8)
-    assert list(plan.bounds) == sorted(plan.bounds, reverse=True)
+    assert list(plan.bounds) == [4, 6, 8, 12, 16, 20]
+    assert list(plan.bounds.values()) == sorted(plan.bounds.values(), reverse=True)
     assert plan.allowed_deviation > design((4, 6), 0.05, 0.8).allowed_deviation

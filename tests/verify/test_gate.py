@@ -7,7 +7,7 @@ from children import start
 from running import RECIPES, TINY_UAV, tiny
 
 from runner.api import Close, Exact, Statistical
-from runner.compare.verdict import Outcome, Verdict
+from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.system.errors import ExitCode
@@ -77,13 +77,12 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
     recipe = tiny("marl_phase2", "data.evaluation.episodes=3")
     report = verify_recipe(recipe, REGISTRY, Options(updates=4, steps=96, seeds=3, stages=("amp",)), said.append)
     (row,) = report.rows
-    assert isinstance(row.contract, Statistical)
-    assert row.verdict.contract == "Statistical"
-    if "learns nothing" not in row.verdict.summary:
-        assert row.verdict.evidence["pairs"] >= 2
+    assert row.contract == "Statistical"
+    if "learns nothing" not in row.summary:
+        assert row.evidence["pairs"] >= 2
     exact_or_close = ["forward_cache", "merged_critic_loss", "stacked_agents"]
-    assert sorted(row.verdict.evidence["stages"]["reference"]) == exact_or_close
-    assert sorted(row.verdict.evidence["stages"]["changed"]) == ["amp", *exact_or_close]
+    assert sorted(row.evidence["stages"]["reference"]) == exact_or_close
+    assert sorted(row.evidence["stages"]["changed"]) == ["amp", *exact_or_close]
     assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
 
 
@@ -121,7 +120,7 @@ def test_what_several_stages_promise_is_what_the_weakest_does():
     ("outcomes", "code"), [(("PASS", "PASS"), 0), (("PASS", "INCONCLUSIVE"), 4), (("INCONCLUSIVE", "FAIL"), 3)]
 )
 def test_the_worst_verdict_is_the_exit_code(outcomes, code):
-    rows = tuple(StageVerdict("x", ("x",), Exact(), Verdict(Outcome(each), "Exact", "because")) for each in outcomes)
+    rows = tuple(StageVerdict("x", ("x",), "Exact", Outcome(each), "because", {}) for each in outcomes)
     assert Verification("r", rows, {}, 1.0).exit_code == code
 
 

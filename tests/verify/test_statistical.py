@@ -1,6 +1,8 @@
 """What whole trainings say, with trainings that take no time."""
 
+import contextlib
 import math
+import sys
 import types
 from collections import Counter
 
@@ -12,8 +14,9 @@ from runner.child.spawn import Cause, ChildError
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.system.errors import DivergedError, RunnerError, UsageError
-from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, _why, statistical
+from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
 
+MODULE = sys.modules["runner.verify.statistical"]
 REFERENCE, CHANGED = TrainingOrder({"seed": 42, "name": "reference"}), TrainingOrder({"seed": 42, "name": "changed"})
 
 RECORDER = """
@@ -116,10 +119,27 @@ def test_a_change_with_which_training_diverges_fails():
         (Cause.CRASHED, False, RunnerError),
     ],
 )
-def test_a_training_that_fails_says_why(cause, may_diverge, expected):
-    error = _why(ChildError(cause, "in its own words"), may_diverge)
-    assert type(error) is expected
-    assert "in its own words" in str(error)
+def test_a_training_that_fails_says_why(cause, may_diverge, expected, monkeypatch):
+    def child(module, recipe, **settings):
+        if (recipe["name"] == "changed") is may_diverge:
+            raise ChildError(cause, "in its own words")
+        return Answering()
+
+    monkeypatch.setattr(MODULE, "Child", child)
+    trainings = Trainings([], math.inf, lambda _: None)
+    with pytest.raises(RunnerError, match="in its own words") as caught:
+        trainings.run([REFERENCE, CHANGED], [1])
+    assert type(caught.value) is expected
+
+
+class Answering(contextlib.nullcontext):
+    """A child process that has trained."""
+
+    def __enter__(self):
+        return self
+
+    def answer(self, *_):
+        return {}
 
 
 def test_a_margin_may_have_a_unit():

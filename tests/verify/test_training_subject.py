@@ -10,7 +10,7 @@ import pytest
 import torch
 from running import tiny
 
-from runner.compare.isolation import Isolation, Location, clones, saved
+from runner.compare.isolation import Isolation, Location, Trajectory, Update, clones, saved
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, Outcome, exact, verify
 from runner.recipe.document import RecipeError
@@ -118,15 +118,16 @@ def test_a_subject_that_draws_shows_its_source_and_its_generators(recipe):
 
 
 def test_the_story_is_told_in_order(recipe):
-    isolation = Isolation(subject(recipe, REGISTRY, ()), 0, watching=True)
-    slots = list(dict.fromkeys(place.slot for place in isolation.step(0, watching=True)))
+    seen, parts = Trajectory([Update(0)], 0).watched(subject(recipe, REGISTRY, ()), 1)
+    slots = list(dict.fromkeys(place.slot for place in seen))
+    assert parts == ["learner", "source"]
     assert slots == ["next_batch", "targets", "critic_step", "actor_step", "temperature_step", "target_step", "step"]
 
 
 @pytest.mark.parametrize("name", ["marl_baseline", "marl_spread"])
 def test_a_recipe_can_be_had_in_float64(name):
     small = tiny(name)
-    isolation = Isolation(subject(small, REGISTRY, small.stages), 0, torch.float64)
+    isolation = Isolation(subject(small, REGISTRY, small.stages), 0, float64=True)
     assert all(parameter.dtype == torch.float64 for _, parameter in isolation.subject.parameters())
 
 
