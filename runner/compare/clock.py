@@ -115,12 +115,9 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
     Args:
         baseline: makes what to compare with.
         changed: makes the same with the change.
-        batches: what steps are given, again and again.
-        rounds: the most rounds of four blocks.
+        batches: what steps are given, again and again; one at least.
+        rounds: the most rounds of four blocks; five at least.
         seconds: stop after so many seconds of rounds, but not before five rounds.
-
-    Raises:
-        ValueError: there is no batch, or fewer than five rounds are allowed.
     """
     if not batches or rounds < FEWEST_ROUNDS:
         raise ValueError(f"needs a batch at least, and {FEWEST_ROUNDS} rounds")

@@ -64,7 +64,7 @@ class StepError(Exception):
 
     def __init__(self, isolation: Isolation, cause: Exception) -> None:
         last = traceback.extract_tb(cause.__traceback__)[-1]
-        first_line = next(iter(str(cause).strip().splitlines()), "")
+        first_line = str(cause).strip().partition("\n")[0]
         where = f"{last.filename.rpartition('/')[2]}:{last.lineno}, in {last.name}"
         super().__init__(f"{type(cause).__name__}: {first_line} ({where})")
         self.build, self.float64, self.update = isolation.build, isolation.float64, isolation.updates
@@ -84,10 +84,7 @@ class Isolation:
     """One subject, and all that is global to it."""
 
     def __init__(self, build: Build, seed: int, float64: bool = False, watching: bool = False) -> None:
-        """Builds the subject with this seed, and if told in float64.
-
-        If watching, its slots are to tell what they return.
-        """
+        """Builds the subject with this seed, if told in float64, or with slots that can be watched."""
         if torch.cuda.is_available():
             gc.collect()  # the one before may hold the device's memory in a circle of references
         self.build, self.float64, self.updates = build, float64, 0
@@ -95,8 +92,7 @@ class Isolation:
         self._before = self._own.random
         self._number = 0  # what is added to the count of updates for the number that seeds one
         self._given: dict[int, _Given] = {}  # in this update, by parameter and by gradient
-        self.events: Frame | None = None
-        """Copies of what slots return, which the next frame begins with; None if nobody wants to see that."""
+        self.events: Frame | None = None  # what slots return, with which the next frame begins, if anybody asks for it
         self._visits: Counter[str] = Counter()
         with self._alone(), self._failing() if float64 else nullcontext():
             generators.inductor().fallback_random = True  # compiled code draws what eager code draws
@@ -106,8 +102,8 @@ class Isolation:
             self.subject = build()
             if float64:
                 _widen(self.subject)
+            # Parameters that no finite gradient other than zero has reached so far, with the reason.
             self.untrained = dict.fromkeys(named_parameters(self.subject), "receives no gradient")
-            """Parameters that no finite gradient other than zero has reached so far, with the reason."""
             if watching and self.subject.watch is not None:
                 self.subject.watch(torch.compiler.disable(self._report))  # type: ignore[no-untyped-call]
 
@@ -212,8 +208,8 @@ class Isolation:
                 name: given.kept if each.grad is None and (given := self._given.get(id(each))) else each.grad
                 for name, each in named_parameters(self.subject).items()
             }
-        known = {name: self._as_given(each) for name, each in found.items() if each is not None}
-        gradients = {Location(slot, "gradient", name, visit): each for name, each in known.items()}
+        known = [(name, self._as_given(each)) for name, each in found.items() if each is not None]
+        gradients = {Location(slot, "gradient", name, visit): each for name, each in known}
         return outputs | gradients | self._state(slot, visit)
 
     def _as_given(self, gradient: Tensor) -> Tensor:

@@ -50,9 +50,7 @@ class Trainings:
     def run(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[dict[str, Any]]:
         """Evaluations before and after every training with every seed, trainings outermost.
 
-        Raises:
-            DivergedError: the last of them did, and no other.
-            RunnerError: a training failed in another way.
+        One that fails is a ``RunnerError``: ``DivergedError`` if the last of the trainings diverged, and no other.
         """
         orders = [[{**recipe, "seed": seed}, batch_size] for recipe, batch_size in trainings for seed in seeds]
         wanted = [json.dumps(order, sort_keys=True) for order in orders]

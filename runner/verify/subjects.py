@@ -34,10 +34,7 @@ class Recorded(NamedTuple):
 def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Recipe:
     """The recipe with only these kinds of stages on, none for the baseline, and what they require.
 
-    A stage that the recipe does not switch on gets its default settings.
-
-    Raises:
-        UsageError: there is no such stage, or the recipe cannot have them together.
+    A stage that the recipe does not switch on gets its default settings; ``UsageError`` if it cannot have them all.
     """
     values, wanted = recipe.values(masked=False), list(stages)
     settings: dict[str, Any] = values["optimization"]
@@ -154,10 +151,9 @@ class _Training:
         self.whole_step.reset()  # another state may have been loaded, with the learning rates of another update
         output = self.whole_step.update(Drawn(batch, noise))
         self.answers = True  # slots that answer tell no story of the update
-        try:
-            return output | {"predict": self.pipeline.learner.predict(inputs)}
-        finally:
-            self.answers = False
+        answer = self.pipeline.learner.predict(inputs)
+        self.answers = False
+        return output | {"predict": answer}
 
     def watch(self, listener: Listener) -> None:
         """Wraps the slots that tell the story of an update."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -40,9 +40,8 @@ class VariantSet:
     """The variants of one recipe, and what cannot be one."""
 
     variants: tuple[Variant, ...]  # the baseline first, then those that matter most
-    inactive: Mapping[str, str] = field(default_factory=dict)
-    """Stages that have nothing to do on this machine, with the reason."""
-    refused: Mapping[str, str] = field(default_factory=dict)  # variants that cannot exist, with the reason
+    inactive: Mapping[str, str]  # stages that have nothing to do on this machine, with the reason
+    refused: Mapping[str, str]  # variants that cannot exist, with the reason
 
     def find(self, stages: Collection[str]) -> Variant | None:
         """The variant with exactly these stages."""
@@ -69,10 +68,9 @@ def variants_of(recipe: Recipe, device: torch.device, groups: Collection[Group] 
             refused[name] = "; ".join(f"{kind} would be inactive: {reason}" for kind, reason in idle.items())
         else:
             found.setdefault(stages, []).append(name)
-    whole = found.get(tuple(active), [])
-    if ALL not in whole:
+    if ALL not in (whole := found.get(tuple(active), [])):
         whole.append(ALL)  # whatever it was asked for as
-    variants = tuple(Variant(names[0], stages, tuple(names[1:])) for stages, names in found.items())
+    variants = tuple(Variant(name, stages, tuple(also)) for stages, (name, *also) in found.items())
     return VariantSet(variants, inactive, refused)
 
 
