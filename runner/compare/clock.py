@@ -121,17 +121,13 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
     """
     if not batches or rounds < FEWEST_ROUNDS:
         raise ValueError(f"needs a batch at least, and {FEWEST_ROUNDS} rounds")
-    before = Globals()
-    try:
-        a, b = (_Runner(build, batches, before) for build in (baseline, changed))
-        started = time.perf_counter()
-        for number in range(rounds):
-            if number >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
-                break
-            for runner in (a, b, b, a):
-                runner.block()
-    finally:
-        before.set()
+    a, b = (_Runner(build, batches) for build in (baseline, changed))
+    started = time.perf_counter()
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
+            break
+        for runner in (a, b, b, a):
+            runner.block()
     baseline_ms, changed_ms = (1e3 * statistics.median(each.blocks) for each in (a, b))
     means = ([(one + two) / 2 for one, two in zip(it.blocks[::2], it.blocks[1::2], strict=True)] for it in (a, b))
     return Timing(
@@ -142,14 +138,13 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
 class _Runner:
     """One subject, warm, with batches and process-wide settings of its own."""
 
-    def __init__(self, build: Build, batches: Sequence[Any], start: Globals) -> None:
-        start.set()
-        self.subject = build()
-        self.batches = itertools.cycle(clones(batches))
-        held = (tensor for part in self.subject.state.values() for tensor in tensors(part.state_dict()))
-        self.stopwatch = Stopwatch(next((each.device for each in held if each.is_cuda), torch.device("cpu")))
-        self.warm_up = warm_up(self.step, self.stopwatch)
-        self.globals = Globals()
+    def __init__(self, build: Build, batches: Sequence[Any]) -> None:
+        self.globals, self.batches = Globals(), itertools.cycle(clones(batches))
+        with self.globals.apart():
+            self.subject = build()
+            held = (tensor for part in self.subject.state.values() for tensor in tensors(part.state_dict()))
+            self.stopwatch = Stopwatch(next((each.device for each in held if each.is_cuda), torch.device("cpu")))
+            self.warm_up = warm_up(self.step, self.stopwatch)
         self.count = max(1, round(BLOCK_SECONDS / self.warm_up.steady_s))
         self.blocks: list[float] = []  # seconds of one step, in the mean over each block; two blocks are a round
 
@@ -163,6 +158,5 @@ class _Runner:
             for _ in range(self.count):
                 self.step()
 
-        self.globals.set()
-        self.blocks.append(self.stopwatch.seconds(steps) / self.count)
-        self.globals = Globals()
+        with self.globals.apart():
+            self.blocks.append(self.stopwatch.seconds(steps) / self.count)

@@ -25,10 +25,8 @@ from runner.system.tree import map_tensors
 CONTRACT = "Close"
 NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
-FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}
-"""Errors of fewer units in the last place are luck and count as that many; outputs can be few."""
-FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3
-"""From so large an error of the baseline on, its update in float64 is another one, rather than the same unrounded."""
+FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}  # an error of fewer is luck and counts as so many units
+FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3  # from such an error of the baseline on, its update in float64 is another one
 
 
 def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int = 12, seed: int = 0) -> Verdict:
@@ -43,14 +41,7 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
 
     Arguments and exceptions are those of ``verify``; ``states`` is how many single updates are taken at most.
     """
-    trajectory = Trajectory([*map(Update, batches)], seed, float64=True)
-    return close_to(algebra(trajectory, baseline, changed), baseline, changed, batches, states, seed)
-
-
-def close_to(
-    same_algebra: Verdict, baseline: Build, changed: Build, batches: Sequence[Any], states: int = 12, seed: int = 0
-) -> Verdict:
-    """The same with the algebra judged already."""
+    same_algebra = algebra(baseline, changed, batches, seed)
     if same_algebra.outcome is Outcome.FAIL or NARROWS in same_algebra.evidence:  # then float64 tells no truth either
         return same_algebra
     try:
@@ -64,16 +55,17 @@ def close_to(
     return Verdict(outcome, CONTRACT, "; ".join(summaries), same_algebra.evidence | rounded.evidence)
 
 
-def algebra(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
+def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
     """Whether two subjects, both in float64, stay equal up to rounding.
 
     The evidence names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
     """
+    trajectory = Trajectory(batches, seed, float64=True)
     try:
         update, untrained, seen, other = _parting(trajectory, baseline, changed)
-        evidence = {"updates": len(trajectory.updates), "tolerance": TOLERANCE, "without_gradient": untrained}
+        evidence = {"updates": len(batches), "tolerance": TOLERANCE, "without_gradient": untrained}
         if update is None:
-            summary = f"the same algebra over {len(trajectory.updates)} updates in float64"
+            summary = f"the same algebra over {len(batches)} updates in float64"
             return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
         again, *_ = _parting(trajectory, baseline, baseline)
         if again is not None:
@@ -180,14 +172,15 @@ def rounding(baseline: Build, changed: Build, batches: Sequence[Any], states: in
 
 def _starts(baseline: Build, batches: Sequence[Any], states: int, seed: int) -> dict[int, Update]:
     """Updates on the baseline's way, spread evenly, by their number, with the state from which they start."""
-    way = Trajectory([*map(Update, batches)], seed)
+    way = Trajectory(batches, seed)
     isolation = way.isolated(baseline)
     count = min(states, len(batches))
     chosen = {round(i * (len(batches) - 1) / max(1, count - 1)) for i in range(count)}
     starts = {}
-    for number, (batch, _) in enumerate(zip(batches[: max(chosen) + 1], way.frames(isolation), strict=False), start=1):
-        if number - 1 in chosen:
-            starts[number] = Update(batch, map_tensors(Tensor.cpu, saved(isolation.subject)), seed + number)
+    for i, (update, _) in enumerate(zip(way.updates[: max(chosen) + 1], way.frames(isolation), strict=False)):
+        if i in chosen:
+            kept = map_tensors(Tensor.cpu, saved(isolation.subject))
+            starts[i + 1] = Update(update.batch, kept, seed + i + 1)
     return starts
 
 

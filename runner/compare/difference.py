@@ -15,8 +15,7 @@ from torch import Tensor
 from runner.compare.isolation import Frame, Location, Trajectory
 from runner.compare.subject import Build
 
-TOLERANCE = 1e-9
-"""Share of a group's largest number by which its numbers may differ; rounding alone gives 1e-15 to 1e-13."""
+TOLERANCE = 1e-9  # share of a group's largest number by which its numbers may differ; rounding gives 1e-15 to 1e-13
 FLOOR = 1e-12  # rounding of numbers around one, where all numbers of a group should be zero and are not quite
 MISSING = object()  # stands for a value that a frame does not have
 

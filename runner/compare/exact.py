@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner.compare.difference import Difference, comparable, digest, locate, newly_untrained, not_same_bits, shared
-from runner.compare.isolation import Location, StepError, Trajectory, Update
+from runner.compare.isolation import Location, StepError, Trajectory
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 
@@ -18,16 +18,10 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
     """Compares outputs, gradients and state by bits, after every update.
 
     The baseline is compared with itself first: where it does not repeat itself, nothing can be said. One subject exists
-    at a time, two if a difference has to be located. Arguments and exceptions are those of ``verify``.
+    at a time, two if a difference has to be located. Arguments and exceptions are those of ``verify``. The evidence
+    names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
     """
-    return bitwise(Trajectory([*map(Update, batches)], seed), baseline, changed)
-
-
-def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
-    """The same for updates between which states may be loaded.
-
-    The evidence names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
-    """
+    trajectory = Trajectory(batches, seed)
     try:
         first, parts, excused = _fingerprints(trajectory, baseline)
         again, *_ = _fingerprints(trajectory, baseline)
@@ -42,14 +36,14 @@ def bitwise(trajectory: Trajectory, baseline: Build, changed: Build) -> Verdict:
         return error.verdict(CONTRACT, baseline)
     count = len(list(comparable(first[-1], prints[-1], names)))
     evidence = {
-        "updates": len(trajectory.updates),
+        "updates": len(batches),
         "tensors": count,
         "not_compared": sorted({*parts, *changed_parts} - {*names}),
         "without_gradient": newly_untrained(excused, untrained),
     }
     if update is None:
         summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
-        return Verdict(Outcome.PASS, CONTRACT, f"{summary} after each of {len(trajectory.updates)} updates", evidence)
+        return Verdict(Outcome.PASS, CONTRACT, f"{summary} after each of {len(batches)} updates", evidence)
     if found is None:
         return _unstable(update, None)
     return Verdict(Outcome.FAIL, CONTRACT, f"not the same bits: {found}", evidence | {"difference": found.data()})

@@ -25,8 +25,7 @@ from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 
 STEP = "step"  # the slot that stands for the whole update
-OWN_WAY = ("foreach", "fused", "capturable", "differentiable")
-"""Settings of torch's optimizers that say how to compute, not what; they stay with the optimizer that has them."""
+OWN_WAY = ("foreach", "fused", "capturable", "differentiable")  # say how an optimizer computes, not what, and stay
 _OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
 
 
@@ -55,8 +54,7 @@ class _Given(NamedTuple):
     kept: Tensor  # a copy
 
 
-Frame = dict[Location, Any]
-"""What can be seen of a subject after an update, in order; the tensors are its own until the next one."""
+Frame = dict[Location, Any]  # what can be seen of a subject after an update, in order; its own until the next one
 
 
 class StepError(Exception):
@@ -94,7 +92,7 @@ class Isolation:
         self._given: dict[int, _Given] = {}  # in this update, by parameter and by gradient
         self.events: Frame | None = None  # what slots return, with which the next frame begins, if anybody asks for it
         self._visits: Counter[str] = Counter()
-        with self._alone(), self._failing() if float64 else nullcontext():
+        with self._own.apart(), self._failing() if float64 else nullcontext():
             generators.inductor().fallback_random = True  # compiled code draws what eager code draws
             generators.seed(seed)
             if float64:
@@ -109,7 +107,7 @@ class Isolation:
 
     def initial(self) -> Frame:
         """The state before the first update."""
-        with self._alone():
+        with self._own.apart():
             return self._state(STEP)
 
     def step(self, batch: Any) -> Frame:
@@ -117,7 +115,7 @@ class Isolation:
         self.updates += 1
         self._visits.clear()
         self._given.clear()
-        with self._alone(), self._failing():
+        with self._own.apart(), self._failing():
             if self.subject.seed is not None:
                 self.subject.seed(self._number + self.updates)
             self._before = generators.state_dict()
@@ -141,7 +139,7 @@ class Isolation:
 
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
         """Gives the subject another state, and new seeds if told."""
-        with self._alone(), self._failing():
+        with self._own.apart(), self._failing():
             load(self.subject, states)
             if seed is not None:
                 generators.seed(seed)
@@ -154,16 +152,6 @@ class Isolation:
         return any(
             not torch.equal(one, other) if isinstance(one, Tensor) else one != other for (_, one), (_, other) in pairs
         )
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        outside = generators.Globals()
-        self._own.set()
-        try:
-            yield
-        finally:
-            self._own = generators.Globals()
-            outside.set()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -237,7 +225,7 @@ def _is_capturing() -> bool:
 
 @dataclass(frozen=True)
 class Update:
-    """One update."""
+    """A batch for one update, with another state."""
 
     batch: Any  # updates with the same object get the same one again
     states: Mapping[str, Any] | None = None  # loaded before the update
@@ -248,13 +236,18 @@ class Update:
 class Trajectory:
     """Some updates, from the same seed for whoever makes them; if told, of batches and by subjects in float64."""
 
-    updates: Sequence[Update]
+    batches: Sequence[Any]  # or an ``Update``, where a state is loaded
     seed: int
     float64: bool = False
 
     def __post_init__(self) -> None:
-        if not self.updates:
+        if not self.batches:
             raise ValueError("nothing to compare: there is no batch")
+
+    @property
+    def updates(self) -> list[Update]:
+        """One for each batch."""
+        return [each if isinstance(each, Update) else Update(each) for each in self.batches]
 
     def isolated(self, build: Build) -> Isolation:
         """A subject that has not moved yet."""

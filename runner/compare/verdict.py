@@ -27,12 +27,9 @@ class Verdict:
     """One gate's judgement; it is true if the gate was passed."""
 
     outcome: Outcome
-    contract: str
-    """What was promised: ``Exact``, ``Close``, ``Statistical``, or ``Health``."""
-    summary: str
-    """One line."""
-    evidence: dict[str, Any] = field(default_factory=dict)
-    """What the judgement rests on; JSON can hold it."""
+    contract: str  # what was promised: ``Exact``, ``Close``, ``Statistical``, or ``Health``
+    summary: str  # one line
+    evidence: dict[str, Any] = field(default_factory=dict)  # what the judgement rests on; JSON can hold it
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from runner.compare.close import algebra, close_to
+from runner.compare.close import algebra, close
 from runner.compare.difference import newly_untrained
-from runner.compare.exact import bitwise
+from runner.compare.exact import exact
 from runner.compare.isolation import StepError, Trajectory, Update, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
@@ -42,12 +42,12 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     """
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # what was compiled before draws its own random numbers
-    kept = _with_the_same_again(baseline, changed, batches, contract, seed)  # caches would show, too
+    judge = close if isinstance(contract, Close) else exact
+    kept = _with_the_same_again(judge, baseline, changed, batches, contract, seed)  # caches would show, too
     difference = kept.evidence.get("difference")
-    if kept.outcome is Outcome.FAIL and difference and difference["update"] > len(batches):
+    is_later = difference and "rounding" not in kept.evidence and difference["update"] > len(batches)
+    if kept.outcome is Outcome.FAIL and is_later:
         kept = replace(kept, summary=STALE + kept.summary)
-    if isinstance(contract, Close):
-        kept = close_to(kept, baseline, changed, batches, seed=seed)
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
     reached = health(changed, batches, baseline, seed) if without is None else _gradients(without, len(batches))
     outcome = worst([kept.outcome, reached.outcome])
@@ -82,7 +82,8 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     parameters, before the third another state is loaded. What remembers anything by its batch is found out. Arguments
     and exceptions are those of ``verify``.
     """
-    found = _with_the_same_again(baseline, changed, batches[:1], contract, seed)
+    judge = algebra if isinstance(contract, Close) else exact
+    found = _with_the_same_again(judge, baseline, changed, batches[:1], contract, seed)
     return replace(found, contract=CONTRACT, summary=FRESH if found else STALE + found.summary)
 
 
@@ -99,7 +100,7 @@ def _gradients(without: Mapping[str, str], updates: int) -> Verdict:
 
 def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str]:
     """Parameters without a proper gradient, with the reason."""
-    trajectory = Trajectory([*map(Update, batches)], seed)
+    trajectory = Trajectory(batches, seed)
     isolation = trajectory.isolated(build)
     for _ in trajectory.updated(isolation):
         if not isolation.untrained:
@@ -108,18 +109,17 @@ def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str
 
 
 def _with_the_same_again(
-    baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int
-) -> Verdict:
-    """The contract's verdict on all batches and two more updates with the last one, the very same object.
+    judge: Callable[..., Verdict], baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close,
+    seed: int,
+) -> Verdict:  # fmt: skip
+    """The verdict on all batches and two more updates with the last one, the very same object.
 
     Before the second of them another state is loaded: that of the baseline after its first update.
     """
-    is_close = isinstance(contract, Close)
-    first = Trajectory([*map(Update, batches[:1])], seed, is_close)
+    first = Trajectory(batches[:1], seed, isinstance(contract, Close))
     isolation = first.isolated(baseline)
     try:
         next(first.updated(isolation))
     except StepError as error:
         return error.verdict(type(contract).__name__, baseline)
-    updates = [*map(Update, batches), Update(batches[-1]), Update(batches[-1], saved(isolation.subject))]
-    return (algebra if is_close else bitwise)(Trajectory(updates, seed, is_close), baseline, changed)
+    return judge(baseline, changed, [*batches, batches[-1], Update(batches[-1], saved(isolation.subject))], seed=seed)

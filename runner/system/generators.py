@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,17 @@ class Globals:
             if read() != value and value is not None:
                 write(value)
         load_state_dict(self.random)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Makes them so inside the ``with``, and remembers what they become there; outside they stay as they were."""
+        outside = Globals()
+        self.set()
+        try:
+            yield
+        finally:
+            vars(self).update(vars(Globals()))
+            outside.set()
 
 
 def _matmul_precision() -> str | None:

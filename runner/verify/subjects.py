@@ -118,12 +118,9 @@ def model_bytes(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
 @contextmanager
 def _baseline(recipe: Recipe, registry: Registry, batch_size: int | None = None) -> Iterator[Step]:
     """The baseline's training, with the recipe's seed; the global random generators are left as they were."""
-    before = generators.state_dict()
-    try:
+    with generators.Globals().apart():
         generators.seed(recipe.seed)
         yield Step(assemble(recipe_with(recipe, registry, ()), registry.files, batch_size=batch_size))
-    finally:
-        generators.load_state_dict(before)
 
 
 def _drawn(step: Step) -> Drawn:

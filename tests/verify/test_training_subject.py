@@ -10,7 +10,7 @@ import pytest
 import torch
 from running import tiny
 
-from runner.compare.isolation import Isolation, Location, Trajectory, Update, clones, saved
+from runner.compare.isolation import Isolation, Location, Trajectory, clones, saved
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, Outcome, exact, verify
 from runner.recipe.document import RecipeError
@@ -118,7 +118,7 @@ def test_a_subject_that_draws_shows_its_source_and_its_generators(recipe):
 
 
 def test_the_story_is_told_in_order(recipe):
-    seen, parts = Trajectory([Update(0)], 0).watched(subject(recipe, REGISTRY, ()), 1)
+    seen, parts = Trajectory([0], 0).watched(subject(recipe, REGISTRY, ()), 1)
     slots = list(dict.fromkeys(place.slot for place in seen))
     assert parts == ["learner", "source"]
     assert slots == ["next_batch", "targets", "critic_step", "actor_step", "temperature_step", "target_step", "step"]
