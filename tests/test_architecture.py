@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "tracking": BOTTOM | {"recipe"},
     "child": BOTTOM | {"recipe"},
     "train": BOTTOM | {"recipe", "tracking", "child"},
-    "verify": BOTTOM | {"recipe", "train", "compare", "child"},
+    "verify": BOTTOM | {"recipe", "train", "compare", "proof", "child"},
     "measure": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
     "study": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
 }

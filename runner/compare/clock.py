@@ -23,11 +23,11 @@ STEADY = 0.95
 WARM_UP_SECONDS = 20.0
 
 
+@dataclass(frozen=True)
 class Stopwatch:
     """Seconds that work takes on a device: by device events on a GPU, by the wall clock on a CPU."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    device: torch.device
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Does the work and says how long it took, until the device was done."""
@@ -129,10 +129,9 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
         for runner in (a, b, b, a):
             runner.block()
     baseline_ms, changed_ms = (1e3 * statistics.median(each.blocks) for each in (a, b))
-    means = ([(one + two) / 2 for one, two in zip(it.blocks[::2], it.blocks[1::2], strict=True)] for it in (a, b))
-    return Timing(
-        ratio(*means), ratio(a.blocks[::2], a.blocks[1::2]), baseline_ms, changed_ms, a.warm_up, b.warm_up
-    )  # fmt: skip
+    mine, theirs = (list(map(statistics.fmean, zip(it.blocks[::2], it.blocks[1::2], strict=True))) for it in (a, b))
+    pair, a_a = ratio(mine, theirs), ratio(a.blocks[::2], a.blocks[1::2])
+    return Timing(pair, a_a, baseline_ms, changed_ms, a.warm_up, b.warm_up)
 
 
 class _Runner:

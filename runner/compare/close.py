@@ -17,10 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from runner.compare import difference
 from runner.compare.difference import TOLERANCE, Difference, differing
-from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update, named_parameters, saved
+from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update, named_parameters, on_host, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
-from runner.system.tree import map_tensors
 
 CONTRACT = "Close"
 NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
@@ -48,10 +47,8 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
         rounded = rounding(baseline, changed, batches, states, seed)
     except StepError as error:
         rounded = error.verdict(CONTRACT, baseline)
-    if same_algebra.outcome is rounded.outcome is Outcome.INCONCLUSIVE:
-        return same_algebra
     outcome = worst([same_algebra.outcome, rounded.outcome])
-    summaries = [each.summary for each in (same_algebra, rounded) if each.outcome is outcome]
+    summaries = dict.fromkeys(each.summary for each in (same_algebra, rounded) if each.outcome is outcome)
     return Verdict(outcome, CONTRACT, "; ".join(summaries), same_algebra.evidence | rounded.evidence)
 
 
@@ -141,7 +138,7 @@ def rounding(baseline: Build, changed: Build, batches: Sequence[Any], states: in
     starts = _starts(baseline, batches, states, seed)
     trajectory, in_float64 = (Trajectory([*starts.values()], seed, float64) for float64 in (False, True))
     unrounded, isolation = in_float64.isolated(baseline), trajectory.isolated(baseline)
-    truth = [difference.numbers(frame) for frame in in_float64.updated(unrounded)]
+    truth = [on_host(frame) for frame in in_float64.updated(unrounded)]
     own = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(isolation), strict=True)]
     foreign = _foreign(own, unrounded.draws or isolation.draws)
     if foreign is not None:
@@ -179,8 +176,7 @@ def _starts(baseline: Build, batches: Sequence[Any], states: int, seed: int) -> 
     starts = {}
     for i, (update, _) in enumerate(zip(way.updates[: max(chosen) + 1], way.frames(isolation), strict=False)):
         if i in chosen:
-            kept = map_tensors(Tensor.cpu, saved(isolation.subject))
-            starts[i + 1] = Update(update.batch, kept, seed + i + 1)
+            starts[i + 1] = Update(update.batch, on_host(saved(isolation.subject)), seed + i + 1)
     return starts
 
 

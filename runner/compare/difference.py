@@ -158,22 +158,14 @@ def differing(baseline: Frame, changed: Frame, tolerance: float = TOLERANCE) -> 
             yield location
 
 
-def numbers(frame: Frame) -> Frame:
-    """Copies on the host of all that is a floating-point number, and not a setting (a learning rate)."""
-    return {
-        location: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-        for location, value in frame.items()
-        if _is_number(value) and (isinstance(value, Tensor) or location.kind == "output")
-    }
-
-
 def relative_errors(truth: Frame, frame: Frame) -> dict[Location, float]:
-    """The Euclidean error of every number that both frames have, by the size of its group."""
+    """The Euclidean error of every number that both frames have and is no setting (a rate), by its group's size."""
     errors: dict[Location, float] = {}
     sizes: dict[Location, float] = defaultdict(float)
     for location, exact in truth.items():
         error = absolute_difference(exact, frame.get(location))
-        if error is not None and _is_number(exact):
+        is_setting = location.kind == "state" and not isinstance(exact, Tensor)
+        if error is not None and _is_number(exact) and not is_setting:
             group = _group_of(location)
             errors[location] = float(error.norm())
             sizes[group] = math.hypot(sizes[group], float(as_float64(exact).norm()))
@@ -213,10 +205,8 @@ def shared(baseline: Iterable[str], changed: Iterable[str]) -> list[str]:
     own, theirs = list(baseline), list(changed)
     names = [name for name in own if name in theirs]
     if not names:
-        raise ValueError(
-            f"nothing to compare: the baseline's state has the parts {own}, the changed one's {theirs}; give what is "
-            "the same the same name"
-        )
+        parts = f"the baseline's state has the parts {own}, the changed one's {theirs}"
+        raise ValueError(f"nothing to compare: {parts}; give what is the same the same name")
     return names
 
 

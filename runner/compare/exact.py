@@ -36,11 +36,9 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
         return error.verdict(CONTRACT, baseline)
     count = len(list(comparable(first[-1], prints[-1], names)))
     evidence = {
-        "updates": len(batches),
-        "tensors": count,
-        "not_compared": sorted({*parts, *changed_parts} - {*names}),
+        "updates": len(batches), "tensors": count, "not_compared": sorted({*parts, *changed_parts} - {*names}),
         "without_gradient": newly_untrained(excused, untrained),
-    }
+    }  # fmt: skip
     if update is None:
         summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
         return Verdict(Outcome.PASS, CONTRACT, f"{summary} after each of {len(batches)} updates", evidence)

@@ -183,7 +183,7 @@ class Isolation:
             return
         frame = self._frame(slot, self._visits[slot], output)
         self._visits[slot] += 1
-        self.events |= map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), frame)
+        self.events |= on_host(frame)
 
     def _frame(self, slot: str, visit: int, output: Any) -> Frame:
         """Numbers and tensors that were returned, with gradients and state; a None among them is no output."""
@@ -314,6 +314,11 @@ def clones(value: Any) -> Any:
     return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
 
 
+def on_host(value: Any) -> Any:
+    """A copy whose tensors are in the host's memory."""
+    return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
+
+
 def to_float64(value: Any) -> Any:
     """A copy whose floating-point tensors are float64."""
     return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
@@ -326,10 +331,7 @@ def _widen(subject: Subject) -> None:
             part.double()
     for name, parameter in named_parameters(subject).items():
         if parameter.is_floating_point() and parameter.dtype != torch.float64:
-            raise TypeError(
-                f"under torch.set_default_dtype(torch.float64) '{name}' is still {parameter.dtype}; build it in the "
-                "default type"
-            )
+            raise TypeError(f"'{name}' is still {parameter.dtype}; build it in the default type, torch.float64 here")
 
 
 def named_parameters(subject: Subject) -> dict[str, Tensor]:

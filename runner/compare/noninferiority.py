@@ -200,14 +200,13 @@ class NonInferiority:
         gains = [self.sign * (new - old) for old, new in self.pairs]
         size = abs(fmean(old for old, _ in self.pairs)) if self.pairs else 0.0
         margin = self.margin * size if self.relative else self.margin
-        bounds = {pairs: bound if math.isfinite(bound) else None for pairs, bound in self.design.bounds.items()}
+        looks = [{"pairs": n, "bound": b if math.isfinite(b) else None} for n, b in self.design.bounds.items()]
         return {
             "method": "paired sequential t test, alpha spending (Lan and DeMets 1983, Pocock-like)",
             "margin": margin, "relative_margin": self.margin if self.relative else None,
             "alpha": self.alpha, "power": self.power, "allowed_deviation": self.design.allowed_deviation * margin,
             "deviation": stdev(gains) if several else None, "mean_gain": fmean(gains) if gains else None,
-            "pairs": len(self.pairs), "most_pairs": self.most,
-            "looks": [{"pairs": pairs, "bound": bound} for pairs, bound in bounds.items()],
+            "pairs": len(self.pairs), "most_pairs": self.most, "looks": looks,
             "t": statistic if math.isfinite(statistic) else str(statistic),
             "values": [list(pair) for pair in self.pairs],
         }  # fmt: skip

@@ -8,10 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-Outputs = Any
-"""A tensor, tensors by name (a dictionary, a tuple with or without names), or None; numbers count as tensors."""
-Listener = Callable[[str, Any], None]
-"""Is told the name of a step and what it returned."""
+Outputs = Any  # a tensor, tensors by name (a dictionary, a tuple with or without names), or None, or numbers for them
+Listener = Callable[[str, Any], None]  # is told the name of a step and what it returned
 
 
 class Stateful(Protocol):
@@ -47,7 +45,4 @@ class Subject:
 
 
 Build = Callable[[], Subject]
-"""Makes a subject, always the same one, seeds included.
-
-It is called under another default type (``torch.set_default_dtype``) for the comparison in float64.
-"""
+"""Makes a subject, always the same one, seeds included; under the default type float64 for the comparison in it."""

@@ -43,7 +43,7 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # what was compiled before draws its own random numbers
     judge = close if isinstance(contract, Close) else exact
-    kept = _with_the_same_again(judge, baseline, changed, batches, contract, seed)  # caches would show, too
+    kept = _with_the_same_again(judge, baseline, changed, batches, seed)  # caches would show, too
     difference = kept.evidence.get("difference")
     is_later = difference and "rounding" not in kept.evidence and difference["update"] > len(batches)
     if kept.outcome is Outcome.FAIL and is_later:
@@ -83,7 +83,7 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     and exceptions are those of ``verify``.
     """
     judge = algebra if isinstance(contract, Close) else exact
-    found = _with_the_same_again(judge, baseline, changed, batches[:1], contract, seed)
+    found = _with_the_same_again(judge, baseline, changed, batches[:1], seed)
     return replace(found, contract=CONTRACT, summary=FRESH if found else STALE + found.summary)
 
 
@@ -109,17 +109,16 @@ def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str
 
 
 def _with_the_same_again(
-    judge: Callable[..., Verdict], baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close,
-    seed: int,
-) -> Verdict:  # fmt: skip
+    judge: Callable[..., Verdict], baseline: Build, changed: Build, batches: Sequence[Any], seed: int
+) -> Verdict:
     """The verdict on all batches and two more updates with the last one, the very same object.
 
     Before the second of them another state is loaded: that of the baseline after its first update.
     """
-    first = Trajectory(batches[:1], seed, isinstance(contract, Close))
+    first = Trajectory(batches[:1], seed, float64=judge is not exact)
     isolation = first.isolated(baseline)
     try:
         next(first.updated(isolation))
     except StepError as error:
-        return error.verdict(type(contract).__name__, baseline)
+        return error.verdict(CONTRACT, baseline)
     return judge(baseline, changed, [*batches, batches[-1], Update(batches[-1], saved(isolation.subject))], seed=seed)

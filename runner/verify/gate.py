@@ -15,13 +15,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from runner.compare.exact import exact
 from runner.compare.isolation import StepError
-from runner.compare.subject import Build
-from runner.compare.verdict import Outcome, Verdict, worst
-from runner.compare.verify import health, verify
-from runner.plugin.contract import Close, Contract, Exact, Statistical
+from runner.plugin.contract import Contract, Statistical
 from runner.plugin.registry import Registry
+from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.system.secrets import redact

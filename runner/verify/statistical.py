@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 
 from runner.child.protocol import Parent
 from runner.child.spawn import Cause, Child, ChildError
-from runner.compare.noninferiority import NonInferiority
-from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Objective
+from runner.proof import NonInferiority, Outcome, Verdict
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.train.assemble import assemble
-from runner.train.loop import Display, Journal, Loop, evaluated
+from runner.train.loop import Loop, evaluated
 from runner.train.signals import Stop
 
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
@@ -116,8 +115,17 @@ def statistical(
     return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})
 
 
-class Nowhere(Journal, Display):
+class Nowhere:
     """Keeps nothing of what a training logs, and shows nothing."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Forgets the metrics."""
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows nothing."""
+
+    def sync(self) -> None:
+        """Nothing is written."""
 
     def mark(self) -> int:
         """Nothing is resumed."""

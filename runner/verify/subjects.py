@@ -19,8 +19,6 @@ from runner.system.tree import tensors
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
 
-BATCH_SIZES = (1, 3, 200)  # other sizes than the training's: who serves a model decides what it is asked at once
-
 
 class Recorded(NamedTuple):
     """What one update needs."""
@@ -100,8 +98,8 @@ def inference_subject(recipe: Recipe, registry: Registry, stages: Collection[str
     return build
 
 
-def recorded_inputs(recipe: Recipe, registry: Registry, sizes: Sequence[int] = BATCH_SIZES) -> list[Any]:
-    """What the learner of a recipe is asked in its training, in batches of these sizes."""
+def recorded_inputs(recipe: Recipe, registry: Registry, sizes: Sequence[int] = (1, 3, 200)) -> list[Any]:
+    """What a learner is asked in training, in batches of other sizes: who serves a model decides what it is asked."""
     found = []
     for size in sizes:
         with _baseline(recipe, registry, size) as step:
@@ -155,17 +153,14 @@ class _Training:
     def watch(self, listener: Listener) -> None:
         """Wraps the slots that tell the story of an update."""
 
-        def observed(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-            def observing(*args: Any, **kwargs: Any) -> Any:
-                output = step(*args, **kwargs)
-                if not self.answers:
-                    listener(name, output)
-                return output
-
-            return observing
+        def observed(name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            output = step(*args, **kwargs)
+            if not self.answers:
+                listener(name, output)
+            return output
 
         for name in dict.fromkeys(("next_batch", *self.pipeline.learner.story)):
-            self.pipeline.slots.wrap(name, partial(observed, name))
+            self.pipeline.slots.wrap(name, partial(partial, observed, name))
 
     def state_dict(self) -> State:
         """That of the source and the recipe's random generators, once batches are drawn from there."""
