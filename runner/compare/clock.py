@@ -64,8 +64,7 @@ class WarmUp:
 def warm_up(step: Callable[[], object], stopwatch: Stopwatch, limit_s: float = WARM_UP_SECONDS) -> WarmUp:
     """Takes steps until they are steady, or for so many seconds by the wall clock.
 
-    They are taken in windows of a tenth of a second, and steady as soon as two windows in a row are no longer faster
-    than the best one before them, by more than 5 %.
+    Two windows of a tenth of a second in a row are steady if neither is 5 % faster than the best one before them.
     """
     started = time.perf_counter()
     stopwatch.seconds(step)

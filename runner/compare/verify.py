@@ -1,4 +1,4 @@
-"""All that can be said about a change that promises something: its contract, its gradients, its caches."""
+"""All that can be said about a change that promises something: its bits, its gradients, its caches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from runner.compare.close import algebra, close
-from runner.compare.difference import newly_untrained
-from runner.compare.exact import exact
-from runner.compare.isolation import StepError, Trajectory, Update, saved
+from runner.compare.difference import Difference, comparable, digest, locate, newly_untrained, not_same_bits, shared
+from runner.compare.isolation import Location, StepError, Trajectory, Update, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.contract import Close, Exact
@@ -21,6 +20,7 @@ CONTRACT = "Health"
 FRESH = "parameters that change between steps take effect"
 STALE = "with the same batch again and other parameters, "
 _SHOWN = 3
+Prints = list[dict[Location, bytes]]  # fingerprints of all that can be seen before the first update and after each
 
 
 def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
@@ -61,11 +61,65 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     return Verdict(outcome, type(contract).__name__, "; ".join(summaries), evidence)
 
 
+def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
+    """Compares outputs, gradients and state by bits, after every update.
+
+    The baseline is compared with itself first: where it does not repeat itself, nothing can be said. One subject exists
+    at a time, two if a difference has to be located. Arguments and exceptions are those of ``verify``. The evidence
+    names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
+    """
+    trajectory = Trajectory(batches, seed)
+    try:
+        first, parts, excused = _fingerprints(trajectory, baseline)
+        again, *_ = _fingerprints(trajectory, baseline)
+        update = _parting(first, again, parts)
+        if update is not None:
+            return _unstable(update, locate(trajectory, baseline, baseline, update, not_same_bits))
+        prints, changed_parts, untrained = _fingerprints(trajectory, changed)
+        names = shared(parts, changed_parts)
+        update = _parting(first, prints, names)
+        found = None if update is None else locate(trajectory, baseline, changed, update, not_same_bits)
+    except StepError as error:
+        return error.verdict("Exact", baseline)
+    count = len(list(comparable(first[-1], prints[-1], names)))
+    evidence = {
+        "updates": len(batches), "tensors": count, "not_compared": sorted({*parts, *changed_parts} - {*names}),
+        "without_gradient": newly_untrained(excused, untrained),
+    }  # fmt: skip
+    if update is None:
+        summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
+        return Verdict(Outcome.PASS, "Exact", f"{summary} after each of {len(batches)} updates", evidence)
+    if found is None:
+        return _unstable(update, None)
+    return Verdict(Outcome.FAIL, "Exact", f"not the same bits: {found}", evidence | {"difference": found.data()})
+
+
+def _fingerprints(trajectory: Trajectory, build: Build) -> tuple[Prints, list[str], dict[str, str]]:
+    """What is left to know of a subject that is gone; with the parts of its state, and parameters without gradient."""
+    isolation = trajectory.isolated(build)
+    prints = [{location: digest(value) for location, value in frame.items()} for frame in trajectory.frames(isolation)]
+    return prints, list(isolation.subject.state), isolation.untrained
+
+
+def _parting(one: Prints, other: Prints, states: Sequence[str]) -> int | None:
+    """The first update after which not all is the same."""
+    for update, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+        if any(mine[location] != theirs.get(location) for location in comparable(mine, theirs, states)):
+            return update
+    return None
+
+
+def _unstable(update: int, found: Difference | None) -> Verdict:
+    where = f"update {update}, not always in the same place" if found is None else str(found)
+    summary = f"the same is not the same twice: {where}; make it deterministic (torch.use_deterministic_algorithms)"
+    evidence = {"update": update, "difference": found and found.data()}
+    return Verdict(Outcome.INCONCLUSIVE, "Exact", summary, evidence)
+
+
 def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0) -> Verdict:
     """Looks whether every trainable parameter receives a finite gradient other than zero in some update.
 
-    Parameters that get no gradient in the baseline either are not held against the change. The other arguments and
-    exceptions are those of ``verify``.
+    Those that get none in the baseline either are not held against the change; the rest is as for ``verify``.
     """
     try:
         untrained = _untrained(changed, batches, seed)

@@ -34,9 +34,8 @@ def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
 
     A stage that the recipe does not switch on gets its default settings; ``UsageError`` if it cannot have them all.
     """
-    values, wanted = recipe.values(masked=False), list(stages)
-    settings: dict[str, Any] = values["optimization"]
-    on: dict[str, Any] = {}
+    values = recipe.values(masked=False)
+    settings, on, wanted = values["optimization"], dict[str, Any](), list(stages)
     while wanted:
         kind = wanted.pop()
         if kind not in on:
