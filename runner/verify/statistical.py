@@ -36,10 +36,7 @@ class TrainingOrder(NamedTuple):
 
 @dataclass
 class Trainings:
-    """Trains recipes in child processes, as many at a time as there are cores, one thread each.
-
-    A training that several stages are compared with is done once.
-    """
+    """Trains recipes, each of them once, in child processes: as many at a time as there are cores, one thread each."""
 
     plugin_files: Sequence[Path]
     deadline: float  # by ``time.monotonic``; no training is begun after it

@@ -80,10 +80,7 @@ def recorded(recipe: Recipe, registry: Registry, updates: int) -> list[Recorded]
 
 
 def inference_subject(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
-    """Makes subjects whose step answers inputs with ``predict``; nothing is trained.
-
-    What compares training steps compares these too: ``verify`` their answers, ``clock`` their latency.
-    """
+    """Makes subjects whose step trains nothing: ``verify`` compares what ``predict`` answers, ``clock`` its latency."""
     chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
