@@ -75,9 +75,7 @@ def ablate(
     from runner.verify.gate import quick
 
     registry = registry_of(plugin)
-    loaded = load_experiment(experiment, sets or (), registry)
-    if budget is not None:
-        loaded = loaded.within(budget)
+    loaded = load_experiment(experiment, sets or (), registry, budget)
     command = shlex.join(["runner", *sys.argv[1:]])
     done = measure(loaded, registry, Workspace(), out, fresh, command, quick, mute if quiet else say)
     output(as_json, done.data, show, done)

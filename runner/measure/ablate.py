@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from runner.measure.analysis import Result, VariantResult, analyse, recommend, slope
+from runner.measure.analysis import Result, analyse, recommend, slope
 from runner.measure.experiment import Experiment
 from runner.measure.report import draw, markdown, summary, write_recipe
 from runner.measure.rounds import HEAD, ROUNDS, Gate, Measurement, MeasurementLog, identity_of
@@ -25,12 +25,14 @@ from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
-from runner.tracking.store import Store, key, params_of, text
+from runner.tracking.store import Store, params_of
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.signals import Stop, stop_on_signals
 
 REPORT, RESULT, RUNS = "README.md", "result.json", "mlflow.json"
 """What is in the folder beside the log; the last has the ids of MLflow's runs, for publishing again."""
+_FIGURES = ("compile_s", "warmup_s", "steady_ms", "peak_memory", "peak_host_memory", "limit_fraction",
+            "break_even_updates")  # fmt: skip
 
 
 def ablate(
@@ -168,8 +170,7 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
 
     parent = run(folder.name)
     tags = {"ablation": "parent", "ablation.digest": result.digest, "command": result.command,
-            "mlflow.note.content": summary(result),
-            **{f"hardware.{name}": str(value) for name, value in result.machine.items()}}  # fmt: skip
+            "mlflow.note.content": summary(result), "hardware": result.machine}  # fmt: skip
     metrics = []
     for step, case in enumerate(result.cases):
         figures = {"a_a": case.a_a.value, "a_a_low": case.a_a.low, "a_a_high": case.a_a.high,
@@ -177,33 +178,27 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
         if case.interaction is not None:
             figures["interaction"] = case.interaction.value
         metrics += [(name, value, now, step) for name, value in figures.items()]
-    settings = params_of({"experiment": experiment.config.model_dump(mode="json")})
-    store.send(parent, metrics, settings, {key(name): text(value) for name, value in tags.items()})
+    settings = {"experiment": experiment.config.model_dump(mode="json")}
+    store.send(parent, metrics, params_of(settings), params_of(tags))
     for case, given in zip(result.cases, experiment.cases, strict=False):
         for variant in case.variants:
             below = run(folder.name, case.name, variant.name)
             tags = {"mlflow.parentRunId": parent, "case": case.name, "stages": ",".join(variant.stages) or "none",
-                    "effect": str(variant.effect), "verdict": variant.verdict or "not asked"}  # fmt: skip
+                    "effect": variant.effect, "verdict": variant.verdict or "not asked"}  # fmt: skip
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
-            metrics = [(name, float(value), now, 0) for name, value in _figures(variant).items() if value is not None]
+            figures = {name: getattr(variant, name) for name in _FIGURES}
+            figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high}
+            if (trained := variant.throughput) is not None:
+                figures["per_second"] = trained.per_second
+                figures |= {f"{name}_share": share for name, share in trained.shares.items()}
+            metrics = [(name, float(value), now, 0) for name, value in figures.items() if value is not None]
             metrics += [("update_ms", 1e3 * seconds[variant.name], now, number)
                         for number, seconds in log.of(case.name).rounds.items() if variant.name in seconds]  # fmt: skip
-            store.send(below, metrics, params_of(values), {name: text(value) for name, value in tags.items()})
+            store.send(below, metrics, params_of(values), params_of(tags))
             store.set_status(below, "FINISHED", now)
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != RUNS and not path.name.startswith("."):
             store.client.log_artifact(parent, str(path))
     store.set_status(parent, "KILLED" if result.interrupted else "FINISHED", now)
     return parent
-
-
-def _figures(variant: VariantResult) -> dict[str, float | None]:
-    names = ("compile_s", "warmup_s", "steady_ms", "peak_memory", "peak_host_memory", "limit_fraction",
-             "break_even_updates")  # fmt: skip
-    figures: dict[str, float | None] = {name: getattr(variant, name) for name in names}
-    figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high}
-    if variant.throughput is not None:
-        figures["per_second"] = variant.throughput.per_second
-        figures |= {f"{name}_share": share for name, share in variant.throughput.shares.items()}
-    return figures

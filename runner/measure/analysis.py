@@ -80,7 +80,7 @@ class CaseResult:
     limit_ms: float  # of one update in float32; a variant that may use 16 bits has a fraction of that type's limit
     cost: UpdateCost
     rates: Rates
-    variants: tuple[VariantResult, ...]
+    variants: tuple[VariantResult, ...]  # the baseline first
     worth: tuple[StageGain, ...]
     interaction: Ratio | None  # all stages over the product of what each adds alone: above 1, they help each other
     inactive: dict[str, str]
@@ -106,11 +106,9 @@ class Recommendation:
     baseline_seconds: float
 
     def __str__(self) -> str:
-        case = f"{self.case}: " if self.case else ""
-        return (
-            f"{case}use {', '.join(self.stages) or 'no stage'}: {self.seconds:,.0f} s for the "
-            f"{self.updates:,} updates of a training instead of {self.baseline_seconds:,.0f} s"
-        )
+        case, stages = f"{self.case}: " if self.case else "", ", ".join(self.stages) or "no stage"
+        whole = f"the {self.updates:,} updates of a training instead of {self.baseline_seconds:,.0f} s"
+        return f"{case}use {stages}: {self.seconds:,.0f} s for {whole}"
 
 
 @dataclass(frozen=True)
@@ -208,7 +206,7 @@ def _variant(case: Case, variant: Variant, log: CaseLog, a_a: Ratio, base_s: flo
     steady_s = base_s / measured.value  # by the ratio, so that no variant gains from the quieter half of a session
     said = effect(measured, a_a) if variant.stages else Effect.INCONCLUSIVE
     break_even = None
-    if said is Effect.FASTER and steady_s < base_s:
+    if said is Effect.FASTER:
         extra_s = own["overhead_s"] - prepared[BASELINE]["overhead_s"]
         break_even = max(0, math.ceil(extra_s / (base_s - steady_s)))
     return VariantResult(
@@ -250,11 +248,9 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
     if len(whole.stages) < 2 or len(pairs) < len(whole.stages):
         return tuple(gains), None
     needed = {whole.name, *(name for pair in pairs for name in pair)}
-    helped = [
-        each[BOTH] / each[whole.name] / math.prod(each[without] / each[with_it] for with_it, without in pairs)
-        for each in log.rounds.values()
-        if needed <= each.keys()
-    ]
+    complete = (each for each in log.rounds.values() if needed <= each.keys())
+    helped = [each[BOTH] / each[whole.name] / math.prod(each[without] / each[with_it] for with_it, without in pairs)
+              for each in complete]  # fmt: skip
     return tuple(gains), _ratio(helped)
 
 
@@ -276,8 +272,7 @@ def recommend(case: Case, result: CaseResult) -> Recommendation:
     failed is left out, with all that contains it. Between variants that the machine cannot tell apart, the one with the
     fewest stages wins.
     """
-    updates, baseline = result.planned_updates, result.named(BASELINE)
-    start_up = baseline.overhead_s if baseline is not None else 0.0
+    updates, start_up = result.planned_updates, result.variants[0].overhead_s  # of the baseline, which is the first
     failed = [set(variant.stages) for variant in result.variants if variant.verdict == Outcome.FAIL]
     total = {
         (variant.name, variant.stages): max(0.0, variant.overhead_s - start_up) + updates * variant.steady_ms / 1e3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -77,11 +77,9 @@ class AblationConfig(Config):
 class Case:
     """One setting to measure."""
 
-    name: str
-    """Empty if there is only one."""
+    name: str  # empty if there is only one
     recipe: Recipe
-    sets: tuple[str, ...]
-    """The assignments that lead from the recipe's file to it."""
+    sets: tuple[str, ...]  # the assignments that lead from the recipe's file to it
     published: dict[str, float]
 
 
@@ -89,14 +87,9 @@ class Case:
 class Experiment:
     """A validated ablation."""
 
-    path: Path
-    """The experiment's file, or the recipe's."""
+    path: Path  # its file, or the recipe's
     config: AblationConfig
     cases: tuple[Case, ...]
-
-    def within(self, budget: float) -> Experiment:
-        """The same with another budget, in seconds."""
-        return replace(self, config=self.config.model_copy(update={"budget": budget}))
 
     @property
     def digest(self) -> str:
@@ -105,24 +98,22 @@ class Experiment:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def load_experiment(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Experiment:
+def load_experiment(
+    reference: str | Path, sets: Sequence[str], catalog: Catalog, budget: float | None = None
+) -> Experiment:
     """Reads and validates an experiment file, or a recipe, which is then measured with default settings.
 
-    Assignments come after those of the file.
-
-    Raises:
-        RecipeError: everything that is wrong with it, each at its line.
+    Assignments come after those of the file, and a budget instead of its own. A RecipeError names everything that is
+    wrong with it, each at its line.
     """
-    path = find(reference)
-    problems: list[Problem] = []
+    path, problems = find(reference), list[Problem]()
     root = read(path, problems)
-    cases: list[Case] = []
     if root.get("kind") is None:
         recipe = load(path, sets, catalog)
         config = AblationConfig(kind=KIND, name=recipe.name, recipe=str(path))
-        cases.append(Case("", recipe, tuple(sets), {}))
+        cases = [Case("", recipe, tuple(sets), {})]
     else:
-        config = fill_experiment(AblationConfig, KIND, "ablated", root, problems)
+        config, cases = fill_experiment(AblationConfig, KIND, "ablated", root, problems), []
         for name, own in config.cases.items():
             assignments = (*config.set, *own.set, *sets)
             try:
@@ -131,15 +122,15 @@ def load_experiment(reference: str | Path, sets: Sequence[str], catalog: Catalog
                 written = [*root.items("set"), *root.items("cases", name, "set")]
                 problems += [moved(problem, written, root.get("recipe") or root) for problem in error.problems]
                 continue
+            cases.append(Case(name, recipe, assignments, own.published))
             known = names(recipe)
             for variant in own.published.keys() - known:
                 place = (root.get("cases", name, "published", variant) or root).anchor
                 message = f"no variant of that name{suggestion(variant, known)}"
                 problems.append(Problem(place, f"cases.{name}.published.{variant}", message))
-            cases.append(Case(name, recipe, assignments, own.published))
     if not problems and not all(case.recipe.stages for case in cases):
         place = (root.get("recipe") or root).place
         problems.append(Problem(place, "optimization", "no stage is switched on, so there is nothing to compare"))
     if problems:
         raise RecipeError(problems)
-    return Experiment(path, config, tuple(cases))
+    return Experiment(path, config if budget is None else config.model_copy(update={"budget": budget}), tuple(cases))

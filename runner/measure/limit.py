@@ -68,15 +68,12 @@ def measure(device: torch.device) -> Rates:
     target = torch.empty_like(source)
     copy = 2 * _COPIED_BYTES / _seconds(device, lambda: target.copy_(source))
     # Types that the device computes in itself; what is emulated is slower than float32.
-    on_gpu = device.type == "cuda"
-    bf16 = (
-        torch.cuda.is_bf16_supported(including_emulation=False)
-        if on_gpu
-        else torch.cpu.get_capabilities().get("avx512_bf16")
-    )
-    dtypes = {"bf16": torch.bfloat16} if bf16 else {}
-    dtypes |= {"fp16": torch.float16} if on_gpu else {}
-    half = {name: max(_product(device, shape, dtype)[0] for shape in shapes) for name, dtype in dtypes.items()}
+    if device.type == "cuda":
+        has = {"bf16": torch.cuda.is_bf16_supported(including_emulation=False), "fp16": True}
+    else:
+        has = {"bf16": bool(torch.cpu.get_capabilities().get("avx512_bf16", False)), "fp16": False}
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    half = {name: max(_product(device, shape, dtypes[name])[0] for shape in shapes) for name in dtypes if has[name]}
     return Rates(rates["highest"], rates["medium"], errors["medium"], copy, half)
 
 
@@ -93,7 +90,7 @@ def _product(device: torch.device, shape: Sequence[int], dtype: torch.dtype) -> 
 
 
 def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Of one call, in the best block: a limit is what the machine can do when nobody disturbs it."""
+    """Of one call, in the best blocks: a limit is what the machine can do when nobody disturbs it."""
     stopwatch = Stopwatch(device)
     for _ in range(3):
         once = stopwatch.seconds(work)

@@ -48,11 +48,9 @@ class Measured:
         self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
         self.train()  # the first time is slower here too
         notes = {report.kind: report.notes for report in self.pipeline.reports.values() if report.notes}
-        return dataclasses.asdict(warmth) | {
-            "overhead_s": self.building_s + warmth.overhead_s, "updates": self.count, "notes": notes,
-            "batch_size": self.pipeline.batch_size, "threads": torch.get_num_threads(),
-            "device": str(self.pipeline.device),
-        }  # fmt: skip
+        return {**dataclasses.asdict(warmth), "overhead_s": self.building_s + warmth.overhead_s, "updates": self.count,
+                "notes": notes, "batch_size": self.pipeline.batch_size, "threads": torch.get_num_threads(),
+                "device": str(self.pipeline.device)}  # fmt: skip
 
     def cost(self) -> dict[str, Any]:
         """FLOP of one update as torch counts them, and what else the limit needs to know."""
@@ -75,10 +73,10 @@ class Measured:
         return {"seconds": self.stopwatch.seconds(block) / self.count * scale}
 
     def train(self) -> dict[str, Any]:
-        """Trains as the engine does, and says where the time went.
+        """Trains as the engine does, and says where the time went; a GPU is waited for at the end.
 
         ``draw`` is the time in the source, without what it reports apart (``collect``), ``transfer`` what else it takes
-        to get a batch onto the device, ``update`` the rest of a step. A GPU is waited for at the end.
+        to get a batch onto the device, ``update`` the rest of a step.
         """
         progress = self.pipeline.progress
         begun, updates = progress.position, progress.updates
@@ -89,10 +87,9 @@ class Measured:
             while progress.position == position:
                 self.step()
         elapsed, seconds = self.activities.read()
-        apart = {name: seconds.get(name, 0.0) for name in self.pipeline.source.activities}
-        draw, batch = seconds.get("draw", 0.0), seconds.get("next_batch", 0.0)
+        apart = {name: seconds[name] for name in self.pipeline.source.activities}
+        draw, batch, done = seconds["draw"], seconds["next_batch"], progress.position - begun
         spent = {**apart, "draw": draw - sum(apart.values()), "transfer": batch - draw, "update": elapsed - batch}
-        done = progress.position - begun
         return {"seconds": elapsed, "done": done, "share": done / progress.whole,
                 "updates": progress.updates - updates, "spent": spent}  # fmt: skip
 
@@ -121,11 +118,10 @@ def optimizer_bytes(optimizers: Iterable[Optimizer]) -> int:
     """What their steps read and write: parameters and tensors of their state twice, gradients once."""
     moved = 0
     for optimizer in optimizers:
-        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        parameters = [each for each in own if each.grad is not None or each in optimizer.state]
-        gradients = [each if each.grad is None else each.grad for each in parameters]  # some loops forget them
-        state = [value for each in parameters for value in optimizer.state.get(each, {}).values()]
-        moved += 2 * sum(map(_bytes, [*parameters, *state])) + sum(map(_bytes, gradients))
+        for own in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            if own.grad is not None or own in optimizer.state:
+                gradient = own if own.grad is None else own.grad  # some loops forget them
+                moved += 2 * sum(map(_bytes, [own, *optimizer.state.get(own, {}).values()])) + _bytes(gradient)
     return moved
 
 
@@ -139,11 +135,10 @@ def _bytes(value: Any) -> int:
 
 def _peak_host_bytes() -> int:
     """Of this program alone: what ``getrusage`` says on Linux includes the process that it was started from."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
+    status = Path("/proc/self/status")
+    if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
 
 
 def main(parent: Parent) -> None:

@@ -115,10 +115,7 @@ def profile(
     """Profiles steady updates, one after the other as in a training, and leaves their Chrome trace in a folder.
 
     The folder is ``out``, or a new one of the workspace. After ``warmup_s`` an update counts as steady anyway.
-
-    Raises:
-        UsageError: the folder holds a trace already, or the recipe cannot run here.
-        StorageError: the trace cannot be written.
+    A UsageError if the folder holds a trace already, a StorageError if it cannot be written to.
     """
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files)
@@ -137,8 +134,7 @@ def profile(
     slots, operators, syncs = tables(events, burst.names, updates, pipeline.device.type == "cuda")
     return Profile(
         recipe=recipe.name, device=str(pipeline.device), threads=torch.get_num_threads(),
-        batch_size=pipeline.batch_size, updates=updates,
-        steady=warmth.steady, warmup_s=warmth.first_s + warmth.seconds,
+        batch_size=pipeline.batch_size, updates=updates, steady=warmth.steady, warmup_s=warmth.first_s + warmth.seconds,
         update_ms=1e3 * bare / updates, profiled_update_ms=1e3 * profiled / updates,
         slots=slots, operators=operators, syncs=syncs, trace=folder / TRACE,
     )  # fmt: skip
@@ -208,31 +204,30 @@ def tables(
     What happens on the host belongs to the labels around it in time, not to what called it: on a GPU, a backward pass
     runs in a thread of its own while its slot waits.
     """
-    calls, total, nested, device = (defaultdict[str, float](float) for _ in range(4))  # by slot, times in microseconds
+    calls, total, nested, device = (defaultdict[str, float](float) for _ in range(4))  # by slot, in microseconds
     spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)  # by device and operator
     found: Counter[tuple[str, str]] = Counter()  # syncs by name and slot
-    running: list[Any] = []  # labels, the innermost last
+    running: list[tuple[str, float]] = []  # slots with their end, the innermost last
     for event in sorted(events, key=lambda event: (event.time_range.start, -event.time_range.end)):
-        elapsed, is_label = event.time_range.elapsed_us(), event.name.startswith(_LABEL)
-        if event.device_type == DeviceType.CUDA and not (is_label or event.is_user_annotation):
+        elapsed, slot = event.time_range.elapsed_us(), event.name.removeprefix(_LABEL)
+        if event.device_type == DeviceType.CUDA and slot == event.name and not event.is_user_annotation:
             spent["cuda", event.name].append(elapsed)
         if event.device_type != DeviceType.CPU:
             continue
-        while running and running[-1].time_range.end <= event.time_range.start:
+        while running and running[-1][1] <= event.time_range.start:
             running.pop()
-        if is_label:
-            name = event.name.removeprefix(_LABEL)
-            calls[name] += 1
-            total[name] += elapsed
-            nested[running[-1].name.removeprefix(_LABEL) if running else ""] += elapsed
-            running.append(event)
+        if slot != event.name:
+            calls[slot] += 1
+            total[slot] += elapsed
+            nested[running[-1][0] if running else ""] += elapsed
+            running.append((slot, event.time_range.end))
         if running:
-            slots = [label.name.removeprefix(_LABEL) for label in running]
-            spent["cpu", PYTHON if is_label else event.name].append(event.self_cpu_time_total)
-            for slot in set(slots):
-                device[slot] += sum(kernel.duration for kernel in event.kernels)
-            causes = [kernel.name for kernel in event.kernels if kernel.name.startswith(TO_HOST)]
-            found.update((cause, slots[-1]) for cause in causes + [event.name] * (event.name in SYNCS))
+            spent["cpu", event.name if slot == event.name else PYTHON].append(event.self_cpu_time_total)
+            for each in {name for name, _ in running}:
+                device[each] += sum(kernel.duration for kernel in event.kernels)
+            syncs = [kernel.name for kernel in event.kernels if kernel.name.startswith(TO_HOST)]
+            syncs += [event.name] if event.name in SYNCS else []
+            found.update((name, running[-1][0]) for name in syncs)
     whole = {"cpu": nested[""], "cuda": sum(sum(own) for (where, _), own in spent.items() if where == "cuda")}
     waits = WAITS if on_gpu else {"aten::_local_scalar_dense"}
 
@@ -279,9 +274,8 @@ def show(profile: Profile, console: Console) -> None:
 def _slots(profile: Profile) -> Iterator[dict[str, str]]:
     for slot in profile.slots:
         figures = {"calls": f"{slot.calls:g}", "self ms": f"{slot.self_ms:.3f}", "total ms": f"{slot.total_ms:.3f}"}
-        if slot.device_ms is not None:
-            figures["GPU ms"] = f"{slot.device_ms:.3f}"
-        figures["share"] = f"{slot.self_ms / profile.slots[0].total_ms:.1%}"
+        figures |= {} if slot.device_ms is None else {"GPU ms": f"{slot.device_ms:.3f}"}
+        figures |= {"share": f"{slot.self_ms / profile.slots[0].total_ms:.1%}"}
         yield {"slot": slot.name, **(figures if slot.calls else dict.fromkeys(figures, "-"))}
 
 

@@ -6,8 +6,9 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import cycle
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from runner.verify.variants import ALL
 
 _WIDE = 160  # columns from which on a terminal shows all figures
 _NONE = "-"
-_WORDS = frozenset({"effect", "verdict", "slot", "counted"})  # columns that are no numbers
+_WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})  # columns that are no numbers
+# Told apart also by those who see few colours (Paul Tol's bright scheme):
 _COLOURS = {"draw": "#66ccee", "transfer": "#ccbb44", "update": "#ee6677", "other": "#bbbbbb"}
-"""Told apart also by those who see few colours (Paul Tol's bright scheme)."""
 _SOURCE_COLOURS = ("#4477aa", "#228833", "#aa3377")  # for what a source does apart
 _EFFECT_COLOURS = {"faster": "#228833", "slower": "#aa3377", "inconclusive": "#888888"}
 _INCH_A_ROW = 0.32
@@ -41,17 +42,15 @@ than what the baseline shows against itself (A/A). **compile** is the first upda
 steady, **break-even** the number of updates after which the start-up has paid. **limit** is the share of the limit's
 speed that is reached. **verdict** is the gate's answer to whether the stages are harmless. *All but* a stage is also
 without what requires it, and a stage *alone* comes with what it requires."""
-Row = Mapping[str, str]
-"""Of a table: texts by column."""
+Row = Mapping[str, str]  # of a table: texts by column
 
 
 def print_table(console: Console, rows: Sequence[Row], title: str = "", narrowest: int | None = None) -> None:
     """Prints rows, the first column no narrower than told."""
     table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(rows[0]):
-        on_left = number == 0 or name in _WORDS
-        table.add_column(name, justify="left" if on_left else "right", overflow="fold",
-                         min_width=None if number else narrowest)  # fmt: skip
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in _WORDS else "right", overflow="fold")
+    table.columns[0].min_width = narrowest
     for row in rows:
         table.add_row(*map(Text, row.values()))
     console.print(table)
@@ -105,37 +104,31 @@ def summary(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _case(case: CaseResult, published_by: str) -> Iterator[str]:
-    rates, cost, unit = case.rates, case.cost, case.unit.replace("_", " ")
-    yield f"One update of {case.batch_size} samples on {case.device} with {case.threads} threads; {case.ended}. "
-    yield f"What is counted per second are {unit}."
-    yield ""
-    variants = _variants(case, wide=True)
-    yield from _table(variants)
-    if published_by and "published" in variants[0]:
-        yield f"Published: {published_by}"
-        yield ""
-    yield from (f"* {line}" for line in _remarks(case))
-    yield ""
-    yield from _table([{"stage": each.stage, "adds alone, to what it requires": str(each.alone or _NONE),
-                        "adds to all others": str(each.together or _NONE)} for each in case.worth])  # fmt: skip
-    yield from _table([
+def _case(case: CaseResult, published_by: str) -> list[str]:
+    rates, cost, unit, variants = case.rates, case.cost, case.unit.replace("_", " "), _variants(case, wide=True)
+    worth = [{"stage": each.stage, "adds alone, to what it requires": str(each.alone or _NONE),
+              "adds to all others": str(each.together or _NONE)} for each in case.worth]  # fmt: skip
+    trained = [
         {"whole training": each.name, f"{unit}/s": f"{own.per_second:,.0f}", "ratio": str(own.ratio)}
         | {activity: f"{share:.1%}" for activity, share in own.shares.items()}
         for each in case.variants if (own := each.throughput) is not None
-    ])  # fmt: skip
-    yield (
+    ]  # fmt: skip
+    half = "Products in {}: {:.0f} GFLOP/s, by which variants are judged that may use them."
+    return [
+        f"One update of {case.batch_size} samples on {case.device} with {case.threads} threads; {case.ended}. ",
+        f"What is counted per second are {unit}.", "",
+        *_table(variants),
+        *([f"Published: {published_by}", ""] if published_by and "published" in variants[0] else []),
+        *(f"* {line}" for line in _remarks(case)), "",
+        *_table(worth), *_table(trained),
         f"The limit of {case.limit_ms:.3g} ms is the larger of {cost.least_flop / 1e9:.3g} GFLOP over "
         f"{rates.float32_flops / 1e9:.0f} GFLOP/s, and {cost.moved_bytes / 1e6:.3g} MB over "
-        f"{rates.copy_bytes / 1e9:.0f} GB/s. The baseline does {cost.counted_flop / 1e9:.3g} GFLOP, as counted."
-    )
-    yield (
+        f"{rates.copy_bytes / 1e9:.0f} GB/s. The baseline does {cost.counted_flop / 1e9:.3g} GFLOP, as counted.",
         f"Float32 products: {rates.default_flops / 1e9:.0f} GFLOP/s with the default kernels, "
         f"{rates.relaxed_flops / 1e9:.0f} with precision `medium`, off by {rates.relaxed_error:.0e}. The limit takes "
-        "the faster of the two if both are true float32."
-    )
-    for name, flops in rates.half_flops.items():
-        yield f"Products in {name}: {flops / 1e9:.0f} GFLOP/s, by which variants are judged that may use them."
+        "the faster of the two if both are true float32.",
+        *(half.format(name, flops / 1e9) for name, flops in rates.half_flops.items()),
+    ]  # fmt: skip
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
@@ -150,26 +143,17 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
     """The table of all variants; ``wide`` has all that there is something to say in."""
     rows: list[Row] = []
     for each in case.variants:
-        row = {
-            "variant": each.title,
-            "ratio": str(each.ratio) if each.stages else "1",
-            "ms": f"{each.steady_ms:.3g}",
-            "effect": str(each.effect) if each.stages else _NONE,
-            "verdict": each.verdict or _NONE,
-        }
+        row = {"variant": each.title, "ratio": str(each.ratio) if each.stages else "1", "ms": f"{each.steady_ms:.3g}",
+               "effect": str(each.effect) if each.stages else _NONE, "verdict": each.verdict or _NONE}  # fmt: skip
         if wide:
-            row |= {
-                "compile s": f"{each.compile_s:.2g}",
-                "warm-up s": f"{each.warmup_s:.2g}",
-                "break-even": _NONE if each.break_even_updates is None else f"{each.break_even_updates:,}",
-                "MiB": f"{each.peak_memory / 2**20:,.0f}",
-                "limit": f"{each.limit_fraction:.0%}",
-                "per s": _NONE if each.throughput is None else f"{each.throughput.per_second:,.0f}",
-                "published": _NONE if each.published is None else f"{each.published:g}x",
-            }
+            even, trained = each.break_even_updates, each.throughput
+            row |= {"compile s": f"{each.compile_s:.2g}", "warm-up s": f"{each.warmup_s:.2g}",
+                    "break-even": _NONE if even is None else f"{even:,}", "MiB": f"{each.peak_memory / 2**20:,.0f}",
+                    "limit": f"{each.limit_fraction:.0%}",
+                    "per s": _NONE if trained is None else f"{trained.per_second:,.0f}"}  # fmt: skip
+        if wide and any(other.published is not None for other in case.variants):
+            row["published"] = _NONE if each.published is None else f"{each.published:g}x"
         rows.append(row)
-    if all(each.published is None for each in case.variants):
-        rows = [{name: text for name, text in row.items() if name != "published"} for row in rows]
     return rows
 
 
@@ -193,31 +177,27 @@ def _remarks(case: CaseResult) -> Iterator[str]:
 
 
 def _slope(power: float) -> str:
-    return (
-        f"From case to case, the time of an update with all stages grows with the power {power:.2f} of its least FLOP "
-        "(1 is in proportion)."
-    )
+    grows = f"the time of an update with all stages grows with the power {power:.2f} of its least FLOP"
+    return f"From case to case, {grows} (1 is in proportion)."
 
 
 def write_recipe(recommendation: Recommendation, case: Case, result: CaseResult, path: Path) -> None:
     """Writes a recipe that extends the measured one, with the reason behind every stage that is off."""
     recipe, measured = case.recipe, result.named(recommendation.variant)
     where = f"{cpu_model()}, {result.threads} threads" if result.device == "cpu" else result.device
-    lines = [f"# What to use on {where}; measured {time.strftime('%Y-%m-%d')}."]
-    if measured is not None and measured.stages:
-        lines.append(f"# An update is {measured.ratio} as fast as without stages.")
-    lines.append(
+    lines = [
+        f"# What to use on {where}; measured {time.strftime('%Y-%m-%d')}.",
         f"# The {recommendation.updates:,} updates of a training take {recommendation.seconds:,.0f} s with start-up; "
-        f"{recommendation.baseline_seconds:,.0f} s without stages."
-    )
-    if measured is not None and measured.stages and measured.verdict != Outcome.PASS:
-        said = measured.verdict_summary or "nobody has checked it"
-        lines.append(f"# Whether it is harmless is not proven: {' '.join(said.split())}")
-    ships = shipped().get(recipe.path.stem)
-    if ships is not None and ships.resolve() == recipe.path.resolve():
+        f"{recommendation.baseline_seconds:,.0f} s without stages.",
+    ]
+    if measured is not None and measured.stages:
+        lines.insert(1, f"# An update is {measured.ratio} as fast as without stages.")
+        if measured.verdict != Outcome.PASS:
+            said = measured.verdict_summary or "nobody has checked it"
+            lines.append(f"# Whether it is harmless is not proven: {' '.join(said.split())}")
+    extended = os.path.relpath(recipe.path.resolve(), path.parent.resolve())
+    if (ships := shipped().get(recipe.path.stem)) is not None and ships.resolve() == recipe.path.resolve():
         extended = recipe.path.name
-    else:
-        extended = os.path.relpath(recipe.path.resolve(), path.parent.resolve())
     values = recipe.values()
     lines += [f"name: {recipe.name[:90]}_here", f"extends: {dump_inline(extended)}"]
     lines += [*render(_assigned(case, values)), "optimization:"]
@@ -234,16 +214,12 @@ def _assigned(case: Case, values: dict[str, Any]) -> dict[str, Any]:
     """What the case's assignments have set, but for stages and secrets, as nested mappings."""
     assigned: dict[str, Any] = {}
     for assignment in case.sets:
-        *parents, last = assignment.partition("=")[0].split(".")
-        below, value = assigned, values
-        if [*parents, last][0] in ("optimization", "name"):
-            continue
-        for key in parents:
-            value = value[key]
-        if MASK not in str(value[last]):
-            for key in parents:
+        path = assignment.partition("=")[0].split(".")
+        if path[0] not in ("optimization", "name") and MASK not in str(value := reduce(getitem, path, values)):
+            below = assigned
+            for key in path[:-1]:
                 below = below.setdefault(key, {})
-            below[last] = value[last]
+            below[path[-1]] = value
     return assigned
 
 
@@ -306,8 +282,7 @@ def _scaling(result: Result, figure: Any) -> None:
     axes = figure.subplots()
     cases = sorted(result.cases, key=lambda case: case.cost.least_flop)
     flop = [case.cost.least_flop / 1e9 for case in cases]
-    whole = [case.named(ALL) for case in cases]
-    whole_ms = [math.nan if variant is None else variant.steady_ms for variant in whole]
+    whole_ms = [math.nan if (whole := case.named(ALL)) is None else whole.steady_ms for case in cases]
     axes.plot(flop, [case.baseline_ms for case in cases], "o-", label="baseline", markersize=5)
     axes.plot(flop, whole_ms, "s-", label="all stages", markersize=5)
     axes.plot(flop, [case.limit_ms for case in cases], "k--", label="limit")

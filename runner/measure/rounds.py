@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,13 @@ from runner.system.files import sync, write_durably
 from runner.system.secrets import redact_values
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop
-from runner.verify.variants import AGAIN, BASELINE, BOTH, Variant, VariantSet, variants_of
+from runner.verify.variants import AGAIN, BASELINE, BOTH, Variant, variants_of
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
-SETUP_SHARE = 0.75
-"""Of a squad's time: what is not ready by then is not measured, because nothing would be left to measure it in."""
+SETUP_SHARE = 0.75  # of a squad's time: what is not ready by then would have nothing left to be measured in
 MEMORY_SHARE = 0.8
 TRAIN_EVERY = 2  # every second round also trains a moment, for the throughput of a whole training
-Gate = Callable[[Recipe, Registry, Sequence[str]], Verdict]
-"""Says whether a recipe with exactly these stages is harmless."""
+Gate = Callable[[Recipe, Registry, Sequence[str]], Verdict]  # is a recipe with exactly these stages harmless?
 Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
 
 
@@ -73,8 +71,7 @@ class CaseLog:
 class MeasurementLog:
     """All lines, in the folder of one ablation; its identity beside them tells whether another one is the same.
 
-    Raises:
-        UsageError: another process measures in the folder.
+    A UsageError if another process measures in the folder.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -85,8 +82,8 @@ class MeasurementLog:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            message = f"{folder}: another process measures in this folder; wait for it, or name another"
-            raise UsageError(message) from None
+            reason = "another process measures in this folder; wait for it, or name another"
+            raise UsageError(f"{folder}: {reason}") from None
         if not (folder / HEAD).exists():
             write_durably(folder / HEAD, json.dumps(identity, indent=1) + "\n")
         data = (folder / ROUNDS).read_bytes()
@@ -127,8 +124,8 @@ class MeasurementLog:
 def identity_of(folder: Path) -> dict[str, Any] | None:
     """What the ablation in a folder measures; None if there is none."""
     with suppress(OSError, ValueError):
-        found = json.loads((folder / HEAD).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else None
+        if isinstance(found := json.loads((folder / HEAD).read_text(encoding="utf-8")), dict):
+            return found
     return None
 
 
@@ -142,12 +139,11 @@ class Measurement:
     log: MeasurementLog
     say: Callable[[str], None]
     stop: Stop
-    variants: VariantSet = field(init=False)
-    children: dict[str, Child] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.device = resolve_device(self.case.recipe.device)
         self.variants = variants_of(self.case.recipe, self.device, self.config.variants)
+        self.children: dict[str, Child] = {}
         self.title = f"{self.case.name}: " if self.case.name else ""  # begins what is said of a case among others
 
     @property
@@ -166,8 +162,7 @@ class Measurement:
     def run(self, deadline: float) -> None:
         """Measures the variants that are not done, as many side by side as memory allows.
 
-        Raises:
-            RunnerError: the recipe cannot run here, or not even its baseline could be measured.
+        A RunnerError if the recipe cannot run here, or not even its baseline could be measured.
         """
         settled = {name for names in self.lines.values("settled") for name in names}
         left = [variant for variant in self.variants.variants[1:] if variant.name not in settled]
@@ -187,7 +182,7 @@ class Measurement:
             for start in range(0, len(left), side_by_side):
                 now, squads = time.monotonic(), math.ceil((len(left) - start) / side_by_side)
                 self._squad(left[start : start + side_by_side], now + max(0.0, deadline - now) / squads)
-            self._memory((BASELINE, AGAIN))
+            self.add(variant=BASELINE, memory=self.children[BASELINE].ask("memory"))
 
     def judge(self, gate: Gate) -> None:
         """Asks the gate about every variant that was measured, once."""
@@ -225,55 +220,45 @@ class Measurement:
                     self.add(variant=variant.name, failed=str(error))
             names = [variant.name for variant in squad if variant.name in self.children]
             ended = self._rounds(names, deadline)
-            self._memory(names)
             for name in names:
-                self.children.pop(name, None)
+                if (child := self.children.pop(name, None)) is not None:
+                    self.add(variant=name, memory=child.ask("memory"))
             if not self.stop:
                 self.add(settled=[variant.name for variant in squad], done=ended)
 
     def _rounds(self, names: Sequence[str], deadline: float) -> str:
         """Measures rounds of all these variants and the baselines; returns why it stopped."""
-        least, most, precision = self.config.rounds.least, self.config.rounds.most, self.config.precision
-        half = len(names) // 2
+        limits, precision, half, rounds = self.config.rounds, self.config.precision, len(names) // 2, self.lines.rounds
         every = [BASELINE, *names[:half], AGAIN, *names[half:]]  # A/A sees as much drift as the variants do
-        rounds = self.lines.rounds
         number, done = max(rounds, default=0), sum(each.keys() >= set(every) for each in rounds.values())
-        while done < most:
+        while done < limits.most:
             if self.stop:
                 return "interrupted"
             number, done = number + 1, done + 1
-            self._round(every, number)
+            update, train = {}, {}
+            for name in order([each for each in every if each in self.children], number):
+                try:
+                    seconds = self.children[name].ask("update")["seconds"]
+                    if number % TRAIN_EVERY == 0:
+                        train[name] = self.children[name].ask("train")
+                    update[name] = seconds
+                except ChildError as error:
+                    if name in (BASELINE, AGAIN):
+                        raise RunnerError(f"{self.title}the baseline failed: {error}") from error
+                    del self.children[name]
+                    self.add(variant=name, failed=str(error))
+            self.add(round=number, update=update, train=train)
             lines = self.lines
             ratios = [lines.ratios(AGAIN, BASELINE), *map(lines.ratios, names)]
             widest = max(of_ratios(own).half_width if len(own) >= FEWEST_ROUNDS else math.inf for own in ratios)
             sure = f", intervals up to +-{widest:.1%}" if math.isfinite(widest) else ""
             left = max(0.0, deadline - time.monotonic())
-            self.tell(f"round {done} of {most} at most{sure} (wanted {precision:.1%}), {left:.0f} s left")
-            if done >= least and widest <= precision:
+            self.tell(f"round {done} of {limits.most} at most{sure} (wanted {precision:.1%}), {left:.0f} s left")
+            if done >= limits.least and widest <= precision:
                 return f"every interval is within +-{precision:.1%} after {done} rounds"
             if left == 0 and done >= FEWEST_ROUNDS:
                 return f"the budget was spent after {done} rounds"
-        return f"{most} rounds were measured"
-
-    def _round(self, every: Sequence[str], number: int) -> None:
-        update, train = {}, {}
-        for name in order([each for each in every if each in self.children], number):
-            try:
-                update[name] = self.children[name].ask("update")["seconds"]
-                if number % TRAIN_EVERY == 0:
-                    train[name] = self.children[name].ask("train")
-            except ChildError as error:
-                if name in (BASELINE, AGAIN):
-                    raise RunnerError(f"{self.title}the baseline failed: {error}") from error
-                update.pop(name, None)
-                del self.children[name]
-                self.add(variant=name, failed=str(error))
-        self.add(round=number, update=update, train=train)
-
-    def _memory(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name in self.children:
-                self.add(variant=name, memory=self.children[name].ask("memory"))
+        return f"{limits.most} rounds were measured"
 
 
 def order(names: Sequence[str], number: int) -> list[str]:

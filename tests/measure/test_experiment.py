@@ -7,10 +7,10 @@ from runner.recipe.document import RecipeError
 HEAD = "kind: ablation\nname: mine\nrecipe: marl_phase3\n"
 
 
-def read(tmp_path, text, *sets):
+def read(tmp_path, text, *sets, budget=None):
     path = tmp_path / "experiment.yaml"
     path.write_text(text)
-    return load_experiment(path, sets, Registry())
+    return load_experiment(path, sets, Registry(), budget)
 
 
 def problems(tmp_path, text, *sets):
@@ -31,8 +31,9 @@ def test_cases_are_recipes_with_the_assignments_of_all_of_one_and_of_the_command
     assert (many.recipe.data.followers, many.recipe.seed) == (3, 7)
     assert few.published == {"phase 1": 1.5, "all": 2}
     assert found.config.rounds.most == 5
-    assert found.within(10.0).config.budget == 10.0
-    assert found.within(10.0).digest == found.digest
+    assert found.config.budget == 60.0
+    shorter = read(tmp_path, text, "train.batch_size=64", budget=10.0)
+    assert (shorter.config.budget, shorter.digest) == (10.0, found.digest)
     assert found.digest != read(tmp_path, text).digest
 
 

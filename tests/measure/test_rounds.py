@@ -47,11 +47,39 @@ def passes(recipe, registry, stages):
 
 
 @pytest.mark.usefixtures("migrated_workspace")
-def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
+def test_an_interrupted_ablation_goes_on_to_its_report_and_mlflow(experiment):
     """And measured once, given again it is refused; the folder has all that it takes to look again."""
-    out = tmp_path / "out"
-    done = measure(experiment(cases={"three": {"set": ["data.followers=2"], "published": {"phase 1": 1.5}}}), out=out,
-                   gate=passes)  # fmt: skip
+    given = experiment(cases={"three": {"set": ["data.followers=2"], "published": {"phase 1": 1.5}}})
+    said = []
+
+    class Enough(Exception):  # noqa: N818 (stands for a kill)
+        pass
+
+    def say(text):
+        said.append(text)
+        if "round 1 of 3" in text:
+            raise Enough
+
+    with pytest.raises(Enough):
+        measure(given, gate=passes, say=say)
+    (log,) = (Workspace().root / "ablations").glob(f"*/{ROUNDS}")
+    assert (log.parent / "locks" / "three" / "recipe.lock.yaml").is_file()  # as it was when it began
+    before = log.read_bytes()
+    assert before.count(b'"round"') == 1
+    with log.open("ab") as file:
+        file.write(b'{"session": 1, "round": 2, "upd')  # torn by the kill
+    done = measure(given, gate=passes, say=said.append)
+    assert any(text.startswith("three: round 3 of 3") for text in said)
+    assert any(text.startswith("going on in") for text in said)
+    assert log.read_bytes().startswith(before)
+    assert done.folder == str(log.parent)
+    check_report(done, log.parent)
+    check_mlflow(done)
+    with pytest.raises(UsageError, match="--fresh"):  # so that the next one begins anew
+        measure(experiment(cases={"three": {"set": ["data.followers=2"]}}), out=log.parent)
+
+
+def check_report(done, out):
     (case,) = done.cases
     assert [variant.name for variant in case.variants] == ["baseline", "all"]
     assert done.exit_code in (ExitCode.DONE, ExitCode.INCONCLUSIVE)
@@ -66,11 +94,8 @@ def test_an_ablation_from_yaml_to_report_and_mlflow(experiment, tmp_path):
     report = (out / "README.md").read_text()
     assert "| all | " in report.replace("all = phase 1", "all")
     assert (out / "ratios.png").stat().st_size > 1000
-    assert json.loads((out / "result.json").read_text())["variants"][1]["verdict"] == "PASS"
+    assert json.loads((out / RESULT).read_text())["variants"][1]["verdict"] == "PASS"
     assert set(load(out / "recommended-three.yaml", (), Registry()).stages) <= set(STAGES)
-    check_mlflow(done)
-    with pytest.raises(UsageError, match="--fresh"):
-        measure(experiment(cases={"three": {"set": ["data.followers=2"]}}), out=out)
 
 
 def check_mlflow(done):
@@ -87,35 +112,6 @@ def check_mlflow(done):
     assert whole.data.metrics["ratio"] == pytest.approx(done.cases[0].named("all").ratio.value)
     assert whole.data.tags["stages"] == ",".join(STAGES)
     assert len(client.get_metric_history(whole.info.run_id, "update_ms")) == 3
-
-
-@pytest.mark.usefixtures("migrated_workspace")
-def test_an_interrupted_ablation_goes_on_where_it_stopped(experiment):
-    given = experiment()
-    said = []
-
-    class Enough(Exception):  # noqa: N818 (stands for a kill)
-        pass
-
-    def say(text):
-        said.append(text)
-        if "round 1 of 3" in text:
-            raise Enough
-
-    with pytest.raises(Enough):
-        measure(given, say=say)
-    (log,) = (Workspace().root / "ablations").glob(f"*/{ROUNDS}")
-    assert (log.parent / "locks" / "recipe" / "recipe.lock.yaml").is_file()  # as it was when it began
-    before = log.read_bytes()
-    assert before.count(b'"round"') == 1
-    with log.open("ab") as file:
-        file.write(b'{"session": 1, "round": 2, "upd')  # torn by the kill
-    done = measure(given, say=said.append)
-    assert any(text.startswith("going on in") for text in said)
-    assert log.read_bytes().startswith(before)
-    assert done.folder == str(log.parent)
-    assert done.cases[0].named("all").ratio.rounds == 3
-    assert (log.parent / RESULT).is_file()  # so that the next one begins anew
 
 
 @pytest.mark.usefixtures("migrated_workspace")
@@ -143,7 +139,9 @@ def test_a_variant_that_breaks_is_missing_with_its_own_words(experiment, tmp_pat
     (case,) = done.cases
     assert "ValueError: boom" in case.missing["all"]
     assert done.exit_code is ExitCode.INCONCLUSIVE
-    assert "boom" in (Workspace().root / "ablations").glob("*/README.md").__next__().read_text()
+    (report,) = (Workspace().root / "ablations").glob("*/README.md")
+    assert "boom" in report.read_text()
+    assert (report.parent / "locks" / "recipe" / "recipe.lock.yaml").is_file()
 
 
 @pytest.mark.usefixtures("migrated_workspace")
