@@ -11,7 +11,7 @@ from runner.plugin.optimizer import OptimizerSettings
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
 from runner.recipe.document import parse
-from runner.recipe.optimizers import optimizers
+from runner.recipe.fill import optimizers
 
 OBSERVATION, ACTION = 5, 2
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SecretStr, field_validator
 
 from runner.api import Config, Contract, Exact, LearnerConfig, Setting, SourceConfig, StageConfig, Unit
-from runner.plugin.registry import PluginError
-from runner.recipe.catalog import Provider, Section
+from runner.plugin.registry import PluginError, Provider, Section
 
 Positive = Annotated[float, Field(gt=0)]
 

@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runner.plugin.registry import Registry
-from runner.recipe.catalog import SECTIONS
+from runner.plugin.registry import SECTIONS, Registry
 from runner.system.errors import RunnerError, StorageError
 from runner.system.hardware import available_memory, cpu_flags, cpu_model, usable_cores
 from runner.tracking.recovery import reap

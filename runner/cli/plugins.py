@@ -16,8 +16,7 @@ from runner.system.names import suggestion
 
 if TYPE_CHECKING:
     from runner.plugin.files import DataFile
-    from runner.plugin.registry import Registry
-    from runner.recipe.catalog import Section
+    from runner.plugin.registry import Registry, Section
 
 data = Typer(
     no_args_is_help=True,
@@ -42,7 +41,7 @@ def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) 
 
     [bold]runner plugins amp[/]
     """
-    from runner.recipe.catalog import SECTIONS
+    from runner.plugin.registry import SECTIONS
 
     registry = registry_of(plugin)
     names = [(section, each) for section in SECTIONS for each in registry.kinds(section)]

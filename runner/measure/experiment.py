@@ -12,10 +12,9 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from runner.plugin.config import Config
-from runner.recipe.catalog import Catalog
+from runner.plugin.registry import Registry
 from runner.recipe.document import Problem, RecipeError, read
-from runner.recipe.experiments import beside, fill_experiment, moved
-from runner.recipe.loader import find, load
+from runner.recipe.loader import fill_experiment, find, load, load_named
 from runner.recipe.recipe import Recipe
 from runner.system.names import suggestion
 from runner.verify.variants import GROUPS, Group, names
@@ -99,7 +98,7 @@ class Experiment:
 
 
 def load_experiment(
-    reference: str | Path, sets: Sequence[str], catalog: Catalog, budget: float | None = None
+    reference: str | Path, sets: Sequence[str], catalog: Registry, budget: float | None = None
 ) -> Experiment:
     """Reads and validates an experiment file, or a recipe, which is then measured with default settings.
 
@@ -115,14 +114,13 @@ def load_experiment(
     else:
         config, cases = fill_experiment(AblationConfig, KIND, "ablated", root, problems), []
         for name, own in config.cases.items():
-            assignments = (*config.set, *own.set, *sets)
+            written = (*root.items("set"), *root.items("cases", name, "set"))
             try:
-                recipe = load(beside(path, config.recipe), assignments, catalog)
+                recipe = load_named(root.get("recipe") or root, (*written, *sets), catalog)
             except RecipeError as error:
-                written = [*root.items("set"), *root.items("cases", name, "set")]
-                problems += [moved(problem, written, root.get("recipe") or root) for problem in error.problems]
+                problems += error.problems
                 continue
-            cases.append(Case(name, recipe, assignments, own.published))
+            cases.append(Case(name, recipe, (*config.set, *own.set, *sets), own.published))
             known = names(recipe)
             for variant in own.published.keys() - known:
                 place = (root.get("cases", name, "published", variant) or root).anchor

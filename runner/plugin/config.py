@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
 
 class Config(BaseModel):
@@ -18,6 +18,8 @@ class Config(BaseModel):
 
     moved: ClassVar[Mapping[str, str]] = {}
     """Of a plugin's face: settings of a recipe that have moved, as dotted paths, the old to the new."""
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """What to say of keys that a person might look for here."""
 
     _read: set[str] | None = PrivateAttr(default=None)
     """Names of the fields that were read, in a copy that keeps a record; None in all others."""
@@ -31,19 +33,14 @@ class Config(BaseModel):
         for name in type(self).__pydantic_fields__:
             yield name, getattr(self, name)
 
-    def model_dump(self, **settings: Any) -> dict[str, Any]:
-        """As pydantic's."""
-        self._mark_all()
-        return super().model_dump(**settings)
-
-    def model_dump_json(self, **settings: Any) -> str:
-        """As pydantic's."""
-        self._mark_all()
-        return super().model_dump_json(**settings)
+    @model_serializer(mode="wrap")
+    def _dumped(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tuple(self)  # which reads all
+        return dict(dump(self))
 
     def model_copy(self, **settings: Any) -> Self:
         """As pydantic's."""
-        self._mark_all()
+        self.model_dump()  # which reads all, also inside
         return super().model_copy(**settings)
 
     def recorded(self) -> Self:
@@ -58,15 +55,9 @@ class Config(BaseModel):
         if self._read is None:
             return []
         paths = []
-        for name in type(self).__pydantic_fields__:
-            value = self.__dict__[name]
+        for name, value in self.__dict__.items():
             if isinstance(value, Config):
                 paths += value.unread(f"{prefix}{name}.")
             elif name not in self._read:
                 paths.append(prefix + name)
         return paths
-
-    def _mark_all(self) -> None:
-        for _, value in self:
-            if isinstance(value, Config):
-                value._mark_all()

@@ -7,8 +7,7 @@ from pydantic import Field
 
 from runner.plugin.config import Config
 
-WARMUP_START = 0.01
-"""Where a warm-up begins: at zero, the first update would be lost."""
+WARMUP_START = 0.01  # at zero, the first update would be lost
 
 
 class _Schedule(Config):
@@ -19,9 +18,9 @@ class _Schedule(Config):
         """What the learning rate is multiplied by when that share of the training is over, 0 to 1."""
         if fraction < self.warmup:
             return WARMUP_START + (1 - WARMUP_START) * fraction / self.warmup
-        return self.after((fraction - self.warmup) / (1 - self.warmup))
+        return self._after((fraction - self.warmup) / (1 - self.warmup))
 
-    def after(self, fraction: float) -> float:
+    def _after(self, fraction: float) -> float:
         """The same after the warm-up, by the share of what is left then."""
         return 1.0
 
@@ -41,8 +40,7 @@ class LinearConfig(_Schedule):
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the learning rate that is left in the end."""
 
-    def after(self, fraction: float) -> float:
-        """A straight line from 1 to ``floor``."""
+    def _after(self, fraction: float) -> float:
         return 1 - (1 - self.floor) * fraction
 
 
@@ -54,8 +52,7 @@ class CosineConfig(_Schedule):
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the learning rate that is left in the end."""
 
-    def after(self, fraction: float) -> float:
-        """From 1 to ``floor``, slowly at both ends."""
+    def _after(self, fraction: float) -> float:
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * fraction)) / 2
 
 
@@ -69,9 +66,8 @@ class StepConfig(_Schedule):
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """What each step multiplies the learning rate by."""
 
-    def after(self, fraction: float) -> float:
-        """A power of ``gamma``; the rounding of a sum of shares is forgiven."""
-        return float(self.gamma ** math.floor(fraction / self.every + 1e-9))
+    def _after(self, fraction: float) -> float:
+        return float(self.gamma ** math.floor(fraction / self.every + 1e-9))  # the rounding of a sum of shares
 
 
 class OneCycleConfig(_Schedule):
@@ -86,8 +82,7 @@ class OneCycleConfig(_Schedule):
     floor: Annotated[float, Field(ge=0, le=1)] = 4e-6
     """Share of the highest learning rate that is left in the end."""
 
-    def after(self, fraction: float) -> float:
-        """Up to 1 at ``peak``, and down."""
+    def _after(self, fraction: float) -> float:
         if fraction < self.peak:
             low, way = self.start, 1 - fraction / self.peak
         else:
@@ -97,4 +92,3 @@ class OneCycleConfig(_Schedule):
 
 Schedule = ConstantConfig | LinearConfig | CosineConfig | StepConfig | OneCycleConfig
 LrSchedulerConfig = Annotated[Schedule, Field(discriminator="kind")]
-"""How learning rates move, told apart by ``kind``."""

@@ -7,54 +7,72 @@ from __future__ import annotations
 
 import ast
 import copy
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
+from pydantic import Field, TypeAdapter, ValidationInfo, WithJsonSchema, WrapValidator, create_model
+from pydantic_core import to_jsonable_python
+
+from runner.plugin.config import Config
 from runner.system.tree import map_tensors
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-HOW_TO_COMPUTE = ("foreach", "fused", "capturable", "differentiable")
-"""Settings of torch's optimizers that say how to compute, not what; they belong to stages."""
+HOW_TO_COMPUTE = ("foreach", "fused", "capturable", "differentiable")  # settings of torch's that belong to stages
 Spared = Literal["biases", "norms", "embeddings"]
 SPARED: tuple[Spared, ...] = get_args(Spared)
+OWN = ("max_grad_norm", "spare")  # settings that are none of torch's
 
 
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """The optimizer of one role."""
+def _as_written(value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
+    """Leaves a whole number one, so that a lock reads like its recipe."""
+    check(value)
+    if info.field_name == "lr" and value < 0:
+        raise ValueError("should not be below 0")
+    return value
 
-    kind: str
+
+_Number = Annotated[float, WrapValidator(_as_written)]
+
+
+class OptimizerSettings(Config):
+    """The optimizer of one role; ``settings_of`` a kind has all of its signature, but what says how to compute."""
+
+    kind: ClassVar[str]
     """Of ``torch.optim``, in lower case: ``adamw``, ``sgd``."""
-    settings: Mapping[str, Any]
-    """All of its signature's settings, but those that say how to compute."""
-    max_grad_norm: float | None = None
-    """To which gradients are clipped."""
-    spare: tuple[Spared, ...] = SPARED
+    elsewhere: ClassVar = dict.fromkeys(
+        HOW_TO_COMPUTE, "says how to compute, not what: that is for stages (fused_optimizer, cuda_graph)"
+    )
+
+    lr: _Number
+    """The learning rate before any schedule."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    """To which gradients are clipped; null leaves them as they are."""
+    spare: tuple[Annotated[Spared, WithJsonSchema({"enum": list(SPARED)})], ...] = SPARED
     """What weight decay leaves alone."""
 
     @property
-    def lr(self) -> float:
-        """The learning rate before any schedule."""
-        return float(self.settings["lr"])
+    def settings(self) -> dict[str, Any]:
+        """Those of its signature."""
+        return {name: value for name, value in self if name not in OWN}
 
     def values(self) -> dict[str, Any]:
         """As a recipe writes them."""
-        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in self.settings.items()}
-        return {"kind": self.kind, **settings, "max_grad_norm": self.max_grad_norm, "spare": list(self.spare)}
+        return dict(to_jsonable_python({"kind": self.kind, **self.settings, **dict(self)}))  # torch's come first
 
     def optimizer(self) -> type[Optimizer]:
         """The class in ``torch.optim``."""
         import torch
 
-        found: type[Optimizer] = getattr(torch.optim, _classes()[self.kind][0])
+        found: type[Optimizer] = getattr(torch.optim, kinds()[self.kind][0])
         return found
 
     def groups(self, module: nn.Module) -> list[dict[str, Any]]:
@@ -62,7 +80,7 @@ class OptimizerSettings:
         from torch import nn
 
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if not self.settings.get("weight_decay") or not self.spare:
+        if not getattr(self, "weight_decay", 0) or not self.spare:
             return [{"params": parameters}]
         spared = set()
         for part in module.modules():
@@ -98,109 +116,12 @@ def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         for name, value in entry.items():
             same_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             if same_shape and value.stride() != parameter.stride():  # fused kernels go through both as they lie
-                options = {"dtype": value.dtype, "device": value.device}
-                entry[name] = torch.empty_strided(value.shape, parameter.stride(), **options).copy_(value)
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One setting of an optimizer's signature."""
-
-    default: Any
-    required: bool
-    types: str
-    """The annotation as written."""
-
-    def problem(self, value: Any) -> str | None:
-        """What is wrong with a value; None if nothing is."""
-        form = self._form()
-        if value is None:
-            return None if self.default is None else "should not be empty"
-        if isinstance(form, int):
-            right = isinstance(value, list | tuple) and len(value) == form
-            right = right and all(is_number(each) or (each is None and "None" in self.types) for each in value)
-            return None if right else f"should be a list of {form} numbers"
-        right, expected = {
-            "boolean": (isinstance(value, bool), "true or false"),
-            "string": (isinstance(value, str), "a text"),
-            "integer": (isinstance(value, int) and not isinstance(value, bool), "a whole number"),
-            "number": (is_number(value), "a number"),
-        }[form]
-        return None if right else f"should be {expected}"
-
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema of its values."""
-        form = self._form()
-        schema: dict[str, Any] = {"type": form}
-        if isinstance(form, int):
-            item = {"anyOf": [{"type": "number"}, {"type": "null"}]} if "None" in self.types else {"type": "number"}
-            schema = {"type": "array", "items": item, "minItems": form, "maxItems": form}
-        if self.required:
-            return schema
-        if self.default is None:
-            schema = {"anyOf": [schema, {"type": "null"}]}
-        return {**schema, "default": list(self.default) if isinstance(self.default, tuple) else self.default}
-
-    def _form(self) -> int | Literal["boolean", "string", "integer", "number"]:
-        """JSON's name for its type; of a list of numbers, how many they are."""
-        if isinstance(self.default, tuple) or "tuple" in self.types.lower():
-            return len(self.default) if isinstance(self.default, tuple) else 2
-        if isinstance(self.default, bool) or self.types.startswith("bool"):
-            return "boolean"
-        if isinstance(self.default, str) or self.types.startswith("str"):
-            return "string"
-        return "integer" if self.types.startswith("int") else "number"
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, which a boolean is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def kinds() -> tuple[str, ...]:
-    """The optimizers of the installed torch that a recipe may name."""
-    return tuple(sorted(_classes()))
+                entry[name] = value.new_empty_strided(value.shape, parameter.stride()).copy_(value)
 
 
 @cache
-def signature(kind: str) -> dict[str, Argument]:
-    """The settings of a kind, with their defaults."""
-    name, path = _classes()[kind]
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    constants = {
-        node.targets[0].id: node.value
-        for node in body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    found = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
-    init = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__").args
-    arguments = [*init.args[2:], *init.kwonlyargs]  # after self and params
-    defaults = [*init.defaults, *init.kw_defaults]
-    settings = {}
-    for argument, default in zip(arguments, [None] * (len(arguments) - len(defaults)) + defaults, strict=True):
-        types = ast.unparse(argument.annotation) if argument.annotation else ""
-        try:
-            value = None if default is None else ast.literal_eval(_Named(constants).visit(default))
-        except ValueError:  # of a setting that no recipe can write
-            continue
-        if argument.arg not in HOW_TO_COMPUTE:
-            settings[argument.arg] = Argument(value, default is None, types)
-    return settings
-
-
-class _Named(ast.NodeTransformer):
-    """Puts constants of a module in the place of their names."""
-
-    def __init__(self, constants: Mapping[str, ast.expr]) -> None:
-        self.constants = constants
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.constants.get(node.id, node)
-
-
-@cache
-def _classes() -> dict[str, tuple[str, Path]]:
-    """Class and file of every kind; LBFGS is left out, because it asks for a closure that evaluates the loss again."""
+def kinds() -> dict[str, tuple[str, Path]]:
+    """Class and file of every kind, sorted; without LBFGS, which asks for a closure that evaluates the loss again."""
     spec = find_spec("torch")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -212,4 +133,37 @@ def _classes() -> dict[str, tuple[str, Path]]:
             for alias in node.names:
                 if path.stem not in ("optimizer", "lbfgs", "lr_scheduler", "swa_utils") and alias.name[0].isupper():
                     found[alias.name.lower()] = alias.name, path
-    return found
+    return dict(sorted(found.items()))
+
+
+@cache
+def settings_of(kind: str) -> type[OptimizerSettings]:
+    """The settings of a kind, with their defaults."""
+    name, path = kinds()[kind]
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    constants = {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in body if isinstance(node, ast.Assign)}
+    found = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+    init = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__").args
+    positional = zip(init.args[-len(init.defaults) :], init.defaults, strict=True)
+    fields: dict[str, Any] = {}
+    for argument, written in (*positional, *zip(init.kwonlyargs, init.kw_defaults, strict=True)):
+        if argument.arg in HOW_TO_COMPUTE or argument.annotation is None or written is None:
+            continue
+        default = re.sub(r"\b[A-Z]\w*", lambda constant: constants.get(constant[0], constant[0]), ast.unparse(written))
+        with suppress(ValueError):  # of a setting that no recipe can write
+            value = ast.literal_eval(default)
+            fields[argument.arg] = _type(ast.unparse(argument.annotation), value), value
+    settings = create_model(name, __base__=OptimizerSettings, **fields)
+    settings.kind = kind
+    return settings
+
+
+def _type(annotation: str, default: Any) -> Any:
+    """What a recipe may say for a setting of torch's; a tensor can stand in none."""
+    if isinstance(default, tuple):
+        item: Any = _Number | None if None in default else _Number
+        length = len(default)
+        schema = {"type": "array", "items": TypeAdapter(item).json_schema(), "minItems": length, "maxItems": length}
+        return Annotated[GenericAlias(tuple, (item,) * length), WithJsonSchema(schema)]
+    plain = {"bool": bool, "int": int, "str": str}.get(annotation.split()[0], _Number)
+    return plain | None if default is None else plain

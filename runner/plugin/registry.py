@@ -7,23 +7,38 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, get_args
 
 from runner.plugin.learner import LearnerConfig
 from runner.plugin.source import SourceConfig
 from runner.plugin.stage import Stage, StageConfig
-from runner.recipe.catalog import SECTIONS, Provider, Section
 from runner.system.errors import UsageError
 from runner.system.names import shown_path, suggestion
 
 GROUP = "runner.plugins"
 """The entry-point group; its names are ``section.kind``, its objects are faces."""
 
+Section = Literal["model", "data", "optimization"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
 _FACES: dict[Section, type[Any]] = {"model": LearnerConfig, "data": SourceConfig, "optimization": StageConfig}
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Who brought a plugin."""
+
+    name: str
+    """A distribution, or the path of a local file."""
+    version: str
+    """Of the distribution; of a file, the first digits of its SHA-256."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
 
 
 class PluginError(UsageError):

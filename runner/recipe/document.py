@@ -16,13 +16,10 @@ from runner.system.secrets import redact
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
-MAX_NODES = 20_000
-"""Keys and values of a document after its aliases have been expanded; all of them together within ``MAX_BYTES``."""
-_LONGEST_EXCERPT = 120
-"""Characters of a source line that are shown around the caret."""
+MAX_NODES = 20_000  # keys and values, after aliases have been expanded; all of them together within MAX_BYTES
+_LONGEST_EXCERPT = 120  # characters of a source line that are shown around the caret
 _LONGEST_VALUE = 60
-_LONGEST_NUMBER = 64
-"""Characters; a longer run of digits is text, because reading it would take quadratic time."""
+_LONGEST_NUMBER = 64  # characters; a longer run of digits is text, because reading it would take quadratic time
 _TAG = "tag:yaml.org,2002:"
 
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
@@ -45,14 +42,10 @@ Scalar = bool | int | float | str | None
 class Place:
     """Where a value was written."""
 
-    source: Path | str
-    """A file; or, for what stands in no file, its name (``--set #1``, ``default``)."""
-    line: int = 0
-    """Counted from 1; 0 if the place is the source as a whole."""
-    column: int = 0
-    """Counted from 1, in characters."""
-    text: str = ""
-    """The whole line."""
+    source: Path | str  # a file; or, for what stands in no file, its name ("--set #1", "default")
+    line: int = 0  # counted from 1; 0 if the place is the source as a whole
+    column: int = 0  # counted from 1, in characters
+    text: str = ""  # the whole line
 
     def __str__(self) -> str:
         if isinstance(self.source, str):
@@ -76,8 +69,7 @@ class Place:
         return f"    {line}\n    {margin}^"
 
 
-DEFAULT = Place("default")
-"""The origin of a value that nobody wrote."""
+DEFAULT = Place("default")  # the origin of a value that nobody wrote
 
 
 @dataclass(frozen=True)
@@ -85,8 +77,7 @@ class Problem:
     """One thing that is wrong with a recipe."""
 
     place: Place
-    path: str
-    """Dotted path of the key; empty for the document as a whole."""
+    path: str  # of the key, dotted; empty for the document as a whole
     message: str
 
     def __str__(self) -> str:
@@ -112,26 +103,29 @@ class Node:
 
     value: "Scalar | dict[str, Node] | list[Node]"
     place: Place
-    key: Place | None = None
-    """Where the key of this value stands, if it has one."""
-    leftover: bool = False
-    """Inherited from a recipe whose section was of another kind; dropped if the new kind does not know it."""
-    spelled: str = ""
-    """A scalar as it stands in the document, with quotes and escapes."""
+    key: Place | None = None  # of this value, if it has one
+    leftover: bool = False  # inherited from a section of another kind; dropped if the new kind does not know it
+    spelled: str = ""  # a scalar as it stands in the document, with quotes and escapes
+    start: int = 0  # where that begins in the text
+
+    @property
+    def children(self) -> "Mapping[Any, Node]":
+        """What is directly in a mapping or a list, by key or number; nothing in a scalar."""
+        if isinstance(self.value, dict):
+            return self.value
+        return dict(enumerate(self.value)) if isinstance(self.value, list) else {}
 
     def plain(self) -> Any:
         """The value as plain dictionaries, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
-        if isinstance(self.value, list):
-            return [node.plain() for node in self.value]
-        return self.value
+        return [node.plain() for node in self.value] if isinstance(self.value, list) else self.value
 
     def get(self, *keys: str) -> "Node | None":
         """The value below these keys, or None if there is none."""
         node: Node | None = self
         for key in keys:
-            node = node.value.get(key) if node is not None and isinstance(node.value, dict) else None
+            node = None if node is None else node.children.get(key)
         return node
 
     def items(self, *keys: str) -> "list[Node]":
@@ -160,30 +154,9 @@ class Node:
         text = f"'{redact(self.value)}'" if isinstance(self.value, str) else json.dumps(self.value)
         return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
-    @property
-    def is_quoted_number(self) -> bool:
-        """Whether it would be a number without its quotes."""
-        return isinstance(self.value, str) and isinstance(resolve(self.value), int | float)
-
-    def problem(self, path: str, message: str) -> Problem:
-        """Something that is wrong with the value."""
-        return Problem(self.place, path, message)
-
-    def key_problem(self, path: str, message: str) -> Problem:
-        """Something that is wrong with its being there."""
-        return Problem(self.anchor, path, message)
-
-    def problem_at(self, path: str, message: str) -> Problem:
-        """Something that is wrong with what stands below it at a dotted path, or should stand there."""
-        return Problem(self.asked(path), path, message)
-
 
 def read(path: Path, problems: list[Problem]) -> Node:
-    """Reads a file that holds one YAML mapping; ``problems`` are as in ``parse``.
-
-    Raises:
-        RecipeError: the file cannot be read, or is not one YAML mapping within the limits.
-    """
+    """Reads a file that holds one YAML mapping; as ``parse``."""
 
     def refusal(message: str) -> RecipeError:
         return RecipeError([Problem(Place(path), "", message)])
@@ -203,31 +176,24 @@ def read(path: Path, problems: list[Problem]) -> Node:
     if node.value is None:
         raise refusal("is empty")
     if not isinstance(node.value, dict):
-        raise RecipeError([node.problem("", "a recipe is a mapping of keys to values")])
+        raise RecipeError([Problem(node.place, "", "a recipe is a mapping of keys to values")])
     return node
 
 
 def parse(text: str, source: Path | str, problems: list[Problem], shown: str | None = None) -> Node:
-    """Parses one YAML document.
+    """Parses one YAML document; a ``RecipeError`` if it is none, holds more than plain values, or exceeds a limit.
 
-    Args:
-        text: the document.
-        source: the file, or the name under which errors show it.
-        problems: receives what is wrong without making the rest unreadable: duplicate and merge keys.
-        shown: what errors quote instead of the text, column for column.
-
-    Raises:
-        RecipeError: not YAML, not plain values, or beyond a limit.
+    ``problems`` receives what is wrong without making the rest unreadable: duplicate and merge keys. Errors quote
+    ``shown`` instead of the text, column for column.
     """
     try:
         reader = _Reader(text, source, problems, shown or text)
+        root = reader.get_single_node()
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         place = Place(source, len(before), len(before[-1]) + 1)
         message = f"invalid YAML: character U+{error.character:04X} is not allowed"
         raise RecipeError([*problems, Problem(place, "", message)]) from None
-    try:
-        root = reader.get_single_node()
     except yaml.MarkedYAMLError as error:
         message = f"invalid YAML: {error.problem or error.context}"
         if error.problem and error.context and error.context_mark:
@@ -274,9 +240,11 @@ class _Reader(yaml.SafeLoader):
         if is_scalar:
             if any("\ud800" <= character <= "\udfff" for character in node.value):
                 self.fail(mark, "half of a surrogate pair is not a character")
-            spelled = self.text[mark.index : node.end_mark.index].rstrip(" \t\r\n\x85\u2028\u2029")
             value = resolve(node.value) if node.tag == "?" else str(node.value)
-            return Node(value, self._place(mark), key, spelled=re.sub(r"^&\S+\s+", "", spelled))
+            anchored = self.text[mark.index : node.end_mark.index].rstrip(" \t\r\n\x85\u2028\u2029")
+            spelled = re.sub(r"^&\S+\s+", "", anchored)
+            start = mark.index + len(anchored) - len(spelled)
+            return Node(value, self._place(mark), key, spelled=spelled, start=start)
         self.open.add(id(node))
         children: list[Node] | dict[str, Node]
         if isinstance(node, yaml.MappingNode):
@@ -318,10 +286,9 @@ class _Reader(yaml.SafeLoader):
 
 
 def resolve(text: str) -> Scalar:
-    """The value of an unquoted scalar by the core schema of YAML 1.2.
+    """The value of an unquoted scalar by the core schema of YAML 1.2, in which ``1e-3`` is a number and ``on`` is text.
 
-    ``1e-3`` is a number and ``on``, ``off``, ``yes``, ``no`` are text. Beyond the schema, digits may be grouped by
-    underscores (``60_000``). A number too large for a float is text.
+    Beyond it, digits may be grouped by underscores (``60_000``). A number too large for a float is text.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -371,8 +338,7 @@ def dump_inline(value: Any) -> str:
 def render(values: Mapping[str, Any], origins: Mapping[str, Place] | None = None) -> list[str]:
     """Lines of YAML that read back as nested mappings; behind every value its origin, if told, is a comment."""
     lines = list(_lines(values, "", ""))
-    if origins is None:
-        return [line for line, _ in lines]
+    origins = origins or {}
     width = max((len(line) for line, _ in lines), default=0)
     return [f"{line:{width}}  # {origins[path].cited()}" if path in origins else line for line, path in lines]
 

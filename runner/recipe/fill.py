@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
+from runner.plugin.config import Config
 from runner.plugin.files import Anchor
-from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
+from runner.plugin.optimizer import OWN, OptimizerSettings, kinds, settings_of
+from runner.recipe.document import Node, Problem, parse, resolve
 from runner.system.errors import RunnerError
 from runner.system.names import nearest, suggestion
 from runner.system.secrets import register
@@ -20,15 +24,13 @@ from runner.system.secrets import register
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+    from runner.plugin.learner import LearnerConfig
+    from runner.plugin.registry import Registry, Section
     from runner.plugin.stage import StageConfig
-    from runner.recipe.catalog import Catalog, Section
-    from runner.recipe.document import Node, Problem
     from runner.recipe.recipe import Recipe
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Config)
 
-SCHEDULES = {model.model_fields["kind"].default: model for model in get_args(get_args(LrSchedulerConfig)[0])}
-"""By kind."""
 _SWITCH: dict[Any, bool] = {"on": True, True: True, "off": False, False: False}
 _WORDING = (
     ("Input should be", "should be"),
@@ -43,6 +45,7 @@ _WORDING = (
     ("an object", "a mapping"),
 )
 """What pydantic says about JSON, in the words of YAML."""
+_QUOTED = re.compile(r"'([^']*)'")  # the names in pydantic's "'a', 'b' or 'c'"
 
 
 def fill(
@@ -53,118 +56,132 @@ def fill(
     What is wrong is added to ``problems``, at its dotted path below ``path``; the result is None then. ``others`` are
     keys that may stand beside the model's own, for suggestions.
     """
-    for leaf in secret_nodes(model, node):  # before a message can quote it, whether or not it is valid
+    for leaf in secret_nodes([model], node):  # before a message can quote it, whether or not it is valid
         register(str(leaf.value), leaf.spelled.strip("\"'"))
+    plain = node.plain()
     for name, field in model.model_fields.items():
-        anchor = next((each for each in field.metadata if isinstance(each, Anchor)), None)
-        child = node.get(name)
+        anchor, child = next((each for each in field.metadata if isinstance(each, Anchor)), None), node.get(name)
         if anchor is not None and child is not None and isinstance(child.value, str):
-            absolute = replace(child, value=anchor.absolute(child.value, child.place.source))
-            node = replace(node, value={**_mapping(node), name: absolute})
+            plain[name] = anchor.absolute(child.value, child.place.source)
     while True:
         try:
             # In JSON a list may fill a tuple, and nothing else is coerced.
-            return model.model_validate_json(json.dumps(node.plain()), strict=True)
+            return model.model_validate_json(json.dumps(plain), strict=True)
         except ValidationError as error:
             errors = error.errors(include_url=False)
-        unknown = [_walk(node, found["loc"])[1] for found in errors if found["type"] == "extra_forbidden"]
-        leftovers = {id(each) for each in unknown if each.leftover}
+        unknown = [_walk(node, each["loc"]) for each in errors if each["type"] == "extra_forbidden"]
+        leftovers = [keys for keys, found, _ in unknown if found.leftover]
         if not leftovers:
-            problems += [_problem(found, model, node, path, others) for found in errors]
+            problems += [_problem(each, model, node, path, others) for each in errors]
             return None
-        node = _without(node, leftovers)
+        for *above, key in leftovers:  # in no list, because lists are not merged
+            reduce(getitem, above, plain).pop(key, None)
 
 
-def plugin_section(root: Node, section: Section, catalog: Catalog, problems: list[Problem]) -> Any:
+def plugin_section(root: Node, section: Section, catalog: Registry, problems: list[Problem]) -> Any:
     """The settings of a section with a ``kind``: an instance of the kind's face, or None if anything is wrong with it.
 
     Those of an unknown kind are judged by the kind that was probably meant; or else, as far as the keys are the same,
     by the one that has most keys in common.
     """
-    node, known = root.get(section), catalog.kinds(section)
-    if node is not None and not isinstance(node.value, dict):
-        problems.append(node.problem(section, f"should be a mapping with a kind, got {node.shown}"))
+    known = catalog.kinds(section)
+    named = _kind_of(root.get(section) or replace(root, value={}), section, known, problems)
+    if named is None:
         return None
-    written = dict(_mapping(node))
-    kind = written.pop("kind", None)
-    if node is None or kind is None:
-        problems.append((node or root).key_problem(f"{section}.kind", f"is missing: one of {', '.join(known)}"))
-        return None
-    name = str(kind.value)
-    if kind.value in known:
+    kind, rest = named
+    if str(kind.value) in known:
         try:
-            face = catalog.get(section, name)
+            face = catalog.get(section, str(kind.value))
         except RunnerError as error:
-            problems.append(kind.problem(section, str(error)))
+            problems.append(Problem(kind.place, section, str(error)))
             return None
-        return fill(face, replace(node, value=written), section, problems)
-    problems.append(kind.problem(f"{section}.kind", f"unknown kind {kind.shown}{suggestion(name, known)}"))
-    meant = nearest(name, known)
+        return fill(face, rest, section, problems)
+    meant, written = nearest(str(kind.value), known), rest.children
     faces = [found for each in ([meant] if meant else known) if (found := face_of(catalog, section, each))]
     likely = max(faces, key=lambda face: len(written.keys() & face.model_fields.keys()), default=None)
-    if likely is not None and meant is None:
-        written = {key: child for key, child in written.items() if key in likely.model_fields}
     if likely is not None and written:
-        fill(likely, replace(node, value=written), section, problems)
+        kept = {key: child for key, child in written.items() if meant or key in likely.model_fields}
+        fill(likely, replace(rest, value=kept), section, problems)
     return None
 
 
-def face_of(catalog: Catalog, section: Section, kind: str) -> Any:
+def face_of(catalog: Registry, section: Section, kind: str) -> Any:
     """The face of a kind; None if it cannot be imported."""
     with suppress(RunnerError):
         return catalog.get(section, kind)
     return None
 
 
-def stages(root: Node, catalog: Catalog, problems: list[Problem]) -> tuple[dict[str, StageConfig], dict[str, bool]]:
-    """The stages that a recipe names.
-
-    Returns:
-        Those that are on and valid, in the order in which they attach; and whether each is on, be it valid or not.
-    """
-    found: dict[str, StageConfig] = {}
-    switched: dict[str, bool] = {}
-    section, known = root.get("optimization"), catalog.kinds("optimization")
-    if section is not None and not isinstance(section.value, dict):
-        problems.append(section.problem("optimization", f"should be a mapping of stages, got {section.shown}"))
-        return found, switched
-    for kind, node in _mapping(section).items():
+def stages(root: Node, catalog: Registry, problems: list[Problem]) -> dict[str, StageConfig | None]:
+    """The stages that are on, in the order in which they attach; None instead of the settings if they are not valid."""
+    found: dict[str, StageConfig | None] = {}
+    section, known = root.get("optimization") or replace(root, value={}), catalog.kinds("optimization")
+    if not isinstance(section.value, dict):
+        problems.append(Problem(section.place, "optimization", f"should be a mapping of stages, got {section.shown}"))
+        return found
+    for kind, node in section.value.items():
         path = f"optimization.{kind}"
         is_switch = isinstance(node.value, bool | str) and node.value in _SWITCH
         if kind not in known:
-            problems.append(node.key_problem(path, f"unknown stage{suggestion(kind, known)}"))
-        elif not is_switch and not _mapping(node):
+            problems.append(Problem(node.anchor, path, f"unknown stage{suggestion(kind, known)}"))
+        elif not is_switch and not (isinstance(node.value, dict) and node.value):
             given = "an empty mapping" if node.value == {} else node.shown
-            problems.append(node.problem(path, f"should be on, off or its settings, got {given}"))
-        else:
-            switched[kind] = _SWITCH[node.value] if is_switch else True
-        if not switched.get(kind):
-            continue
-        try:
-            face = catalog.get("optimization", kind)
-        except RunnerError as error:
-            problems.append(node.key_problem(path, str(error)))
-            continue
-        stage = fill(face, replace(node, value={}) if is_switch else node, path, problems)
-        if stage is not None:
-            found[kind] = stage
-    return dict(sorted(found.items(), key=lambda item: (item[1].phase, item[0]))), switched
+            problems.append(Problem(node.place, path, f"should be on, off or its settings, got {given}"))
+        elif not is_switch or _SWITCH[node.value]:
+            found[kind] = None
+            try:
+                face = catalog.get("optimization", kind)
+            except RunnerError as error:
+                problems.append(Problem(node.anchor, path, str(error)))
+            else:
+                found[kind] = fill(face, replace(node, value={}) if is_switch else node, path, problems)
+    return dict(sorted(found.items(), key=lambda item: (item[1].phase if item[1] else 0, item[0])))
 
 
-def lr_scheduler(root: Node, problems: list[Problem]) -> Any:
-    """How learning rates move; constant if the recipe does not say."""
-    node, kind = root.get("lr_scheduler"), root.get("lr_scheduler", "kind")
-    if node is None:
-        return ConstantConfig()
+def optimizers(root: Node, model: LearnerConfig | None, problems: list[Problem]) -> dict[str, OptimizerSettings]:
+    """The optimizer of every role of a learner, from one section for all of them or one for each."""
+    found: dict[str, OptimizerSettings] = {}
+    nothing = replace(root, value={})
+    section, roles = root.get("optimizer") or nothing, model.roles if model is not None else {}
+    mixed = [key for key in section.children if key not in roles]
+    by_role = len(mixed) < len(section.children)
+    if by_role and mixed:
+        message = f"roles are given one by one here: say {', '.join(f'optimizer.{role}.{mixed[0]}' for role in roles)}"
+        problems.append(Problem(section.children[mixed[0]].anchor, f"optimizer.{mixed[0]}", message))
+        return found
+    for role, default in roles.items():
+        node, path = (section.get(role) or nothing, f"optimizer.{role}") if by_role else (section, "optimizer")
+        usual = default.get("kind", "adamw")
+        named = _kind_of(node, path, kinds(), problems, usual)
+        if named is None or str(named[0].value) not in kinds():
+            continue
+        kind, rest = named
+        # Another optimizer has other scales.
+        kept = {key: value for key, value in default.items() if key in OWN or (kind.value == usual and key != "kind")}
+        base = parse(json.dumps(kept), f"default of role {role}", problems)
+        filled = replace(rest, value={**base.children, **rest.children})
+        settings = fill(settings_of(str(kind.value)), filled, path, problems)
+        if settings is not None:
+            found[role] = settings
+    return found
+
+
+def _kind_of(
+    node: Node, path: str, known: Collection[str], problems: list[Problem], default: str | None = None
+) -> tuple[Node, Node] | None:
+    """The kind that a section names, known or not, and the rest of it; None if it names none."""
+    if not isinstance(node.value, dict):
+        problems.append(Problem(node.place, path, f"should be a mapping with a kind, got {node.shown}"))
+        return None
+    rest = dict(node.value)
+    kind = rest.pop("kind", None if default is None else Node(default, node.place))
     if kind is None:
-        one_of = ", ".join(SCHEDULES)
-        problems.append(node.key_problem("lr_scheduler", f"should be a mapping with a kind: one of {one_of}"))
-    elif kind.value not in SCHEDULES:
-        hint = suggestion(str(kind.value), SCHEDULES)
-        problems.append(kind.problem("lr_scheduler.kind", f"unknown kind {kind.shown}{hint}"))
-    else:
-        return fill(SCHEDULES[str(kind.value)], node, "lr_scheduler", problems)
-    return None
+        problems.append(Problem(node.anchor, f"{path}.kind", f"is missing: one of {', '.join(known)}"))
+        return None
+    if str(kind.value) not in known:
+        message = f"unknown kind {kind.shown}{suggestion(str(kind.value), known)}"
+        problems.append(Problem(kind.place, f"{path}.kind", message))
+    return kind, replace(node, value=rest)
 
 
 def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
@@ -173,52 +190,37 @@ def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
     sections = [(recipe.model, document.get("model")), (recipe.data, document.get("data"))]
     for config, node in sections + [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]:
         if node is not None:
-            yield from secret_nodes(type(config), node)
+            yield from secret_nodes([type(config)], node)
 
 
-def secret_nodes(declared: Any, node: Node) -> Iterator[Node]:
-    """The scalars in a node that are written where a model, or the annotation of a field, has a ``SecretStr``."""
-    if isinstance(declared, type) and issubclass(declared, BaseModel):
-        for name, field in declared.model_fields.items():
-            child = node.get(name)
-            if child is not None:
-                yield from secret_nodes(field.annotation, child)
-        return
-    parts = [*_mapping(node).values(), *node.items()]
-    if declared in (SecretStr, SecretBytes):
-        if node.spelled:
-            yield node
-        for part in parts:
-            yield from secret_nodes(declared, part)
-    for inner in get_args(declared):
-        for part in (node, *parts):
-            yield from secret_nodes(inner, part)
+def secret_nodes(declared: Sequence[Any], node: Node) -> Iterator[Node]:
+    """The scalars in a node of one of these types that are written where one of them has a ``SecretStr``."""
+    if node.spelled and any(each in (SecretStr, SecretBytes) for each in declared):
+        yield node
+    for key, child in node.children.items():
+        yield from secret_nodes(_types_at(declared, key) or declared, child)
 
 
-def _mapping(node: Node | None) -> dict[str, Node]:
-    return node.value if node is not None and isinstance(node.value, dict) else {}
-
-
-def _problem(error: ErrorDetails, model: type[BaseModel], node: Node, path: str, others: Iterable[str]) -> Problem:
+def _problem(error: ErrorDetails, model: type[Config], node: Node, path: str, others: Iterable[str]) -> Problem:
     parts, found, missing = _walk(node, error["loc"])
     dotted = ".".join([path, *parts] if path else parts)
     kind = error["type"]
     if kind == "extra_forbidden":
-        known = {name for each in _models_at(model, error["loc"][:-1]) for name in each.model_fields}
-        siblings = known.union(others) if len(parts) == 1 else known
-        return found.key_problem(dotted, f"unknown key{suggestion(parts[-1], siblings)}")
+        known = _keys_at(model, error["loc"][:-1])
+        hint = suggestion(parts[-1], known.union(others) if len(parts) == 1 else known)
+        return Problem(found.anchor, dotted, model.elsewhere.get(parts[-1], f"unknown key{hint}"))
     if kind == "missing" and isinstance(missing, int):
-        return found.problem(dotted, f"needs at least {missing + 1} items")
+        return Problem(found.place, dotted, f"needs at least {missing + 1} items")
     if kind == "missing" and missing is not None:
-        return found.key_problem(f"{dotted}.{missing}" if dotted else str(missing), "is missing")
+        return Problem(found.anchor, f"{dotted}.{missing}" if dotted else str(missing), "is missing")
     if kind not in ("union_tag_invalid", "union_tag_not_found"):
-        return found.problem(dotted, _message(error, found))
+        return Problem(found.place, dotted, _message(error, found))
     discriminator = error["ctx"]["discriminator"].strip("'")
     tag = found.get(discriminator)
     if tag is None:
-        return found.key_problem(f"{dotted}.{discriminator}", "is missing: it says which settings follow")
-    hint = suggestion(str(tag.value), _quoted(error["ctx"]["expected_tags"]))
-    return tag.problem(f"{dotted}.{discriminator}", f"unknown {discriminator} {tag.shown}{hint}")
+        return Problem(found.anchor, f"{dotted}.{discriminator}", "is missing: it says which settings follow")
+    hint = suggestion(str(tag.value), _QUOTED.findall(error["ctx"]["expected_tags"]))
+    return Problem(tag.place, f"{dotted}.{discriminator}", f"unknown {discriminator} {tag.shown}{hint}")
 
 
 def _message(error: ErrorDetails, found: Node) -> str:
@@ -230,28 +232,23 @@ def _message(error: ErrorDetails, found: Node) -> str:
     if not message.startswith("should"):
         return message[0].lower() + message[1:]
     message += f", got {found.shown}"
-    if error["type"] in ("int_type", "float_type") and found.is_quoted_number:
+    is_quoted = isinstance(found.value, str) and isinstance(resolve(found.value), int | float)
+    if error["type"] in ("int_type", "float_type") and is_quoted:
         return f"{message} - remove the quotes"
     is_choice = error["type"] == "literal_error" and isinstance(found.value, str)
-    near = nearest(str(found.value), _quoted(error["ctx"]["expected"])) if is_choice else None
+    near = nearest(str(found.value), _QUOTED.findall(error["ctx"]["expected"])) if is_choice else None
     return f"{message} - did you mean '{near}'?" if near else message
 
 
-def _quoted(text: str) -> list[str]:
-    """The names in pydantic's ``'a', 'b' or 'c'``."""
-    return re.findall(r"'([^']*)'", text)
-
-
 def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int | str | None]:
-    """Where a location leads, without what is no part of the document (names of union members).
+    """The keys of a location that are in the document, the node they lead to, and the last one if it leads nowhere.
 
-    Returns:
-        The keys that are in the document, the node they lead to, and the last part if it leads nowhere.
+    What is no part of the document (names of union members) is passed over.
     """
     parts: list[str] = []
     missing: int | str | None = None
     for part in loc:
-        child = node.get(part) if isinstance(part, str) else dict(enumerate(node.items())).get(part)
+        child = node.children.get(part)
         missing = part if child is None else None
         if child is not None:
             node = child
@@ -259,28 +256,27 @@ def _walk(node: Node, loc: tuple[int | str, ...]) -> tuple[list[str], Node, int 
     return parts, node, missing
 
 
-def _without(node: Node, dropped: set[int]) -> Node:
-    """The same tree without the nodes of these identities; lists are never merged, so none is in a list."""
-    if not isinstance(node.value, dict):
-        return node
-    children = {key: _without(child, dropped) for key, child in node.value.items() if id(child) not in dropped}
-    return replace(node, value=children)
-
-
-def _models_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[type[BaseModel]]:
-    """The models that may stand at a location; a union member's name chooses between them."""
-    models = [model]
+def _keys_at(model: type[Config], loc: tuple[int | str, ...]) -> set[str]:
+    """The keys of the models that may stand at a location; a union member's name chooses between them."""
+    types: list[Any] = [model]
     for part in loc:
-        fields = [field for each in models if (field := each.model_fields.get(str(part)))]
-        inner = [found for field in fields for found in _models_in(field.annotation)]
-        models = inner if fields else [each for each in models if part in _tags(each)] or models
-    return models
+        types = _types_at(types, part) or [each for each in _models_in(types) if part in _tags(each)] or types
+    return {name for each in _models_in(types) for name in each.model_fields}
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+def _types_at(types: Iterable[Any], part: int | str) -> list[Any]:
+    """The types of a field of models among these types."""
+    fields = [each.model_fields[str(part)] for each in _models_in(types) if part in each.model_fields]
+    return [found for field in fields for found in _types_in(field.annotation)]
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    inner = get_args(annotation)
+    return [found for each in inner for found in _types_in(each)] if inner else [annotation]
+
+
+def _models_in(types: Iterable[Any]) -> list[type[BaseModel]]:
+    return [each for each in types if isinstance(each, type) and issubclass(each, BaseModel)]
 
 
 def _tags(model: type[BaseModel]) -> set[Any]:

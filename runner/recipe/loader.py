@@ -2,55 +2,63 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from runner.recipe.catalog import Catalog, Section
-from runner.recipe.constraints import conflicts
+from runner.plugin.registry import SECTIONS, Registry
 from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, dump_inline, parse, read
-from runner.recipe.fill import face_of, fill, lr_scheduler, plugin_section, secrets_of, stages
-from runner.recipe.optimizers import optimizers
-from runner.recipe.recipe import Recipe, flatten
-from runner.recipe.sections import Head, TrackingConfig, TrainConfig
-from runner.system.names import nearest, shown_path, suggestion
+from runner.recipe.fill import Model, face_of, fill, optimizers, plugin_section, secrets_of, stages
+from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
+from runner.system.names import nearest, suggestion
 from runner.system.secrets import MASK, register
 
-SECTIONS = ("extends", "model", "data", "optimizer", "lr_scheduler", "train", "optimization", "tracking")
+PARTS = ("extends", "model", "data", "optimizer", "train", "optimization")
 """The keys of a recipe beside those of ``Head``."""
 SUFFIX = ".yaml"
 
 
-def load(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Recipe:
-    """Reads, merges and validates a recipe.
+def load(reference: str | Path, sets: Sequence[str | Node], catalog: Registry) -> Recipe:
+    """Reads, merges and validates a recipe; a ``RecipeError`` says everything that is wrong, each at its line.
 
-    Args:
-        reference: a file (a recipe, or the ``recipe.lock.yaml`` of a run), or the bare name of a recipe that ships.
-        sets: assignments ``a.b.c=VALUE`` that override the file, the last one winning.
-        catalog: the plugins that the recipe may name.
-
-    Raises:
-        RecipeError: everything that is wrong with it, each at its line.
+    It is a file (a recipe, or the ``recipe.lock.yaml`` of a run), or the bare name of a recipe that ships. Assignments
+    ``a.b.c=VALUE`` override it, the last one winning; those of an experiment's file come first, as they stand there.
     """
     path = find(reference)
     problems: list[Problem] = []
     found = layers(path, sets, problems)
-    recipe = _validated(path, compose(found), catalog, problems)
-    for leaf in (leaf for layer in found for leaf in secrets_of(recipe, layer)):
-        register(str(leaf.value))  # also what another layer has replaced: a patch, or a study's file, may quote it
+    recipe = _validated(path, reduce(merge, found), catalog, problems)
+    # Also what another layer has replaced: a patch, or a study's file, may quote it.
+    register(*(str(leaf.value) for layer in found for leaf in secrets_of(recipe, layer)))
     return recipe
 
 
-def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Place], catalog: Catalog) -> Recipe:
-    """A recipe that another process has loaded and given to this one.
+def load_named(name: Node, sets: Sequence[str | Node], catalog: Registry) -> Recipe:
+    """The recipe that an experiment's file names: seen from its folder, or else as on a command line; as ``load``."""
+    folder = Path(name.place.source).parent
+    folder = folder if (folder / str(name.value)).is_file() else Path()
+    return load(_found(name, "recipe", folder, ()), sets, catalog)
+
+
+def fill_experiment(model: type[Model], kind: str, what: str, root: Node, problems: list[Problem]) -> Model:
+    """An experiment's settings, from a file of its kind; one of another cannot be ``what``, for example ``ablated``."""
+    given = root.get("kind")
+    if given is not None and given.value != kind:
+        message = f"{given.shown} is nothing that can be {what}: should be '{kind}'"
+        raise RecipeError([Problem(given.place, "kind", message)])
+    filled = fill(model, root, "", problems)
+    if filled is None or problems:
+        raise RecipeError(problems)
+    return filled
+
+
+def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Place], catalog: Registry) -> Recipe:
+    """A recipe that another process has loaded and given to this one; it may lack a plugin here (``RecipeError``).
 
     The values are with secrets, and the path is of the file that it was loaded from, which is not read.
-
-    Raises:
-        RecipeError: it is not valid here, for example because a plugin is missing.
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
@@ -63,60 +71,38 @@ def secret_assignments(recipe: Recipe) -> list[str]:
     return [f"{path}={dump_inline(clear)}" for (path, clear), (_, masked) in pairs if clear != masked]
 
 
-def _validated(path: Path, composed: Node, catalog: Catalog, problems: list[Problem]) -> Recipe:
+def _validated(path: Path, composed: Node, catalog: Registry, problems: list[Problem]) -> Recipe:
     root = replace(composed, place=Place(path))
-    problems += _lost(root)
-    assert isinstance(root.value, dict)
-    rest = replace(root, value={key: node for key, node in root.value.items() if key not in SECTIONS})
-    left_out = replace(root, value={})
-    head = fill(Head, rest, "", problems, others=SECTIONS)
+    for name in (name for name, value in flatten(root.plain()) if MASK in str(value)):
+        message = f"a secret is not kept in a run's files; give it again: --set {name}=VALUE"
+        problems.append(Problem(root.asked(name), name, message))
+    own = replace(root, value={key: node for key, node in root.children.items() if key not in PARTS})
+    head = fill(Head, own, "", problems, others=PARTS)
+    train = fill(TrainConfig, root.get("train") or replace(root, value={}), "train", problems)
     model = plugin_section(root, "model", catalog, problems)
     data = plugin_section(root, "data", catalog, problems)
-    train = fill(TrainConfig, root.get("train") or left_out, "train", problems)
-    tracking = fill(TrackingConfig, root.get("tracking") or left_out, "tracking", problems)
     optimizer = optimizers(root, model, problems)
-    schedule = lr_scheduler(root, problems)
-    on, switched = stages(root, catalog, problems)
-    problems += conflicts(root, model, data, train, on, switched)
-    if problems:
-        raise RecipeError([_where_it_is_now(problem, root, catalog) for problem in problems])
-    assert head is not None  # or there would be a problem
-    assert train is not None
-    assert tracking is not None
-    off = tuple(kind for kind, is_on in switched.items() if not is_on)
+    switched = stages(root, catalog, problems)
+    problems += conflicts(root, model, data, train, switched)
+    if problems or head is None or train is None:
+        kinds = [(section, kind) for section in SECTIONS if (kind := root.get(section, "kind")) is not None]
+        faces = [face_of(catalog, section, str(kind.value)) for section, kind in kinds]
+        moved = {old: new for face in faces if face is not None for old, new in face.moved.items()}
+        now = {old: f"unknown key - it is now {new}" for old, new in moved.items()}
+        raise RecipeError([replace(each, message=now.get(each.path, each.message)) for each in problems])
+    on = {kind: stage for kind, stage in switched.items() if stage is not None}
+    named = root.get("optimization") or replace(root, value={})
+    off = tuple(kind for kind in named.children if kind not in on)
     recipe = Recipe(
-        path, **head.model_dump(), model=model, data=data, optimizer=optimizer, lr_scheduler=schedule, train=train,
-        tracking=tracking, stages=on, off=off, origins={},
-    )  # fmt: skip
+        path, **dict(head), train=train, model=model, data=data, optimizer=optimizer, stages=on, off=off, origins={}
+    )
     recipe.values(masked=False)  # makes known what no file holds: a plugin's default may come from the environment
     origins = {}
-    for written, value in (*((f"optimization.{kind}", None) for kind in switched), *flatten(recipe.values())):
+    for written, value in (*((f"optimization.{kind}", None) for kind in named.children), *flatten(recipe.values())):
         node = root.get(*written.split("."))
         place = DEFAULT if node is None else node.place
         origins[written] = replace(place, text="") if MASK in str(value) else place  # a text would hold the value
     return replace(recipe, origins=origins)
-
-
-def _where_it_is_now(problem: Problem, root: Node, catalog: Catalog) -> Problem:
-    """An unknown key that a plugin of the recipe says has moved, with the place where it is now."""
-    sections: tuple[Section, ...] = ("model", "data")
-    for section in sections:
-        kind = root.get(section, "kind")
-        face = face_of(catalog, section, str(kind.value)) if kind is not None else None
-        if face is not None and problem.path in face.moved and problem.message.startswith("unknown key"):
-            return replace(problem, message=f"unknown key - it is now {face.moved[problem.path]}")
-    return problem
-
-
-def _lost(node: Node, path: str = "") -> Iterator[Problem]:
-    """Everything that was masked when it was written, and so is no value."""
-    if isinstance(node.value, dict):
-        for key, child in node.value.items():
-            yield from _lost(child, f"{path}.{key}" if path else key)
-    for child in node.items():
-        yield from _lost(child, path)
-    if isinstance(node.value, str) and MASK in node.value:
-        yield node.problem(path, f"a secret is not kept in a run's files; give it again: --set {path}=VALUE")
 
 
 def shipped() -> dict[str, Path]:
@@ -125,31 +111,23 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
 
-def find(reference: str | Path) -> Path:
-    """The file that a command line means: a path, or the bare name of a recipe that ships.
-
-    Raises:
-        RecipeError: there is no such recipe; the nearest name is in the message.
-    """
-    path, name = Path(reference), str(reference)
-    found = _file(Path(), name)
-    if found is not None or os.path.exists(path):
-        return found or path  # a folder or a pipe: reading it tells
-    if name == path.name:
-        hint = suggestion(name.removesuffix(SUFFIX), shipped())
-        raise RecipeError([Problem(Place(name), "", f"no such file, and no recipe of that name ships{hint}")])
-    folder = path.absolute().parent
-    known = [shown_path(sibling) for sibling in folder.glob(f"*{SUFFIX}")] if os.path.isdir(folder) else []
-    near = nearest(shown_path(path), known)
-    raise RecipeError([Problem(Place(path), "", "no such file" + (f" - did you mean '{near}'?" if near else ""))])
-
-
-def _file(folder: Path, reference: str) -> Path | None:
-    """The file that is meant, seen from a folder; or the recipe of that name that ships."""
-    if os.path.isfile(folder / reference):  # unlike Path.is_file, it takes a name that is too long
-        return folder / reference
-    is_bare = reference == Path(reference).name
-    return shipped().get(reference.removesuffix(SUFFIX)) if is_bare else None
+def find(reference: str | Path, folder: Path = Path()) -> Path:
+    """The file that is meant, seen from a folder: a path, or the bare name of a recipe that ships; or an error."""
+    path, name = folder / reference, str(reference)
+    is_bare = name == Path(name).name
+    ships = shipped() if is_bare else {}
+    # Unlike Path.is_file, these take a name that is too long. A folder or a pipe is found: reading it tells.
+    if not os.path.isfile(path) and name.removesuffix(SUFFIX) in ships:
+        return ships[name.removesuffix(SUFFIX)]
+    if os.path.exists(path):
+        return path
+    beside = path.parent.glob(f"*{SUFFIX}") if os.path.isdir(path.parent) else ()
+    known = {stem: stem for stem in ships} | {each.stem: each.name for each in beside}
+    message = "no such file, and no recipe of that name ships" if is_bare else "no such file"
+    hint = suggestion(path.stem, ships) if is_bare else ""
+    if near := nearest(path.stem, known):
+        hint = f" - did you mean '{Path(name).with_name(known[near])}'?"
+    raise RecipeError([Problem(Place(path), "", message + hint)])
 
 
 def is_lock(path: Path) -> bool:
@@ -157,40 +135,52 @@ def is_lock(path: Path) -> bool:
     return path.name.endswith(f".lock{SUFFIX}")
 
 
-def layers(path: Path, sets: Sequence[str], problems: list[Problem]) -> list[Node]:
-    """What a recipe is laid together from: what its file extends, the lowest first, the file, and each assignment.
-
-    Raises:
-        RecipeError: a file or an assignment cannot be read, or ``extends`` runs in a circle.
-    """
+def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem]) -> list[Node]:
+    """What a recipe is laid together from: what its file extends, the lowest first, the file, and each assignment."""
     files: list[Node] = []
     chain: list[Path] = []
     while not is_lock(path):
         root = read(path, problems)
-        assert isinstance(root.value, dict)
-        extends = root.value.pop("extends", None)
-        files.append(root)
+        rest = dict(root.children)
+        extends = rest.pop("extends", None)
+        files.append(replace(root, value=rest))
         if extends is None:
             break
+        if not isinstance(extends.value, str) or not extends.value:
+            message = "should be the path of a recipe, or the name of one that ships"
+            raise RecipeError([*problems, Problem(extends.place, "extends", message)])
         chain.append(path.resolve())
-        path = _parent(extends, path, problems)
+        path = _found(extends, "extends", path.parent, problems)
         if path.resolve() in chain:
             circle = " -> ".join(link.name for link in (*chain, path))
-            raise RecipeError([*problems, extends.problem("extends", f"runs in a circle: {circle}")])
+            raise RecipeError([*problems, Problem(extends.place, "extends", f"runs in a circle: {circle}")])
     else:
-        root = read(path, problems)
-        recipe, origins = root.get("recipe"), root.plain().get("origins")
-        if recipe is None or not isinstance(recipe.value, dict):
-            raise RecipeError([Problem(Place(path), "recipe", "is missing: this is not a lock file")])
-        places = origins if isinstance(origins, dict) else {}
-        unwritten = {name for name, place in places.items() if place == DEFAULT.source}
-        files.append(_without_masks(recipe, unwritten, ""))
-    return [*reversed(files), *(_assignment(number, text, problems) for number, text in enumerate(sets, start=1))]
+        files.append(_locked(read(path, problems)))
+    first = 1 - sum(isinstance(each, Node) for each in sets)  # those of a file are not counted
+    return [*reversed(files), *(_assignment(number, each, problems) for number, each in enumerate(sets, start=first))]
 
 
-def compose(layers: Sequence[Node]) -> Node:
-    """The recipe as one mapping: every layer over those before it."""
-    return reduce(merge, layers)
+def _found(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> Path:
+    """As ``find``; that there is no such file is said where its name stands."""
+    try:
+        return find(str(name.value), folder)
+    except RecipeError as error:
+        message = f"'{name.value}': {error.problems[0].message}"
+        raise RecipeError([*problems, Problem(name.place, key, message)]) from None
+
+
+def _locked(root: Node) -> Node:
+    """The recipe in a lock, without the secrets that nobody wrote: a plugin finds them again (in the environment)."""
+    recipe, origins = root.get("recipe"), root.get("origins")
+    if recipe is None or not isinstance(recipe.value, dict):
+        raise RecipeError([Problem(root.place, "recipe", "is missing: this is not a lock file")])
+    for name, place in origins.children.items() if origins is not None else ():
+        *above, key = name.split(".")
+        section = recipe.get(*above)
+        values = None if section is None else section.value
+        if place.value == DEFAULT.source and isinstance(values, dict) and key in values and values[key].value == MASK:
+            del values[key]
+    return recipe
 
 
 def merge(base: Node, over: Node) -> Node:
@@ -210,41 +200,23 @@ def merge(base: Node, over: Node) -> Node:
     return replace(section, value=children, leftover=False)
 
 
-def _parent(extends: Node, path: Path, problems: list[Problem]) -> Path:
-    name = extends.value
-    if not isinstance(name, str) or not name:
-        message = "should be the path of a recipe, or the name of one that ships"
-        raise RecipeError([*problems, extends.problem("extends", message)])
-    found = _file(path.parent, name)
-    if found is None:
-        known = {sibling.name for sibling in path.parent.glob(f"*{SUFFIX}")} - {path.name} | set(shipped())
-        message = f"no such recipe: '{name}'{suggestion(name, known)}"
-        raise RecipeError([*problems, extends.problem("extends", message)])
-    return found
-
-
-def _without_masks(node: Node, defaults: Set[str], path: str) -> Node:
-    """Leaves out the secrets that nobody wrote: a plugin finds them again where it found them (the environment)."""
-    if not isinstance(node.value, dict):
-        return node
-    children = {key: _without_masks(child, defaults, f"{path}{key}.") for key, child in node.value.items()}
-    kept = {key: child for key, child in children.items() if child.value != MASK or f"{path}{key}" not in defaults}
-    return replace(node, value=kept)
-
-
-def _assignment(number: int, text: str, problems: list[Problem]) -> Node:
-    source = f"--set #{number}"
+def _assignment(number: int, given: str | Node, problems: list[Problem]) -> Node:
+    """What is assigned, at its place: on the command line, where it has a number, or in a file."""
+    text = str(given.value) if isinstance(given, Node) else given
+    at = Place(f"--set #{number}", 1, 1, text)
+    if isinstance(given, Node):
+        at = replace(given.place, column=given.place.column + (given.spelled[:1] in ("'", '"')))
     dotted, equals, value = text.partition("=")
     keys = dotted.split(".")
     is_path = bool(equals) and all(keys) and dotted == "".join(dotted.split())
     if not is_path or keys[0] == "extends":
         message = "extends can only stand in a file" if is_path else "should be a.b.c=VALUE"
-        raise RecipeError([*problems, Problem(Place(source, 1, 1, text), "", message)])
-    # Blanks in place of the path keep the columns of the value.
-    node = parse(" " * (len(dotted) + 1) + value, source, problems, shown=text)
-    column = len(dotted) + 1
+        raise RecipeError([*problems, Problem(at, "", message)])
+    # Blanks in place of all that is before the value keep its line and columns.
+    above, column = "\n" * (at.line - 1), at.column + len(dotted) + 1
+    node = parse(above + " " * (column - 1) + value, at.source, problems, shown=above + at.text)
     for key in reversed(keys):
         column -= len(key) + 1
-        place = Place(source, 1, column + 1, text)
+        place = replace(at, column=column)
         node = Node({key: replace(node, key=place)}, place)
     return node

@@ -4,15 +4,17 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import create_model
+
 from runner import __version__
-from runner.recipe.catalog import Catalog, Provider, Section
+from runner.plugin.config import Config
+from runner.plugin.registry import Provider, Registry, Section
 from runner.recipe.document import Place, Problem, RecipeError, dump, parse, read
-from runner.recipe.fill import secrets_of
+from runner.recipe.fill import fill, secrets_of
 from runner.recipe.provenance import Checkout, code_digests, source, versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.system.files import write_durably
@@ -22,110 +24,77 @@ from runner.system.secrets import MASK, redact, redact_values
 VERSION = 1
 LOCK_NAME = "recipe.lock.yaml"
 PATCH_NAME = "source.patch"
-PLUGIN_FILES = "plugin_files"
-"""Where the plugin files of a run were; a hint for who runs it again, and no part of what is compared."""
+PLUGIN_FILES = "plugin_files"  # where they were: a hint for who runs it again, and no part of what is compared
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_MATTERS = ("recipe", "code", "plugins", "packages")
-"""Sections that decide about results."""
+_MATTERS = ("recipe", "code", "plugins", "packages")  # sections that decide about results
+# Sections that do not, or in digits at most: resuming elsewhere, or at a commit with another text, is legitimate.
 _SHOWN = ("source", "tools", "hardware", "threads")
-"""Sections that do not, or in digits at most: resuming elsewhere, or at a commit with another text, is legitimate."""
-_OF_MACHINE = ("hardware", "threads")
-"""Sections of which a run that has imported torch knows more than one that has not."""
+_OF_MACHINE = ("hardware", "threads")  # of which a run that has imported torch knows more than one that has not
 _REMEDY = "the lock cannot be used: restore it from the run's artifacts in MLflow, or start a new run from the recipe"
+_SECTIONS: Any = dict.fromkeys((*_MATTERS, *_SHOWN), (dict[str, Any], {})) | {"recipe": (dict[str, Any], ...)}
+_Whole = create_model("_Whole", __base__=Config, lock=(int, ...), **_SECTIONS)
 
 
 @dataclass(frozen=True)
 class Drift:
     """One thing that is not as it was when a lock was written."""
 
-    name: str
-    """Dotted path in the lock: ``packages.torch``."""
-    locked: str
-    """What it was; ``absent`` if the lock does not have it."""
-    now: str
-    """What it is; ``absent`` if it is gone."""
-    matters: bool
-    """Whether results may change because of it."""
+    name: str  # dotted path in the lock: "packages.torch"
+    locked: str  # what it was; "absent" if the lock does not have it
+    now: str  # what it is; "absent" if it is gone
+    matters: bool  # whether results may change because of it
 
     def __str__(self) -> str:
         return f"{self.name}: {self.locked} in the lock, {self.now} now"
 
 
-def write_lock(recipe: Recipe, run_dir: Path, catalog: Catalog, results: Path | None = None) -> Path:
+def write_lock(recipe: Recipe, run_dir: Path, catalog: Registry, results: Path | None = None) -> Path:
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
-    The lock is itself a recipe: running it runs the same values again. It holds the recipe's values, with those of type
-    ``SecretStr`` masked; of the environment it holds versions and numbers of threads. Known secrets are redacted in the
-    patch too. Both files are durable when this returns.
-
-    Args:
-        recipe: the recipe of the run.
-        run_dir: the run's folder.
-        catalog: who brought the plugins.
-        results: a folder in which a change is none of the source's.
+    The lock is itself a recipe, with values of type ``SecretStr`` masked: running it runs the same values again. Known
+    secrets are redacted in the patch too; a change in the folder ``results`` is none of the source's.
     """
     checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
         write_durably(run_dir / PATCH_NAME, redact(checkout.patch))
     else:  # an earlier lock may have been here
         (run_dir / PATCH_NAME).unlink(missing_ok=True)
-    origins: dict[str, Any] = {"origins": {path: place.cited() for path, place in recipe.origins.items()}}
     names = {provider.name for provider in _providers(recipe, catalog).values()}
-    if files := sorted(str(Path(name).absolute()) for name in names if name.endswith(".py")):
-        origins[PLUGIN_FILES] = files
+    files = sorted(str(Path(name).absolute()) for name in names if name.endswith(".py"))
+    origins = {path: place.cited() for path, place in recipe.origins.items()}
     head = {"lock": VERSION, "digest": recipe.digest}
-    lock = run_dir / LOCK_NAME
-    facts = head | _facts(recipe, catalog, checkout) | redact_values(origins)
-    write_durably(lock, dump(facts | {"code": code_of(recipe)}))  # last: a lock that is cut anywhere lacks of it
-    return lock
+    facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins, PLUGIN_FILES: files})
+    # The code comes last: a lock that is cut anywhere lacks of it.
+    write_durably(run_dir / LOCK_NAME, dump(facts | {"code": code_of(recipe)}))
+    return run_dir / LOCK_NAME
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:
-    """Copies the file that a recipe was loaded from, with every secret in it masked, also what was replaced since.
-
-    Raises:
-        OSError: the file cannot be read, or the copy not be written.
-    """
+    """Copies the file that a recipe was loaded from, with every secret in it masked, also what was replaced since."""
     text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
     with suppress(RecipeError):  # it was changed after it was loaded
-        starts = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
-        spans = set()  # what an alias repeats stands there once
-        for leaf in secrets_of(recipe, parse(text, recipe.path, [])):
-            if leaf.value is not None:
-                start = text.index(leaf.spelled, starts[leaf.place.line - 1] + leaf.place.column - 1)
-                spans.add((start, start + len(leaf.spelled)))
+        leaves = (leaf for leaf in secrets_of(recipe, parse(text, recipe.path, [])) if leaf.value is not None)
+        spans = {(leaf.start, leaf.start + len(leaf.spelled)) for leaf in leaves}  # what an alias repeats is there once
         for start, end in sorted(spans, reverse=True):
             text = f"{text[:start]}'{MASK}'{text[end:]}"
     write_durably(target, redact(text))
 
 
 def read_lock(lock: Path) -> dict[str, Any]:
-    """A lock as plain values, its sections as mappings.
-
-    Raises:
-        RecipeError: it is missing, damaged, or from a newer version of the runner; says what to do.
-    """
+    """A lock as plain values; that it is missing, damaged, or of a newer runner is a ``RecipeError`` with a remedy."""
     problems: list[Problem] = []
     try:
         root = read(lock, problems)
+        known = {key: node for key, node in root.children.items() if key in _Whole.model_fields}
+        fill(_Whole, replace(root, value=known), "", problems)
     except RecipeError as error:
-        raise RecipeError([*error.problems, Problem(Place(lock), "", _REMEDY)]) from None
-    version = root.get("lock")
-    if version is None or type(version.value) is not int:
-        message = "should be the format's version: this is no whole lock"
-        problems.append(Problem(Place(lock), "lock", message))
-    if root.get("recipe") is None:
-        problems.append(Problem(Place(lock), "recipe", "is missing"))
-    for section in (*_MATTERS, *_SHOWN):
-        node = root.get(section)
-        if node is not None and not isinstance(node.value, dict):
-            problems.append(node.key_problem(section, "should be a mapping"))
+        problems += error.problems
     if problems:
         raise RecipeError([*problems, Problem(Place(lock), "", _REMEDY)])
     values: dict[str, Any] = root.plain()
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
-        raise RecipeError([root.problem("lock", message)])
+        raise RecipeError([Problem(root.asked("lock"), "lock", message)])
     return values
 
 
@@ -135,12 +104,8 @@ def missing_plugins(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Pa
     return [path for path in map(Path, locked.get(PLUGIN_FILES) or ()) if path.name not in names]
 
 
-def drift(lock: Path, recipe: Recipe, catalog: Catalog) -> list[Drift]:
-    """What has changed since a lock was written, from which the recipe was loaded: first what matters.
-
-    Raises:
-        RecipeError: the lock is missing or damaged.
-    """
+def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
+    """What has changed since a lock was written, from which the recipe was loaded: first what matters."""
     locked = read_lock(lock)
     facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
     found = []
@@ -158,11 +123,10 @@ def code_of(recipe: Recipe) -> dict[str, str]:
     return code_digests([type(recipe.model), type(recipe.data), *map(type, recipe.stages.values())])
 
 
-def _facts(recipe: Recipe, catalog: Catalog, checkout: Checkout | None) -> dict[str, Any]:
+def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict[str, Any]:
     """What can change a result beside the code, redacted alike for a lock and for what it is compared with."""
     threads: dict[str, Any] = {name: os.environ.get(name) for name in _THREADS}
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch := sys.modules.get("torch"):
         threads |= {"torch": torch.get_num_threads(), "torch_interop": torch.get_num_interop_threads()}
     providers = _providers(recipe, catalog)
     packages, tools = versions({provider.name for provider in providers.values()})
@@ -179,8 +143,8 @@ def _facts(recipe: Recipe, catalog: Catalog, checkout: Checkout | None) -> dict[
     return dict(redact_values(facts))
 
 
-def _providers(recipe: Recipe, catalog: Catalog) -> dict[str, Provider]:
+def _providers(recipe: Recipe, catalog: Registry) -> dict[str, Provider]:
     """Who brought the plugins in use."""
-    used: list[tuple[Section, str]] = [("model", recipe.model.kind), ("data", recipe.data.kind)]
-    used += [("optimization", kind) for kind in recipe.stages]
-    return {f"{section}.{kind}": catalog.provider(section, kind) for section, kind in used}
+    used: dict[Section, Iterable[str]] = {"model": [recipe.model.kind], "data": [recipe.data.kind]}
+    used["optimization"] = recipe.stages
+    return {f"{section}.{kind}": catalog.provider(section, kind) for section in used for kind in used[section]}

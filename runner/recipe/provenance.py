@@ -1,7 +1,4 @@
-"""What a run is made from beside its recipe: the code, its commit, and the packages that it finds.
-
-Digests of code do not depend on where or how it is installed.
-"""
+"""What a run is made from beside its recipe: the code, its commit, and the packages that it finds."""
 
 import ast
 import hashlib
@@ -16,39 +13,36 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import runner
 
 _PACKAGE, _DISTRIBUTION = "runner", "proven-runner"
-_ELSEWHERE = ("plugins", "recipes")
-"""Folders that only an installed package holds; in a checkout they lie beside it."""
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Folders of what distributions have installed, in whichever environment."""
+_ELSEWHERE = ("plugins", "recipes")  # folders of an installed package; in a checkout they lie beside it
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # of distributions, in whichever environment
+# Kept out of a patch even if somebody tracks them:
 _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
-"""Files that are kept out of a patch even if somebody tracks them."""
 _DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--no-color")
 _COMPUTES = ("torch", "numpy")
-_TOOL_EXTRAS = frozenset({"nvidia", "plots"})
-"""Extras of the runner that no result depends on; any other one brings what computes (environments)."""
-_DEVELOPMENT = frozenset({"dev", "docs", "lint", "test", "testing", "tests"})
-"""Extras that no run uses."""
+_TOOL_EXTRAS = frozenset({"nvidia", "plots"})  # of the runner: no result depends on them; others bring what computes
+_DEVELOPMENT = frozenset({"dev", "docs", "lint", "test", "testing", "tests"})  # extras that no run uses
 
 
 def code_digests(faces: Iterable[type]) -> dict[str, str]:
     """SHA-256 of the Python sources that take part in a run with these classes of plugins; imports none of them.
 
-    By package: ``runner`` with the plugins that ship, for every other plugin the package that its face is defined in,
-    and what these import from outside of installed packages, whose versions a lock has; by file name where that is a
-    single file.
+    They do not depend on where or how it is installed. By package: ``runner`` with the plugins that ship, for every
+    other plugin the package that its face is defined in, and what these import from outside of installed packages,
+    whose versions a lock has; by file name where that is a single file.
     """
     own, shipped = _files(find_spec(_PACKAGE)), _files(find_spec(f"{_PACKAGE}.plugins"))
     own = {name: path for name, path in own.items() if name.split("/")[0] not in _ELSEWHERE}
     sources = {_PACKAGE: own | {f"plugins/{name}": path for name, path in shipped.items()}}
     seen = set(sources[_PACKAGE].values())
-    names = sorted({face.__module__ for face in faces if face.__module__.split(".")[0] != _PACKAGE})
-    queue = [(name, _outermost(name)) for name in names]
+    modules = sorted({face.__module__ for face in faces if face.__module__.split(".")[0] != _PACKAGE})
+    queue = [(name, _outermost(name)) for name in modules]
     for name, spec in queue:  # which grows by what is imported
         files = {each: path for each, path in _files(spec).items() if path not in seen}
         if spec is not None and spec.origin is not None:
@@ -83,10 +77,8 @@ def _imports(path: Path) -> list[str]:
     except (SyntaxError, ValueError):  # templates and the like; what is imported in truth has been parsed by Python
         return []
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return sorted(found)
+    absolute = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return sorted(found | {f"{node.module}.{alias.name}" for node in absolute for alias in node.names})
 
 
 def _outside(name: str) -> ModuleSpec | None:
@@ -100,10 +92,9 @@ def _outside(name: str) -> ModuleSpec | None:
 
 def _outermost(name: str) -> ModuleSpec | None:
     """The outermost package or module around a name that is not a mere namespace; None if there is none."""
-    parts = name.split(".")
-    for depth in range(1, len(parts) + 1):
+    for outer in accumulate(name.split("."), "{}.{}".format):
         try:
-            spec = find_spec(".".join(parts[:depth]))  # above it are namespaces alone, which run no code
+            spec = find_spec(outer)  # above it are namespaces alone, which run no code
         except (ImportError, ValueError):
             return None
         if spec is None or spec.origin is not None:
@@ -115,8 +106,7 @@ def _digest(files: dict[str, Path]) -> str:
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         content = path.read_bytes()
-        digest.update(f"{name}\0{len(content)}\0".encode())
-        digest.update(content)
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 
@@ -125,8 +115,7 @@ class Checkout:
     """A commit and what has been changed since in tracked files."""
 
     commit: str
-    patch: str
-    """For ``git apply``; empty if nothing has changed."""
+    patch: str  # for "git apply"; empty if nothing has changed
 
     @property
     def patch_sha256(self) -> str | None:
@@ -173,27 +162,16 @@ def _without_programs(git: str, folder: Path) -> tuple[str, ...]:
     return tuple(part for setting in settings for part in ("-c", setting))
 
 
-class _Found(NamedTuple):
-    version: str | None
-    """None if it is not installed."""
-    needs: list[tuple[str, set[str]]]
-    """Its requirements by normalised name, each with the extras that bring it."""
-
-
 def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Versions of what is installed, by normalised name; an extra is in use as far as its packages are installed.
+    """Versions of what is installed, by normalised name: of what can change a result, then of all else in use.
 
-    Args:
-        providers: the distributions of the plugins in use; what is none, such as a file, is passed over.
-
-    Returns:
-        Of the packages that can change a result, with everything they need: torch, numpy, the distributions of plugins,
-        environments. Then of all others that the runner and its other requirements need.
+    The former are torch, numpy, environments, the distributions of the plugins in use (what is none, such as a file, is
+    passed over) and all that they need; an extra is in use as far as its packages are installed.
     """
     others = {_normalised(provider) for provider in providers} - {_DISTRIBUTION}
     computing = {*_COMPUTES, *others}
-    computing |= {name for other in others for name, extras in _find(other).needs if extras - _DEVELOPMENT}
-    own = _find(_DISTRIBUTION).needs
+    computing |= {name for other in others for name, extras in _needs(other) if extras - _DEVELOPMENT}
+    own = _needs(_DISTRIBUTION)
     computing |= {name for name, extras in own if extras - _TOOL_EXTRAS - _DEVELOPMENT}
     tools = {_DISTRIBUTION} | {name for name, extras in own if extras & _TOOL_EXTRAS}
     # A plugin needs the runner, but not the runner's tools: the closure ends there.
@@ -205,30 +183,31 @@ def _closure(roots: Iterable[str], without: Iterable[str]) -> dict[str, str]:
     """Versions of these distributions and of all that they need, as far as they are installed."""
     found: dict[str, str] = {}
     seen, queue = set(without), list(roots)
-    while queue:
-        name = queue.pop()
+    for name in queue:  # which grows by what they need
         if name not in seen:
             seen.add(name)
-            version, needs = _find(name)
-            queue += [need for need, extras in needs if not extras]
-            if version is not None:
-                found[name] = version
+            queue += [need for need, extras in _needs(name) if not extras]
+            if (metadata := _metadata(name)) is not None:
+                found[name] = str(metadata.get("version", "unknown"))
     return dict(sorted(found.items()))
 
 
-def _find(name: str) -> _Found:
-    """What the environment says of a distribution, or of the name of a file."""
+def _needs(name: str) -> list[tuple[str, set[str]]]:
+    """The requirements of a distribution by normalised name, each with the extras that bring it."""
+    written = (_metadata(name) or {}).get("requires_dist", ())
+    names = [_normalised(re.split(r"[^A-Za-z0-9._-]", each, maxsplit=1)[0]) for each in written]
+    extras = [set(re.findall(r"""extra\s*==\s*["']([^"']+)["']""", each)) for each in written]
+    return list(zip(names, extras, strict=True))
+
+
+def _metadata(name: str) -> dict[str, Any] | None:
+    """What the environment says of a distribution; None of one that is not installed, or of the name of a file."""
     try:
-        metadata = distribution(name).metadata  # parsed at every access
+        return distribution(name).metadata.json
     except (PackageNotFoundError, ValueError):
-        return _Found(None, [])
+        return None
     except FileNotFoundError:  # what the backport of importlib.metadata, once imported, says of one without metadata
-        return _Found("unknown", [])
-    needs = []
-    for requirement in metadata.get_all("Requires-Dist", ()):
-        extras = set(re.findall(r"""extra\s*==\s*["']([^"']+)["']""", requirement))
-        needs.append((_normalised(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]), extras))
-    return _Found(str(metadata.get_all("Version", ["unknown"])[0]), needs)
+        return {}
 
 
 def _normalised(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A validated recipe."""
+"""A validated recipe: what every one can say, whatever plugins it names, the whole, and what its parts demand."""
 
 from __future__ import annotations
 
@@ -7,48 +7,109 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic import Field, SecretBytes, SecretStr
+from pydantic_core import to_jsonable_python
 
+from runner.plugin.config import Config
+from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
+from runner.plugin.progress import UNITS, Unit
+from runner.recipe.document import Place, Problem
 from runner.system.secrets import redact_values, register
+from runner.system.tree import leaves
 
 if TYPE_CHECKING:
-    from runner.plugin.config import Config
     from runner.plugin.contract import Objective
     from runner.plugin.learner import LearnerConfig
-    from runner.plugin.lr_scheduler import LrSchedulerConfig
     from runner.plugin.optimizer import OptimizerSettings
-    from runner.plugin.progress import Unit
     from runner.plugin.source import SourceConfig
     from runner.plugin.stage import StageConfig
-    from runner.recipe.document import Place
-    from runner.recipe.sections import TrackingConfig, TrainConfig
+    from runner.recipe.document import Node
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class TrainConfig(Config):
+    """How long to train and how often to look.
+
+    A training is counted in exactly one unit; every interval here is in that unit.
+    """
+
+    updates: Count | None = None
+    """Updates to train for."""
+    epochs: Count | None = None
+    """Epochs to train for; needs data that have epochs."""
+    samples: Count | None = None
+    """Samples to train on, repeated ones included."""
+    tokens: Count | None = None
+    """Tokens to train on, repeated ones included; needs data that are counted in tokens."""
+    env_steps: Count | None = None
+    """Environment steps to train for; needs data that come from a simulator."""
+    batch_size: Count = 128
+    """Samples of one update; a stage may cut them into micro-batches."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of the average of the parameters that is evaluated instead of them; null evaluates them as they are."""
+    evaluate_every: Count | None = None
+    """Between two evaluations; null evaluates at the end only."""
+    checkpoint_every: Count | None = None
+    """Between two checkpoints; null saves at the end only."""
+    preemptible: bool = False
+    """Whether SIGTERM and SIGINT end the run with exit code 75, which tells a scheduler to resume it."""
+    log_every: Count | None = None
+    """Between two points of a training metric; null is 1,000 updates or environment steps, or 1 % of the training."""
+
+    @property
+    def length(self) -> tuple[Unit, int]:
+        """The unit that the training is counted in, and how many of it."""
+        return next((unit, count) for unit in UNITS if (count := getattr(self, unit)) is not None)
+
+    @property
+    def log_interval(self) -> int:
+        """``log_every``, or what stands for it."""
+        unit, length = self.length
+        return self.log_every or (1000 if unit in ("updates", "env_steps") else max(1, length // 100))
+
+
+class TrackingConfig(Config):
+    """Where the run is kept in MLflow."""
+
+    experiment: Annotated[str, Field(min_length=1)] = "default"
+    """The MLflow experiment that the run belongs to."""
+    system_metrics: bool = True
+    """Whether processor, memory and GPU use are sampled while training."""
+
+
+class Head(Config):
+    """What a recipe says that no plugin of it has to fit."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    """Names the run in MLflow and its folder: letters, digits, '.', '_' and '-'."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Every random number of the run follows from it."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """Where to train: auto (the first GPU, or else the CPU), cpu, cuda, or cuda:N."""
+    lr_scheduler: LrSchedulerConfig = ConstantConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything that one run is made from, with the place where each value was written."""
 
-    path: Path
-    """The file that was asked for."""
+    path: Path  # of the file that was asked for
     name: str
     seed: int
-    device: str
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    device: str  # "auto", "cpu", "cuda" or "cuda:N"
     model: LearnerConfig
     data: SourceConfig
-    optimizer: Mapping[str, OptimizerSettings]
-    """By role."""
+    optimizer: Mapping[str, OptimizerSettings]  # by role
     lr_scheduler: LrSchedulerConfig
     train: TrainConfig
     tracking: TrackingConfig
-    stages: Mapping[str, StageConfig]
-    """The stages that are on, in the order in which they attach."""
-    off: tuple[str, ...]
-    """The stages that the recipe names and switches off."""
-    origins: Mapping[str, Place]
-    """Where every value came from, by dotted path."""
+    stages: Mapping[str, StageConfig]  # those that are on, in the order in which they attach
+    off: tuple[str, ...]  # the stages that the recipe names and switches off
+    origins: Mapping[str, Place]  # of every value, by dotted path
 
     def values(self, *, masked: bool = True) -> dict[str, Any]:
         """The recipe with nothing left to defaults, as plain values that JSON can hold.
@@ -57,8 +118,9 @@ class Recipe:
         """
 
         def dumped(config: Config) -> dict[str, Any]:
-            plain = config.model_dump(mode="json")
-            return plain if masked else dict(_revealed(config, plain))
+            if masked:
+                return config.model_dump(mode="json")
+            return dict(json.loads(json.dumps(config.model_dump(), default=_clear)))
 
         by_role = {role: optimizer.values() for role, optimizer in self.optimizer.items()}
         stages = {kind: dumped(stage) or "on" for kind, stage in self.stages.items()}
@@ -70,7 +132,7 @@ class Recipe:
             "data": {"kind": self.data.kind, **dumped(self.data)},
             "optimizer": by_role if len(by_role) > 1 else next(iter(by_role.values()), {}),
             "lr_scheduler": self.lr_scheduler.model_dump(mode="json"),
-            "train": self.train.values(),
+            "train": self.train.model_dump(mode="json", exclude={*UNITS} - {self.length[0]}),
             "optimization": stages | dict.fromkeys(self.off, "off"),
             "tracking": self.tracking.model_dump(mode="json"),
         }
@@ -100,26 +162,72 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _revealed(value: Any, dumped: Any) -> Any:
-    """What was dumped of a value, with the secrets in it, which are known as such from now on."""
-    if isinstance(value, SecretStr | SecretBytes):
-        secret = value.get_secret_value()
-        text = secret if isinstance(secret, str) else secret.decode(errors="replace")
-        register(text)
-        return text
-    fields = value.__dict__ if isinstance(value, BaseModel) else value  # so read, they do not count as read
-    if isinstance(fields, Mapping) and isinstance(dumped, dict):
-        named = {str(name): each for name, each in fields.items()}
-        return {name: _revealed(named.get(name), each) for name, each in dumped.items()}
-    if isinstance(fields, list | tuple) and isinstance(dumped, list):
-        return [_revealed(*pair) for pair in zip(fields, dumped, strict=True)]
-    return dumped
+def _clear(value: Any) -> Any:
+    """What JSON has no form for: of a secret its text, which is known as one from now on."""
+    if not isinstance(value, SecretStr | SecretBytes):
+        return to_jsonable_python(value)
+    secret = value.get_secret_value()
+    text = secret if isinstance(secret, str) else secret.decode(errors="replace")
+    register(text)
+    return text
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested mappings with their dotted paths; a list or an empty mapping is a leaf."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
+    inside = leaves(values, prefix, lambda each: each if isinstance(each, Mapping) and each else None)
+    return inside if values else iter(())
+
+
+def conflicts(
+    root: Node,
+    model: LearnerConfig | None,
+    data: SourceConfig | None,
+    train: TrainConfig | None,
+    stages: Mapping[str, StageConfig | None],
+) -> list[Problem]:
+    """Everything that contradicts something else; parts that are not valid are None, and not judged.
+
+    ``stages`` are those that are on, in the order in which they attach; ``root`` tells the places.
+    """
+    found = list(_of_length(data, train)) if train is not None else []
+    if model is not None and data is not None and model.learns_from != data.provides:
+        learner = f"model '{model.kind}' ({root.asked('model.kind').cited()}) learns from {model.learns_from} data"
+        found.append(("data.kind", f"'{data.kind}' provides {data.provides} data, but {learner}"))
+    owners: dict[str, str] = {}
+    for kind, stage in ((kind, stage) for kind, stage in stages.items() if stage is not None):
+        path = f"optimization.{kind}"
+        for required in stage.requires:
+            if required not in stages:
+                off = root.get("optimization", required)
+                state = f"is switched off ({off.anchor.cited()})" if off is not None else "is not switched on"
+                found.append((path, f"requires '{required}', which {state}: switch it on, or '{kind}' off"))
+        for slot in sorted(stage.claims):
+            owner = owners.setdefault(slot, kind)
+            if owner != kind:
+                where = root.asked(f"optimization.{owner}").cited()
+                found.append((path, f"replaces '{slot}', and so does '{owner}' ({where}): switch one of them off"))
+        if model is not None:
+            lacking = filter(None, map(model.lacks, sorted(stage.claims | stage.wraps)))
+            found += [(path, f"cannot work here: {reason}") for reason in dict.fromkeys(lacking)]
+    return [Problem(root.asked(path), path, message) for path, message in found]
+
+
+def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    given = [unit for unit in UNITS if getattr(train, unit) is not None]
+    offered = [unit for unit in UNITS if data is None or unit in data.units]
+    if not given:
+        yield "train", f"does not say how long: give one of {', '.join(f'train.{unit}' for unit in offered)}"
+        return
+    for unit in given[1:]:
+        message = f"a training is counted in one unit, and train.{given[0]} is given, too: remove one of them"
+        yield f"train.{unit}", message
+    if data is None:
+        return
+    if given[0] not in offered:
+        yield f"train.{given[0]}", f"means nothing here: '{data.kind}' counts {', '.join(offered)}"
+    for key, message in data.contradictions(*train.length):
+        yield f"data.{key}", message
+    largest = data.largest_batch()
+    if largest is not None and train.batch_size > largest:
+        message = f"{train.batch_size:,} is more than '{data.kind}' can give at once: {largest:,}"
+        yield "train.batch_size", message

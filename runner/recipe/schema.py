@@ -1,25 +1,25 @@
 """The JSON Schema of recipes, for editors, from the plugins that are registered."""
 
-from typing import Any
+from typing import Any, get_args
 
 from runner.plugin.config import Config
-from runner.plugin.optimizer import SPARED, kinds, signature
-from runner.recipe.catalog import Catalog, Section
-from runner.recipe.fill import SCHEDULES, face_of
-from runner.recipe.sections import Head, TrackingConfig, TrainConfig
+from runner.plugin.lr_scheduler import Schedule
+from runner.plugin.optimizer import kinds, settings_of
+from runner.plugin.registry import Registry, Section
+from runner.recipe.fill import face_of
+from runner.recipe.recipe import Head, TrackingConfig, TrainConfig
 
 Json = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SWITCH: Json = {"enum": ["on", "off", True, False]}
+# "60_000": a number for the runner, text for an editor that reads plain YAML 1.2.
 _GROUPED_DIGITS = r"^[-+]?[0-9.]+(_[0-9.]+)+([eE][-+]?[0-9]+)?$"
-"""``60_000``: a number for the runner, text for an editor that reads plain YAML 1.2."""
 _EXTENDS = "The recipe below this one: a path relative to this file, or the name of one that ships."
-_VALUES = ("const", "default", "enum", "examples")
-"""Keywords that hold values, not schemas."""
+_VALUES = ("const", "default", "enum", "examples")  # keywords that hold values, not schemas
 
 
-def schema(catalog: Catalog) -> Json:
+def schema(catalog: Registry) -> Json:
     """JSON Schema (draft 2020-12) of a recipe.
 
     Nothing is required, because a recipe may leave anything to the one that it extends; for the same reason
@@ -27,15 +27,16 @@ def schema(catalog: Catalog) -> Json:
     accepts any settings.
     """
     definitions: Json = {}
-    head: Json = _model(Head, "recipe", definitions)["properties"]
-    properties = head | {
+    head: Json = _model(Head, "recipe", {})["properties"]
+    properties = {
+        **{name: head[name] for name in ("name", "seed", "device")},
         "extends": {"type": "string", "description": _EXTENDS},
         "model": _section("model", "What learns.", catalog, definitions),
         "data": _section("data", "Where batches come from.", catalog, definitions),
         "optimizer": _optimizer(catalog, definitions),
         "lr_scheduler": {
             "description": "How learning rates move; constant unless told.",
-            "anyOf": [_model(model, f"lr_scheduler.{kind}", definitions) for kind, model in SCHEDULES.items()],
+            "anyOf": [_model(each, f"lr_scheduler.{each.__name__}", definitions) for each in get_args(Schedule)],
         },
         "train": _model(TrainConfig, "train", definitions),
         "optimization": {
@@ -48,7 +49,7 @@ def schema(catalog: Catalog) -> Json:
     return dict(_loosened(document))
 
 
-def _section(section: Section, description: str, catalog: Catalog, definitions: Json) -> Json:
+def _section(section: Section, description: str, catalog: Registry, definitions: Json) -> Json:
     forms = []
     for kind in catalog.kinds(section):
         form = _plugin(section, kind, catalog, definitions)
@@ -56,7 +57,7 @@ def _section(section: Section, description: str, catalog: Catalog, definitions: 
     return {"description": description, "anyOf": forms}
 
 
-def _stage(kind: str, catalog: Catalog, definitions: Json) -> Json:
+def _stage(kind: str, catalog: Registry, definitions: Json) -> Json:
     settings = _plugin("optimization", kind, catalog, definitions)
     description = settings.pop("description", "")
     if settings.get("properties") == {}:
@@ -64,29 +65,19 @@ def _stage(kind: str, catalog: Catalog, definitions: Json) -> Json:
     return {"description": description, "anyOf": [_SWITCH, {**settings, "minProperties": 1}]}
 
 
-def _plugin(section: Section, kind: str, catalog: Catalog, definitions: Json) -> Json:
+def _plugin(section: Section, kind: str, catalog: Registry, definitions: Json) -> Json:
     face = face_of(catalog, section, kind)
     return _model(face, f"{section}.{kind}", definitions) if face else {"type": "object"}
 
 
-def _optimizer(catalog: Catalog, definitions: Json) -> Json:
+def _optimizer(catalog: Registry, definitions: Json) -> Json:
     """One optimizer for all roles, or one for each role of whatever learner."""
-    common: Json = {
-        "max_grad_norm": {
-            "description": "To which gradients are clipped; null leaves them as they are.",
-            "anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}],
-        },
-        "spare": {
-            "description": "What weight decay leaves alone.",
-            "type": "array",
-            "items": {"enum": list(SPARED)},
-            "default": list(SPARED),
-        },
-    }
     forms = []
     for kind in kinds():
-        settings = {name: argument.schema() for name, argument in signature(kind).items()}
-        forms.append(_closed({"kind": {"const": kind}, **settings, **common}))
+        settings = settings_of(kind).model_json_schema()["properties"]
+        del settings["max_grad_norm"]["default"]  # null is none
+        bare = {name: {key: each[key] for key in each if key != "title"} for name, each in settings.items()}
+        forms.append(_closed({"kind": {"const": kind}, **bare}))
     definitions["optimizer"] = {"anyOf": forms}
     one: Json = {"$ref": "#/$defs/optimizer"}
     faces = (face_of(catalog, "model", kind) for kind in catalog.kinds("model"))

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.recipe.document import Node, Problem, RecipeError, Scalar, dump_inline, read
-from runner.recipe.experiments import beside, fill_experiment, moved
-from runner.recipe.loader import find, load, secret_assignments
+from runner.recipe.loader import fill_experiment, find, load, load_named, secret_assignments
 from runner.recipe.recipe import Recipe, flatten
 from runner.study.config import KIND, OFF, STAGES, VERIFY, Parameter, Space, StudyConfig, is_on, label, ordered
 from runner.system.errors import RunnerError
@@ -21,7 +20,7 @@ from runner.system.names import suggestion
 from runner.system.secrets import redact_values
 
 if TYPE_CHECKING:
-    from runner.recipe.catalog import Catalog
+    from runner.plugin.registry import Registry
 
 _FIXED = {  # settings that cannot be searched, and why
     "name": "it names the runs",
@@ -43,12 +42,12 @@ class Definition:
     sets: tuple[str, ...]  # assignments for all trials, those of the command line last
     recipe: Recipe  # what is searched around
     space: Space
-    catalog: Catalog
+    catalog: Registry
 
     def recipe_of(self, values: Mapping[str, Any], seed: int | None = None) -> Recipe:
         """The recipe with these settings by path, or a ``RecipeError``; with its own seed unless told."""
         seeded = [] if seed is None else [f"seed={seed}"]
-        return load(beside(self.path, self.config.recipe), (*self.sets, *assignments(values), *seeded), self.catalog)
+        return load(self.recipe.path, (*self.sets, *assignments(values), *seeded), self.catalog)
 
     def as_given(self) -> dict[str, Scalar] | None:
         """The settings of the recipe as it is, by path as Optuna keeps them; None if the space leaves one out."""
@@ -108,7 +107,7 @@ class Definition:
         return sorted(name for name in old.keys() | now.keys() if old.get(name) != now.get(name))
 
 
-def load_study(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> Definition:
+def load_study(reference: str | Path, sets: Sequence[str], catalog: Registry) -> Definition:
     """Reads and validates a study's file, its recipe with assignments of the command line after those of the file.
 
     Raises:
@@ -117,11 +116,7 @@ def load_study(reference: str | Path, sets: Sequence[str], catalog: Catalog) -> 
     path, problems = find(reference), list[Problem]()
     root = read(path, problems)
     config = fill_experiment(StudyConfig, KIND, "searched", root, problems)
-    try:
-        recipe = load(beside(path, config.recipe), (*config.set, *sets), catalog)
-    except RecipeError as error:
-        written = root.items("set")
-        raise RecipeError([moved(problem, written, root.get("recipe") or root) for problem in error.problems]) from None
+    recipe = load_named(root.get("recipe") or root, (*root.items("set"), *sets), catalog)
     for section, metrics in (("objectives", config.objectives), ("constraints", config.constraints)):
         for name in metrics:
             if name != VERIFY and not name.startswith(_LOGGED):

@@ -92,7 +92,7 @@ def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
     with TemporaryDirectory() as folder, suppress(MlflowException, OSError):
         values = read(Path(client.download_artifacts(run.info.run_id, LOCK_NAME, folder)), []).plain()
         for section in _LOCKED:
-            locked |= {name: str(value) for name, value in flatten(values.get(section) or {}, f"{section}.")}
+            locked |= {name: str(value) for name, value in flatten(values.get(section) or {}, section)}
     return {"status": run.info.status, **tags, **locked}
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from runner.api import Context, GradientLearner, GradientLearnerConfig, Loss, Mean, Progress, Slots
-from runner.plugin.optimizer import OptimizerSettings, signature
+from runner.plugin.optimizer import settings_of
 
 CPU = torch.device("cpu")
 PROGRESS = Progress("updates", 10)
@@ -34,9 +34,7 @@ class Net(GradientLearner):
 
 
 def settings(kind="sgd", **own):
-    defaults = {name: each.default for name, each in signature(kind).items()}
-    norm = own.pop("max_grad_norm", None)
-    return OptimizerSettings(kind, defaults | own, norm)
+    return settings_of(kind)(**own)
 
 
 def learner(ema=None, dropout=0.0, seed=0, **optimizer):

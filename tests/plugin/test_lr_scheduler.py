@@ -92,7 +92,7 @@ def test_a_warm_up_meets_what_follows(kind, data):
 def test_one_cycle_is_highest_at_its_peak(warmup, peak, start, floor):
     schedule = OneCycleConfig(warmup=warmup, peak=peak, start=start, floor=floor)
     assert schedule.factor(warmup + peak * (1 - warmup)) == pytest.approx(1, abs=1e-6)
-    assert schedule.after(0.0) == pytest.approx(start)
+    assert schedule.factor(warmup) == pytest.approx(start)
 
 
 @given(positive, positive, st.integers(0, 20))

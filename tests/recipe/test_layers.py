@@ -1,12 +1,14 @@
+from functools import reduce
+
 import pytest
 from faces import write_recipe
 
 from runner.recipe.document import RecipeError, parse
-from runner.recipe.loader import compose, find, layers, merge, shipped
+from runner.recipe.loader import find, layers, merge, shipped
 
 
 def composed(path, *sets):
-    return compose(layers(path, sets, []))
+    return reduce(merge, layers(path, sets, []))
 
 
 def failure(path, *sets):
@@ -54,7 +56,8 @@ def test_a_circle_is_named(tmp_path):
 def test_a_missing_parent_is_shown_where_it_is_named(tmp_path):
     write_recipe(tmp_path, "a: 1\n", "common.yaml")
     path = write_recipe(tmp_path, "name: x\nextends: comon.yaml\n")
-    assert "recipe.yaml:2:10: extends: no such recipe: 'comon.yaml' - did you mean 'common.yaml'?" in failure(path)
+    assert "recipe.yaml:2:10: extends: 'comon.yaml': no such file, and no recipe of that name ships" in failure(path)
+    assert "did you mean 'common.yaml'?" in failure(path)
     for value in ("", "[a.yaml]", "3"):
         assert "extends: should be the path" in failure(write_recipe(tmp_path, f"extends: {value}\na: 1\n"))
 

@@ -1,8 +1,10 @@
+from typing import get_args
+
 from faces import FakeCatalog
 
-from runner.plugin.optimizer import kinds, signature
+from runner.plugin.lr_scheduler import Schedule
+from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.progress import UNITS
-from runner.recipe.fill import SCHEDULES
 from runner.recipe.schema import DIALECT, schema
 
 SCHEMA = schema(FakeCatalog())
@@ -42,7 +44,7 @@ def test_every_optimizer_offers_the_settings_of_its_signature():
     forms = {form["properties"]["kind"]["const"]: form for form in SCHEMA["$defs"]["optimizer"]["anyOf"]}
     assert forms.keys() == set(kinds())
     for kind, form in forms.items():
-        assert form["properties"].keys() == {"kind", "max_grad_norm", "spare", *signature(kind)}
+        assert form["properties"].keys() == {"kind", *settings_of(kind).model_fields}
         assert form["additionalProperties"] is False
     adam = forms["adam"]["properties"]
     assert adam["betas"]["default"] == [0.9, 0.999]
@@ -53,7 +55,7 @@ def test_every_optimizer_offers_the_settings_of_its_signature():
 
 def test_schedules_are_told_apart_by_their_kind():
     forms = SCHEMA["properties"]["lr_scheduler"]["anyOf"]
-    assert [form["properties"]["kind"]["const"] for form in forms] == list(SCHEDULES)
+    assert [form["properties"]["kind"]["const"] for form in forms] == [model().kind for model in get_args(Schedule)]
     assert all(form["additionalProperties"] is False for form in forms)
 
 

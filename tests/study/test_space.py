@@ -1,6 +1,7 @@
 import json
 import math
 import random
+from functools import reduce
 
 import optuna
 import pytest
@@ -8,7 +9,7 @@ from faces import FakeCatalog, write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.recipe.loader import compose, layers, load
+from runner.recipe.loader import layers, load, merge
 from runner.study.config import OFF, Parameter, ParameterConfig, Space, is_on, label, ordered
 from runner.study.definition import assignments
 
@@ -143,7 +144,7 @@ def test_an_assignment_reads_back_as_the_value_that_it_was_made_of(value, tmp_pa
     path = write_recipe(tmp_path_factory.getbasetemp(), "model: {net: 1}\n", "assigned.yaml")
     (text,) = assignments({"model.new": value})
     problems = []
-    read = compose(layers(path, [text], problems)).get("model").get("new").plain()
+    read = reduce(merge, layers(path, [text], problems)).get("model").get("new").plain()
     assert (problems, read, json.dumps(read)) == ([], value, json.dumps(value))
 
 
