@@ -163,10 +163,13 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem]) -> l
 def _found(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> Path:
     """As ``find``; that there is no such file is said where its name stands."""
     try:
-        return find(str(name.value), folder)
+        found = find(str(name.value), folder)
+        wrong = "" if os.path.isfile(found) else "is not a file"
     except RecipeError as error:
-        message = f"'{name.value}': {error.problems[0].message}"
-        raise RecipeError([*problems, Problem(name.place, key, message)]) from None
+        found, wrong = folder, error.problems[0].message
+    if wrong:
+        raise RecipeError([*problems, Problem(name.place, key, f"'{name.value}': {wrong}")])
+    return found
 
 
 def _locked(root: Node) -> Node:
