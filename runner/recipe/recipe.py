@@ -132,7 +132,7 @@ class Recipe:
             "data": {"kind": self.data.kind, **dumped(self.data)},
             "optimizer": by_role if len(by_role) > 1 else next(iter(by_role.values()), {}),
             "lr_scheduler": self.lr_scheduler.model_dump(mode="json"),
-            "train": self.train.model_dump(mode="json", exclude={*UNITS} - {self.length[0]}),
+            "train": self.train.model_dump(mode="json", exclude=set[str](UNITS) - {self.length[0]}),
             "optimization": stages | dict.fromkeys(self.off, "off"),
             "tracking": self.tracking.model_dump(mode="json"),
         }
