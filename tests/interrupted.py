@@ -12,7 +12,7 @@ from children import start
 from running import RECIPES, settings_of
 
 from runner.plugin.source import Ring
-from runner.train.checkpoint import reader as checkpoint
+from runner.train import checkpoint
 
 
 def arguments(name, *sets):

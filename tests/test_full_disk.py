@@ -11,7 +11,7 @@ from interrupted import arguments
 from outages import PACING, points, records, rows, training
 
 from runner.system.faults import POINTS
-from runner.train.checkpoint import reader as checkpoint
+from runner.train import checkpoint
 
 ACTIONS = ("enospc", "raise")
 
@@ -97,7 +97,7 @@ def test_a_disk_that_fails_once_at_every_point_of_saving_and_sending_stops_nothi
     assert found == points(records(run_dir))
     assert "was not written" in child.stderr  # said once for all that follow each other
     assert child.stderr.count("could not be removed") == len(PRUNING)
-    assert checkpoint.load_newest(run_dir / "checkpoints")[1]["step"] == 280
+    assert checkpoint.load_newest(run_dir / "checkpoints")["step"] == 280
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_disk_that_fails_from_then_on_leaves_the_older_checkpoint(fault, tmp_p
     assert ended == "FAILED"
     assert child.stderr.count("was not written") == 1
     assert "the checkpoint at 160 env_steps could not be written" in child.stderr.splitlines()[-1]
-    assert checkpoint.load_newest(run_dir / "checkpoints")[1]["step"] == 20
+    assert checkpoint.load_newest(run_dir / "checkpoints")["step"] == 20
 
 
 @pytest.mark.parametrize("fault", ["spool.append=enospc@4+", "spool.sync=raise@1+"])

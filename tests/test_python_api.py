@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import runner
-from runner.train.checkpoint import reader
+from runner.train import checkpoint as reader
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 GAN = Path(__file__).parents[1] / "docs" / "example_gan.py"

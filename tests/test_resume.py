@@ -12,7 +12,7 @@ from toy_runs import written
 
 from runner.plugin.registry import Registry
 from runner.system.faults import POINTS
-from runner.train.checkpoint import reader as checkpoint
+from runner.train import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))
@@ -136,7 +136,7 @@ def test_a_signal_ends_the_run_after_a_checkpoint(
     result = json.loads(child.stdout)
     assert result["status"] == "KILLED"
     (run,) = isolated_workspace.glob("runs/*")
-    _, state = checkpoint.load_newest(run / "checkpoints")
+    state = checkpoint.load_newest(run / "checkpoints")
     assert 0 < state["step"] == json.loads((run / "run.json").read_text())["step"]
     same(learnt(train(tmp_path, command)), uninterrupted)
 

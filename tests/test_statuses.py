@@ -11,7 +11,7 @@ from children import start
 from interrupted import arguments
 from running import RECIPES
 
-from runner.train.checkpoint import reader as checkpoint
+from runner.train import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 

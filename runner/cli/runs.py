@@ -99,10 +99,10 @@ def resume(
             "accept them with --allow-drift"
         )
 
-    from runner.train.run import resume as train_on
+    from runner.train.run import run as train
 
     say(f"resuming {folder.name}")
-    _train(recipe, quiet, as_json, lambda display: train_on(recipe, registry, Workspace(), folder, display, drifted))
+    _train(recipe, quiet, as_json, lambda display: train(recipe, registry, Workspace(), display, folder, drifted))
 
 
 def ls(as_json: AsJson = False) -> None:

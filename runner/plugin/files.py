@@ -1,6 +1,5 @@
 """Files of data that others publish: where they are looked for, and how they are fetched and checked."""
 
-import hashlib
 import os
 import shutil
 import urllib.error
@@ -14,7 +13,7 @@ from typing import Annotated
 import platformdirs
 
 from runner.system.errors import RunnerError, UsageError
-from runner.system.files import sync
+from runner.system.files import sha256, sync
 
 _PATIENCE_SECONDS = 60.0
 """How long a server may be silent."""
@@ -67,7 +66,7 @@ def find(name: str, root: str | None = None, known: Iterable[DataFile] = ()) -> 
     """
     path = next((path for folder in folders(root) if (path := folder / name).is_file()), None)
     file = next((file for file in known if file.name == name), None)
-    if path is not None and file is not None and (found := _sha256(path)) != file.sha256:
+    if path is not None and file is not None and (found := sha256(path)) != file.sha256:
         raise UsageError(
             f"{path} is not what it is called: its SHA-256 is {found}, and should be {file.sha256}; remove it and "
             f"get it again with: runner data get {name}"
@@ -106,7 +105,7 @@ def _download(file: DataFile, target: Path) -> None:
         with partial.open("xb") as kept, urllib.request.urlopen(file.url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 (http and https alone)
             shutil.copyfileobj(answer, kept)
         sync(partial)
-        if (found := _sha256(partial)) != file.sha256:
+        if (found := sha256(partial)) != file.sha256:
             raise RunnerError(
                 f"{file.name} from {file.url} is not what it should be: its SHA-256 is {found}, and should be "
                 f"{file.sha256}; nothing was kept"
@@ -115,8 +114,3 @@ def _download(file: DataFile, target: Path) -> None:
     finally:
         partial.unlink(missing_ok=True)
     sync(target.parent)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

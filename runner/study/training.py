@@ -22,8 +22,8 @@ from runner.system.hardware import available_memory
 from runner.tracking.spool import place_of
 from runner.tracking.tracker import Recorder
 from runner.tracking.workspace import SPOOL
+from runner.train import checkpoint
 from runner.train.assemble import assemble
-from runner.train.checkpoint import reader as checkpoint
 from runner.train.loop import CHECKPOINTS, Loop
 from runner.train.signals import Stop, stop_on_signals
 
@@ -134,8 +134,7 @@ def main(parent: Parent) -> None:
         parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)
         return
     folder = Path(parent.options["folder"])
-    found = checkpoint.load_newest(folder / CHECKPOINTS)
-    state = found[1] if found else None
+    state = checkpoint.load_newest(folder / CHECKPOINTS)
     if state and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
         raise CheckpointError("what the training runs has changed since its checkpoint")
     generators.seed(recipe.seed)
@@ -148,12 +147,13 @@ def main(parent: Parent) -> None:
         loop = Loop(pipeline, folder, log, log, stop)
         if state:
             loop.load_state_dict(state)
+        begun = time.monotonic()
         loop.run()
         log.sync()
     if log.pruned:
         parent.tell(step=log.step, pruned=True)
     elif loop.complete:
-        parent.tell(step=loop.progress.done, done=loop.activities.total())
+        parent.tell(step=loop.progress.done, done=time.monotonic() - begun)
     else:
         sys.exit(128 + int(stop.asked or 0))
 

@@ -1,5 +1,6 @@
 """Files that a crash or a power cut leaves whole: the old content or the new, never a part."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -29,3 +30,9 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

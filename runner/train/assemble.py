@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.context import Context, Slots
+from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
-from runner.plugin.stage import Probe, Setting
+from runner.plugin.source import Batch, Source, State
+from runner.plugin.stage import Probe, Setting, StageConfig
 from runner.recipe.document import DEFAULT, Problem, RecipeError
+from runner.recipe.recipe import Recipe
 from runner.system.errors import CheckpointError, UsageError
 from runner.system.tree import map_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from runner.plugin.learner import Learner
-    from runner.plugin.source import Batch, Source, State
-    from runner.plugin.stage import Stage, StageConfig
-    from runner.recipe.recipe import Recipe
 
 
 @dataclass
@@ -40,14 +36,116 @@ class StageReport:
 
 
 @dataclass
-class Preparation:
-    """What is about to be built; ``batch_autotune`` changes it before anything is."""
+class Watch:
+    """Remembers which of the slots that stages hold are called: one whose slots nobody calls has nothing to do.
 
-    recipe: Recipe
-    plugin_files: Sequence[Path]
-    batch_size: int
-    reports: dict[str, StageReport]
-    preparing: str = ""
+    Its wrappers are the outermost while they are there, and nothing of it stays. None is there when a slot that is
+    traced (compiled) is called: what is called inside cannot be seen then, and is believed to be.
+    """
+
+    slots: Slots
+    held: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Slots by stage."""
+    called: set[str] = field(default_factory=set)
+    updates: int = 0
+    _traced: set[str] = field(default_factory=set)
+
+    @contextmanager
+    def attaching(self, stage: StageConfig) -> Iterator[None]:
+        """Sees which slots the stage takes hold of inside the ``with``."""
+        before = dict(vars(self.slots))
+        yield
+        taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
+        if stage.traces:
+            self._traced |= taken
+        works_through = taken if stage.works_through is None else stage.works_through
+        own = {"draw", "transfer", "next_batch", "update"}  # the training step calls these itself
+        self.held[stage.kind] = frozenset(works_through - own)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Remembers what is called inside the ``with``."""
+        steps = {name: getattr(self.slots, name) for name in frozenset().union(*self.held.values()) - self.called}
+
+        def seen(name: str, *args: Any, **kwargs: Any) -> Any:
+            self.called.add(name)
+            if name in self._traced:
+                self.called |= steps.keys() - {"make_optimizer"}  # which is called before the first update
+                vars(self.slots).update(steps)
+            return steps[name](*args, **kwargs)
+
+        vars(self.slots).update({name: partial(seen, name) for name in steps})
+        try:
+            yield
+        finally:
+            vars(self.slots).update(steps)
+
+
+class Assembly:
+    """One learner, one source and the active stages around one set of slots."""
+
+    def __init__(
+        self, recipe: Recipe, plugin_files: Sequence[Path], device: torch.device, batch_size: int, resumed: State | None
+    ) -> None:
+        """Lets stages prepare, builds learner and source, attaches stages, then makes the optimizers."""
+        self.recipe, self.plugin_files, self.device, self.batch_size = recipe, plugin_files, device, batch_size
+        self.shapes_vary = recipe.data.shapes_vary
+        self.reports = {kind: StageReport(kind, active=True) for kind in recipe.stages}
+        setting = setting_of(recipe, device)
+        active = {kind: stage for kind, stage in recipe.stages.items() if self._is_active(stage, setting)}
+        self.stages = {kind: stage.implementation()(stage.recorded()) for kind, stage in active.items()}
+        if resumed is None:
+            for kind, stage in self.stages.items():
+                self._speaking = self.reports[kind]
+                stage.prepare(self)
+        else:
+            self.batch_size = resumed["batch_size"]
+            for kind in resumed["prepared"].keys() & self.reports.keys():  # a drifted recipe may have switched it off
+                self.reports[kind].notes += resumed["prepared"][kind]
+        self.prepared = {kind: list(report.notes) for kind, report in self.reports.items() if report.notes}
+        """What stages have said about their choices (a batch size), which a resumed run must not make again."""
+
+        self.slots, train = Slots(), recipe.train
+        self.context = Context(device, self.slots, recipe.seed, train.batch_size, recipe.optimizer, train.ema)
+        model, data = recipe.model.recorded(), recipe.data.recorded()
+        self.source: Source = recipe.data.implementation()(data, self.context)
+        self.context.sizes = self.source.sizes
+        self.learner: Learner = recipe.model.implementation()(model, self.source.shapes, self.context)
+        self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
+        self.slots.define(
+            draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
+        )
+        watch = Watch(self.slots)
+        for kind, stage in self.stages.items():
+            self._speaking = self.reports[kind]
+            with watch.attaching(active[kind]):
+                stage.attach(self)
+        with watch.watching():
+            self.learner.configure_optimizers()
+        self.watch = watch if any(watch.held.values()) else None
+        """There until the first updates are over."""
+        self.source.bind(self.learner)
+        # Who has prepared a run is not asked again when it is resumed, and has read its settings before.
+        asked = {kind: stage for kind, stage in self.stages.items() if resumed is None or not active[kind].prepares}
+        self._recorded = {f"optimization.{kind}": stage.config for kind, stage in asked.items()}
+        self._recorded |= {"model": model, "data": data}
+
+    def _is_active(self, stage: StageConfig, setting: Setting) -> bool:
+        report, recipe = self.reports[stage.kind], self.recipe
+        try:
+            report.reason = stage.inactive(setting)
+        except UsageError as error:
+            path = f"optimization.{stage.kind}"
+            # Of the places that have a say in the stage, the one that came last: --set, the file, what it extends.
+            places = [place for each, place in recipe.origins.items() if f"{each}.".startswith(f"{path}.")]
+            written = [each for each in places if each != DEFAULT]
+            last = max(written, key=lambda at: (isinstance(at.source, str), at.source == recipe.path), default=DEFAULT)
+            raise RecipeError([Problem(last, path, str(error))]) from None
+        for other in stage.requires:
+            if not self.reports[other].active:
+                report.reason = f"it requires '{other}', which is inactive: {self.reports[other].reason}"
+        report.active = report.reason is None
+        return report.active
 
     def probe(self, batch_size: int) -> Probe | None:
         """Trains a few steps with that batch size in a child process; None if memory does not suffice there."""
@@ -66,101 +164,6 @@ class Preparation:
                 return None
             raise UsageError(f"a trial with batch size {batch_size} failed: {error}") from error
 
-    def note(self, text: str) -> None:
-        """Adds a note to the stage that is being prepared."""
-        self.reports[self.preparing].notes.append(text)
-
-
-class Watch:
-    """Remembers which of the slots that stages hold are called: one whose slots nobody calls has nothing to do.
-
-    Its wrappers are the outermost while they are there, and nothing of it stays. None is there when a slot that is
-    traced (compiled) is called: what is called inside cannot be seen then, and is believed to be.
-    """
-
-    def __init__(self, slots: Slots) -> None:
-        self.slots = slots
-        self.held: dict[str, frozenset[str]] = {}
-        """Slots by stage."""
-        self.called: set[str] = set()
-        self.updates = 0
-        self._traced: set[str] = set()
-        self._covered: dict[str, Any] = {}
-
-    @contextmanager
-    def attaching(self, stage: StageConfig) -> Iterator[None]:
-        """Sees which slots the stage takes hold of inside the ``with``."""
-        before = dict(vars(self.slots))
-        yield
-        taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
-        if stage.traces:
-            self._traced |= taken
-        works_through = taken if stage.works_through is None else stage.works_through
-        own = {"draw", "transfer", "next_batch", "update"}  # the training step calls these itself
-        self.held[stage.kind] = frozenset(works_through - own)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Remembers what is called inside the ``with``."""
-        for name in frozenset().union(*self.held.values()) - self.called:
-            self._covered[name] = getattr(self.slots, name)
-            vars(self.slots)[name] = partial(self._seen, name, self._covered[name])
-        try:
-            yield
-        finally:
-            self._uncover()
-
-    def _seen(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.called.add(name)
-        if name in self._traced:
-            self.called |= self._covered.keys() - {"make_optimizer"}  # which is called before the first update
-            self._uncover()
-        return step(*args, **kwargs)
-
-    def _uncover(self) -> None:
-        vars(self.slots).update(self._covered)
-        self._covered.clear()
-
-
-class Assembly:
-    """One learner, one source and the active stages around one set of slots."""
-
-    def __init__(self, plan: Preparation, stages: Mapping[str, Stage], device: torch.device) -> None:
-        """Builds learner and source, attaches stages in the order given, then makes the optimizers."""
-        self.recipe = recipe = plan.recipe
-        self.device, self.slots = device, Slots()
-        batch_size, ema = recipe.train.batch_size, recipe.train.ema
-        self.context = Context(device, self.slots, recipe.seed, batch_size, recipe.optimizer, ema)
-        self.batch_size = plan.batch_size
-        self.reports = plan.reports
-        self.prepared = {kind: list(report.notes) for kind, report in plan.reports.items() if report.notes}
-        """What stages have said about their choices (a batch size), which a resumed run must not make again."""
-        self.shapes_vary = recipe.data.shapes_vary
-        self.stages: dict[str, Stage] = {}
-        self._attaching = ""
-        self._recorded = {"model": recipe.model.recorded(), "data": recipe.data.recorded()}
-        model, data = self._recorded["model"], self._recorded["data"]
-        self.source: Source = recipe.data.implementation()(data, self.context)
-        self.context.sizes = self.source.sizes
-        self.learner: Learner = recipe.model.implementation()(model, self.source.shapes, self.context)
-        unit, length = recipe.length
-        self.progress = Progress(unit, length, self.source.epoch_samples(self.batch_size))
-        self.slots.define(
-            draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
-        )
-        watch = Watch(self.slots)
-        for kind, stage in stages.items():
-            self._attaching = kind
-            self._recorded[f"optimization.{kind}"] = stage.config
-            with watch.attaching(recipe.stages[kind]):
-                stage.attach(self)
-            self.stages[kind] = stage
-        with watch.watching():
-            self.learner.configure_optimizers()
-        self.watch = watch if any(watch.held.values()) else None
-        """There until the first updates are over."""
-        self.source.bind(self.learner)
-
     @contextmanager
     def first_updates(self) -> Iterator[None]:
         """Entered around one of the first updates; after them, stages that did nothing are reported as inactive."""
@@ -177,8 +180,8 @@ class Assembly:
         self.watch = None
 
     def note(self, text: str) -> None:
-        """Adds a note to the stage that is being attached."""
-        self.reports[self._attaching].notes.append(text)
+        """Adds a note to the stage that prepares, or that is being attached."""
+        self._speaking.notes.append(text)
 
     def next_batch(self, batch_size: int, progress: Progress) -> Batch | None:
         """A batch on the device, or None if the source has nothing to learn from yet."""
@@ -243,56 +246,17 @@ def resolve_device(name: str) -> torch.device:
 def assemble(
     recipe: Recipe, plugin_files: Sequence[Path] = (), *, batch_size: int | None = None, resumed: State | None = None
 ) -> Assembly:
-    """Builds the pipeline of a recipe, with another batch size if one is given.
+    """Builds the pipeline of a recipe, with another batch size if one is given; a UsageError if it cannot run here.
 
     ``resumed`` is the pipeline's state in a checkpoint: what stages have chosen before (the batch size) stays chosen.
-
-    Raises:
-        UsageError: a stage must not run here, or a value of the recipe is read by nobody.
     """
     device = resolve_device(recipe.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams and graphs belong to the current device
-    setting = setting_of(recipe, device)
-    reports = {kind: StageReport(kind, active=True) for kind in recipe.stages}
-    active = [kind for kind, stage in recipe.stages.items() if _is_active(stage, setting, reports, recipe)]
-    works = {kind: recipe.stages[kind].implementation()(recipe.stages[kind].recorded()) for kind in active}
-
-    plan = Preparation(recipe, plugin_files, batch_size or recipe.train.batch_size, reports)
-    if resumed is not None:
-        plan.batch_size = resumed["batch_size"]
-        for kind, notes in resumed["prepared"].items():
-            if kind in reports:  # a drifted recipe may have switched it off
-                reports[kind].notes += notes
-        for kind, stage in works.items():
-            if recipe.stages[kind].prepares:
-                dict(stage.config)  # read before, and not now: what prepares a run is not asked again
-    else:
-        for kind, stage in works.items():
-            plan.preparing = kind
-            stage.prepare(plan)
-    return Assembly(plan, works, device)
+    return Assembly(recipe, plugin_files, device, batch_size or recipe.train.batch_size, resumed)
 
 
 def setting_of(recipe: Recipe, device: torch.device, kinds: Collection[str] | None = None) -> Setting:
     """What stages are asked about, with all of the recipe's stages or only these."""
     stages = {kind: stage for kind, stage in recipe.stages.items() if kinds is None or kind in kinds}
     return Setting(recipe.model, recipe.data, device, stages, recipe.length[0])
-
-
-def _is_active(stage: StageConfig, setting: Setting, reports: dict[str, StageReport], recipe: Recipe) -> bool:
-    report = reports[stage.kind]
-    try:
-        report.reason = stage.inactive(setting)
-    except UsageError as error:
-        path = f"optimization.{stage.kind}"
-        # Of the places that have a say in the stage, the one that came last: --set, the file, what it extends.
-        places = [place for each, place in recipe.origins.items() if f"{each}.".startswith(f"{path}.")]
-        written = [each for each in places if each != DEFAULT]
-        place = max(written, key=lambda at: (isinstance(at.source, str), at.source == recipe.path), default=DEFAULT)
-        raise RecipeError([Problem(place, path, str(error))]) from None
-    for other in stage.requires:
-        if not reports[other].active:
-            report.reason = f"it requires '{other}', which is inactive: {reports[other].reason}"
-    report.active = report.reason is None
-    return report.active

@@ -4,37 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from runner.plugin.learner import Mean
+from runner.plugin.context import Slots
+from runner.plugin.learner import Learner, Mean
+from runner.plugin.progress import Progress
+from runner.plugin.source import Batch, State
 from runner.system.errors import DivergedError, RunnerError
 from runner.system.files import write_durably
 from runner.system.names import shown_path
 from runner.system.tree import leaves
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from runner.plugin.context import Slots
-    from runner.plugin.learner import Learner
-    from runner.plugin.progress import Progress
-    from runner.plugin.source import Batch, State
-
 FIRST_UPDATES = 20
 """By then, every trainable parameter that is stepped in each update must have received a gradient."""
-_MESSAGES = {
-    "batch": "tensor '{tensor}' of the batch is not finite",
-    "slot": "slot '{slot}' returned a tensor '{tensor}' that is not finite",
-    "gradient": "the gradient of '{tensor}' is not finite",
-    "parameter": "parameter '{tensor}' is not finite",
-    "loss": "slot '{slot}' returned a tensor '{tensor}' that is not finite",
-}
+_RETURNED = "slot '{slot}' returned a tensor '{name}' that is not finite"
 _NOWHERE = "a loss was not finite in an earlier update, and nothing in the last one shows from where"
 
 
@@ -53,31 +42,39 @@ class FiniteGuard:
             slots.wrap(name, partial(self._remembered, name))
 
     def check(self, progress: Progress, batch: Batch, output: Mapping[str, Any]) -> None:
-        """Says where a number came from that is not finite, in the last update: its batch and what it returned.
+        """Raises a DivergedError that says where a number came from that is not finite, in the last update.
 
-        Raises:
-            DivergedError: always; the run's folder then holds ``diagnosis.json``, in which numbers that are not finite
-                are the strings NaN, Infinity and -Infinity.
+        The run's folder then holds ``diagnosis.json``, in which NaN, Infinity and -Infinity are strings.
         """
         returned = {name: value.sum if isinstance(value, Mean) else value for name, value in output.items()}
         numbers = {name: torch.as_tensor(each) for name, each in returned.items() if isinstance(each, float | Tensor)}
         losses = {name: loss for name, loss in numbers.items() if loss.dim() == 0}
-        gradients = self.learner.gradients()
-        broken = (place for place, tensor in self._in_order(batch, gradients, losses) if not tensor.isfinite().all())
-        kind, name, slot = next(broken, ("loss", None, "update"))
-        said = _MESSAGES[kind].format(tensor=name, slot=slot) if name is not None else _NOWHERE
+        gradients = {name: each for name, each in self.learner.gradients().items() if each is not None}
+        in_order = [
+            ("batch", None, "tensor '{name}' of the batch is not finite", named_tensors(batch)),
+            *(("slot", slot, _RETURNED, named_tensors(returned)) for slot, returned in self.outputs.items()),
+            ("gradient", None, "the gradient of '{name}' is not finite", gradients.items()),
+            ("parameter", None, "parameter '{name}' is not finite", self.learner.named_parameters()),
+            ("loss", "update", _RETURNED, losses.items()),
+        ]
+        broken = (
+            {"kind": kind, "tensor": name, "slot": slot, "message": text.format(slot=slot, name=name)}
+            for kind, slot, text, tensors in in_order
+            for name, tensor in tensors
+            if not tensor.isfinite().all()
+        )
+        found = next(broken, {"kind": "loss", "tensor": None, "slot": "update", "message": _NOWHERE})
         parameters = {}
-        for parameter_name, parameter in self.learner.named_parameters():
-            gradient = gradients.get(parameter_name)
-            described = {"gradient_norm": None} if gradient is None else _size("gradient", gradient)
-            parameters[parameter_name] = _size("parameter", parameter) | described
+        for name, parameter in self.learner.named_parameters():
+            of_gradient = _size("gradient", gradients[name]) if name in gradients else {"gradient_norm": None}
+            parameters[name] = _size("parameter", parameter) | of_gradient
         content = {
             "step": progress.done,
             "update": progress.updates,
-            "found": {"kind": kind, "tensor": name, "slot": slot, "message": said},
-            "losses": {loss_name: _plain(loss.item()) for loss_name, loss in losses.items()},
+            "found": found,
+            "losses": {name: _plain(loss.item()) for name, loss in losses.items()},
             "batch": _described(batch),
-            "slots": {slot_name: _described(value) for slot_name, value in self.outputs.items()},
+            "slots": {slot: _described(value) for slot, value in self.outputs.items()},
             "parameters": parameters,
         }
         path = self.folder / "diagnosis.json"
@@ -87,22 +84,8 @@ class FiniteGuard:
             where = f"statistics are in {shown_path(path)}"
         except OSError as error:
             where = f"no diagnosis could be written ({error})"
-        raise DivergedError(
-            f"{progress.unit} {progress.done}, update {progress.updates}: {said}; the run was stopped; {where}"
-        )
-
-    def _in_order(
-        self, batch: Batch, gradients: Mapping[str, Tensor | None], losses: Mapping[str, Tensor]
-    ) -> Iterator[tuple[tuple[str, str | None, str | None], Tensor]]:
-        """The tensors of an update as they came about, each with its kind, its name and the slot that returned it."""
-        yield from ((("batch", name, None), tensor) for name, tensor in named_tensors(batch))
-        for slot, output in self.outputs.items():
-            yield from ((("slot", name, slot), tensor) for name, tensor in named_tensors(output))
-        for name, gradient in gradients.items():
-            if gradient is not None:
-                yield ("gradient", name, None), gradient
-        yield from ((("parameter", name, None), parameter) for name, parameter in self.learner.named_parameters())
-        yield from ((("loss", name, "update"), loss) for name, loss in losses.items())
+        place = f"{progress.unit} {progress.done}, update {progress.updates}"
+        raise DivergedError(f"{place}: {found['message']}; the run was stopped; {where}")
 
     def _remembered(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         def remembered(*args: Any, **kwargs: Any) -> Any:
@@ -123,8 +106,6 @@ class GradientGuard:
 
     def check(self, update: int) -> None:
         """Raises a RunnerError if by this update a trainable parameter had no finite gradient other than zero."""
-        if self.done:
-            return
         for name, gradient in self.learner.gradients().items():
             if gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.any()):
                 self.missing.discard(name)
@@ -186,6 +167,4 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _plain(number: float) -> float | str:
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number if math.isfinite(number) else json.dumps(number)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
-from runner.train.checkpoint.writer import Writer, pack
+from runner.train.checkpoint import Writer, pack
 from runner.train.guards import FiniteGuard, GradientGuard
 from runner.train.metrics import Activities, Means
 from runner.train.step import Step

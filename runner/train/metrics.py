@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from runner.plugin.context import Slots
 from runner.plugin.learner import Mean
+from runner.plugin.source import State
 from runner.system.errors import RunnerError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from runner.plugin.context import Slots
-    from runner.plugin.source import State
+from runner.system.tree import map_tensors
 
 
 class Means:
@@ -72,9 +70,7 @@ class Means:
 
     def load_state_dict(self, state: State, device: torch.device) -> None:
         """Restores what ``state_dict`` returned, where it is added up."""
-        for name, mine in (("sums", self.sums), ("counts", self.counts)):
-            for key, value in state[name].items():
-                mine[key] = value.to(device) if isinstance(value, Tensor) else value
+        self.sums, self.counts = map_tensors(lambda each: each.to(device), (state["sums"], state["counts"]))
 
     def _begin(self, name: str, value: Any, total: Any, count: Any) -> None:
         """Begins to add up a name, of which only the first value is looked at closely."""
@@ -99,7 +95,7 @@ class Activities:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.started = self.last = perf_counter()
+        self.last = perf_counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.inner = 0.0
         """Seconds of all slots that are timed."""
@@ -135,10 +131,6 @@ class Activities:
         elapsed, self.last = now - self.last, now
         seconds, self.seconds = self.seconds, defaultdict(float)
         return elapsed, seconds
-
-    def total(self) -> float:
-        """Seconds since this was made."""
-        return perf_counter() - self.started
 
     def wait(self) -> None:
         """Lets a GPU finish what it was given."""

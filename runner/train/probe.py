@@ -3,7 +3,6 @@
 Memory that was once too little stays fragmented, and a crash must not take the training with it.
 """
 
-import dataclasses
 import resource
 import time
 
@@ -37,4 +36,4 @@ def main(parent: Parent) -> None:
             started = time.perf_counter()
     speed = steps * pipeline.batch_size / (time.perf_counter() - started)
     peak = torch.cuda.max_memory_reserved(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    parent.tell(**dataclasses.asdict(Probe(speed, peak, limit)))
+    parent.tell(**vars(Probe(speed, peak, limit)))

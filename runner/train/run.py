@@ -6,38 +6,30 @@ import dataclasses
 import errno
 import json
 import time
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.recipe.lock import LOCK_NAME, copy_recipe, write_lock
 from runner.recipe.provenance import source
+from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.secrets import redact
-from runner.tracking import RunFolder, Workspace
+from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import find
-from runner.train.assemble import StageReport, assemble
-from runner.train.checkpoint.reader import DamagedError, best, checkpoints, load_newest
-from runner.train.checkpoint.reader import load as load_checkpoint
-from runner.train.loop import Loop
+from runner.train import checkpoint as saved
+from runner.train.assemble import Assembly, StageReport, assemble
+from runner.train.loop import Display, Loop
 from runner.train.signals import Stop, stop_on_signals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from runner.plugin.learner import Learner
-    from runner.plugin.source import State
-    from runner.recipe.recipe import Recipe
-    from runner.tracking import Status
-    from runner.train.assemble import Assembly
-    from runner.train.loop import Display
 
 PathLike = str | Path
 PATIENCE_SECONDS = 30.0
@@ -128,13 +120,13 @@ def load_model(
         folder = RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(Workspace().runs, str(run))
     recipe = load(folder.path / LOCK_NAME, _assignments(set), Registry([Path(path) for path in plugins]))
     learner = assemble(dataclasses.replace(recipe, stages={})).learner
-    found = checkpoints(folder.checkpoints)
-    chosen = best(found) if checkpoint == "best" else None
+    found = saved.checkpoints(folder.checkpoints)
+    chosen = saved.best(found) if checkpoint == "best" else None
     for path in ([chosen] if chosen else []) + found[::-1]:
         try:
-            learner.load_state_dict(load_checkpoint(path)["pipeline"]["learner"])
+            learner.load_state_dict(saved.load(path)["pipeline"]["learner"])
             break
-        except DamagedError:
+        except saved.DamagedError:
             continue
     else:
         raise CheckpointError(f"run {folder.name} has no checkpoint that can be used")
@@ -146,58 +138,47 @@ def load_model(
     return learner
 
 
-def run(recipe: Recipe, registry: Registry, workspace: Workspace, display: Display) -> RunResult:
-    """Trains a recipe; should that fail, the MLflow run, if there is one by then, has its true status.
+def run(
+    recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
+    drift: Sequence[str] = (),
+) -> RunResult:  # fmt: skip
+    """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
 
-    Raises:
-        RunnerError: the recipe cannot run here, the store cannot be reached, or the training failed.
-    """
-    started = time.perf_counter()
-    generators.seed(recipe.seed)
-    pipeline = assemble(recipe, registry.files)
-    with stop_on_signals() as stop:
-        tracker = Tracker.open(workspace, recipe, _tags(recipe, pipeline))
-        with _concluded(pipeline, tracker, display, stop, registry) as loop:
-            copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
-            write_lock(recipe, tracker.run_dir, registry)
-            reach("start.locked")
-            loop.run()
-    return _result(loop, tracker, started, None)
-
-
-def resume(
-    recipe: Recipe, registry: Registry, workspace: Workspace, folder: RunFolder, display: Display, drift: list[str]
-) -> RunResult:
-    """Goes on with a run from its newest checkpoint that is whole, or from the beginning if there is none yet.
-
-    The recipe is that of the run's lock; ``drift`` says what has changed since, and is kept on record.
+    The recipe of a run that goes on is that of its lock; ``drift`` says what has changed since, and is kept on record.
+    Should the training fail, the MLflow run, if there is one by then, has its true status.
 
     Raises:
         UsageError: the run's process is alive.
         CheckpointError: all checkpoints are damaged, or do not fit the recipe.
-        RunnerError: as for ``run``.
+        RunnerError: the recipe cannot run here, the store cannot be reached, or the training failed.
     """
-    started = time.perf_counter()
-    folder.claim()
-    try:
-        found = load_newest(folder.checkpoints)
-        state: State | None = found[1] if found else None
-        step = state["step"] if state else 0
+    started, state = time.perf_counter(), None
+    with ExitStack() as stack:
+        if folder is not None:
+            folder.claim()
+            stack.callback(folder.release)
+            state = saved.load_newest(folder.checkpoints)
         generators.seed(recipe.seed)
         pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
-        said = "; ".join([f"at step {step}", *drift])
-        resumption = {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": said}
-        with stop_on_signals() as stop:
-            tags = resumption if state else resumption | _tags(recipe, pipeline)
-            tracker = Tracker.reopen(workspace, folder, recipe, tags, state["cursor"] if state else 0, step)
-            with _concluded(pipeline, tracker, display, stop, registry) as loop:
-                if state:
-                    loop.load_state_dict(state)
-                reach("resume.loaded")
-                loop.run()
-    finally:
-        folder.release()
-    return _result(loop, tracker, started, step)
+        cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
+        tags = {} if state else _tags(recipe, pipeline)
+        stop = stack.enter_context(stop_on_signals())
+        if folder is None:
+            tracker = Tracker.open(workspace, recipe, tags)
+        else:
+            tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
+            tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
+        loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry))
+        if folder is None:
+            copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
+            write_lock(recipe, tracker.run_dir, registry)
+            reach("start.locked")
+        else:
+            if state is not None:
+                loop.load_state_dict(state)
+            reach("resume.loaded")
+        loop.run()
+    return _result(loop, tracker, started, None if folder is None else step)
 
 
 def _tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:

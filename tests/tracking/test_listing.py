@@ -9,7 +9,7 @@ from run_folders import run_folder
 from runner.tracking import Workspace
 from runner.tracking.listing import listing, show
 from runner.tracking.workspace import Record
-from runner.train.checkpoint.reader import manifest_text
+from runner.train.checkpoint import write_manifest
 
 REASON = "the checkpoint at step 400 could not be written: it needs 0.2 MiB and the disk has 0.0 MiB free"
 
@@ -98,7 +98,7 @@ def test_the_data_is_all_that_is_known(isolated_workspace):
     for step, done in ((40, 1), (80, 2)):
         folder = newer.path / "checkpoints" / f"step-{step:012d}"
         folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text(manifest_text(step, None, {}, done))
+        write_manifest(folder, {"format": 1, "step": step, "done": done, "score": None, "sha256": {}})
     torn = newer.path / "checkpoints" / "step-000000000120"
     torn.mkdir()
     (torn / "manifest.json").write_text('{"format"')

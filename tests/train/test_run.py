@@ -8,8 +8,8 @@ from running import RECIPES, tiny, train_here
 from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError
 from runner.system.errors import DivergedError, UsageError
+from runner.train import checkpoint
 from runner.train.assemble import assemble
-from runner.train.checkpoint import reader as checkpoint
 from runner.train.loop import Loop
 from runner.train.signals import Stop
 from runner.verify.statistical import Nowhere

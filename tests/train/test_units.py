@@ -6,8 +6,8 @@ import pytest
 from running import tiny
 from toy_runs import toy_pipeline, trained
 
+from runner.train import checkpoint
 from runner.train.assemble import assemble
-from runner.train.checkpoint import reader as checkpoint
 
 PER_UPDATE = {"updates": 1, "samples": 8, "tokens": 48}
 """Of batches of eight sentences of six words."""

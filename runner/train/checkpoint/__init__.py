@@ -1,1 +1,0 @@
-"""Checkpoints: packed, written and read back."""
