@@ -106,7 +106,9 @@ def _become_runner(arguments, where, environment, out, err):
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # which the runner sees to where it imports MLflow itself
     sys.argv = ["runner", *arguments]
     from runner.cli import main
+    from runner.system.secrets import register_environment
 
+    register_environment()  # as importing it does in a process that nothing was imported in before
     main()
 
 
