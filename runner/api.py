@@ -13,27 +13,33 @@ from typing import TYPE_CHECKING, Any
 
 from runner.plugin.config import Config
 from runner.plugin.context import Context, Slots
-from runner.plugin.contract import Close, Contract, Exact, Objective, Statistical
+from runner.plugin.contract import Close, Contract, Exact, Mean, Objective, Statistical
+from runner.plugin.faces import (
+    DatasetConfig,
+    FileDatasetConfig,
+    GradientLearnerConfig,
+    LearnerConfig,
+    Setting,
+    SourceConfig,
+    StageConfig,
+)
 from runner.plugin.files import DataFile, DataName, RecipePath
-from runner.plugin.learner import GradientLearnerConfig, Learner, LearnerConfig, Mean, Role
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress, Unit
-from runner.plugin.source import Batch, DatasetConfig, FileDatasetConfig, Ring, Source, SourceConfig, State
-from runner.plugin.stage import Pipeline, Plan, Probe, Setting, Stage, StageConfig
+from runner.plugin.source import Batch, Ring, Source, State
+from runner.plugin.stage import Pipeline, Plan, Probe, Stage
 from runner.system.errors import RunnerError, UsageError
 from runner.system.hardware import available_memory
 from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
     from runner.plugin.dataset import DatasetSource, TensorRows
-    from runner.plugin.gradient_learner import GradientLearner, Loss
+    from runner.plugin.learner import GradientLearner, Learner, Loss, Role
 
-_HEAVY = {  # where the names are that need torch
-    "DatasetSource": "runner.plugin.dataset",
-    "TensorRows": "runner.plugin.dataset",
-    "GradientLearner": "runner.plugin.gradient_learner",
-    "Loss": "runner.plugin.gradient_learner",
-}
+_HEAVY = dict.fromkeys(("DatasetSource", "TensorRows"), "runner.plugin.dataset") | dict.fromkeys(
+    ("GradientLearner", "Learner", "Loss", "Role"), "runner.plugin.learner"
+)
+"""Where the names are that need torch."""
 
 __all__ = [
     "Batch", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig", "DatasetSource",

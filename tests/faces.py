@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from runner.api import Config, Contract, Exact, LearnerConfig, Setting, SourceConfig, StageConfig, Unit
-from runner.plugin.registry import PluginError, Provider, Section
+from runner.api import Config, Contract, Exact, LearnerConfig, Setting, SourceConfig, StageConfig, Unit, UsageError
+from runner.plugin.registry import Provider, Section
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -162,7 +162,7 @@ class FakeCatalog:
         for face in self.faces[section]:
             if face.kind == kind:
                 return face
-        raise PluginError(f"{section}.{kind} of nobody 1.0 cannot be imported: no torch")
+        raise UsageError(f"{section}.{kind} of nobody 1.0 cannot be imported: no torch")
 
     def provider(self, section: Section, kind: str) -> Provider:
         return Provider("proven-runner", "0.1.0")

@@ -9,8 +9,8 @@ from pages import blocks_of
 from running import forked, result_of
 
 import runner
-from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig
-from runner.plugin.registry import PluginError, Registry
+from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig, UsageError
+from runner.plugin.registry import Registry
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "plugins.md"
@@ -87,7 +87,7 @@ def test_what_moved_is_told_by_the_message_and_the_page(tmp_path):
         "from runner.api import LearnerConfig\n\nclass Old(LearnerConfig):\n    kind, learns_from = 'old', 'x'\n"
         "    def implementation(self): ...\n    def slots(self): return frozenset()\n"
     )
-    with pytest.raises(PluginError, match=r"version 1 of the plugin API.*docs/plugins\.md has a section on moving"):
+    with pytest.raises(UsageError, match=r"version 1 of the plugin API.*docs/plugins\.md has a section on moving"):
         Registry([old], installed=()).get("model", "old")
     section = PAGE.read_text().partition("## Moving from version 1 of the API")[2]
     assert len(re.findall(r"^\| ", section, re.MULTILINE)) > 10

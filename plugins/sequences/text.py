@@ -74,8 +74,7 @@ class Text(DatasetSource):
 
     def held_out_batches(self) -> Iterator[Batch]:
         """Every held-out character once; the last window may be shorter."""
-        if len(self.held_out):
-            yield from super().held_out_batches()
+        yield from super().held_out_batches()
         rest = self.held_out.tokens[len(self.held_out) * self.held_out.stride :]
         if len(rest) > 1:
             yield {"tokens": rest[None].long()}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from runner.api import (
     Batch,
     Close,
-    Learner,
     Pipeline,
     Progress,
     Setting,
@@ -68,7 +67,7 @@ class CudaGraph(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the optimizers' making and the update; the capture happens at the first update."""
-        self.learner: Learner = pipeline.learner
+        self.learner = pipeline.learner
         if self.learner.periods():
             raise UsageError("cuda_graph replays one update for ever, and a part of this model is not stepped in each")
         self.graph: Any = None

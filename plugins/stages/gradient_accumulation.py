@@ -13,12 +13,10 @@ from runner.api import (
     Batch,
     Close,
     Contract,
-    Learner,
     Mean,
     Pipeline,
     Progress,
     Setting,
-    Source,
     Stage,
     StageConfig,
     Statistical,
@@ -64,8 +62,7 @@ class GradientAccumulation(Stage):
         """Replaces the gradient of a batch by the sum of those of its parts."""
         from torch.nn.modules.batchnorm import _BatchNorm
 
-        self.learner: Learner = pipeline.learner
-        self.source: Source = pipeline.source
+        self.learner, self.source = pipeline.learner, pipeline.source
         if self.config.micro_batch >= pipeline.batch_size:
             pipeline.note(f"a batch of {pipeline.batch_size} is one part: there is nothing to cut")
         if any(isinstance(part, _BatchNorm) for each in self.learner.modules().values() for part in each.modules()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,10 @@ if TYPE_CHECKING:
     from runner.plugin.optimizer import OptimizerSettings
 
 Step = Callable[..., Any]
-PIPELINE = frozenset(
-    {
-        *("draw", "transfer", "next_batch", "update"),
-        *("make_optimizer", "precision", "zero_grad", "backward", "unscale", "clip", "optimizer_step"),
-    }
-)
-"""The slots that every pipeline has: those of a training step, and those that every learner is built from."""
+STEP = frozenset({"draw", "transfer", "next_batch", "update"})
+"""The slots of a training step."""
+PIPELINE = STEP | {"make_optimizer", "precision", "zero_grad", "backward", "unscale", "clip", "optimizer_step"}
+"""The slots that every pipeline has: those of its step, and those that every learner is built from."""
 _WRAPPED = "_wraps_a_slot"
 
 
@@ -30,29 +27,25 @@ class Slots:
     """
 
     def __getattr__(self, name: str) -> Step:
-        raise AttributeError(f"no slot '{name}'; the pipeline has: {', '.join(sorted(self))}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.__dict__)
+        raise AttributeError(f"no slot '{name}'; the pipeline has: {', '.join(sorted(vars(self)))}")
 
     def define(self, **steps: Step) -> None:
         """Adds steps under their names; a name that is taken is a ValueError."""
-        for name in steps:
-            if name in self.__dict__:
-                raise ValueError(f"slot '{name}' is defined twice")
-        self.__dict__.update(steps)
+        for name in steps.keys() & vars(self).keys():
+            raise ValueError(f"slot '{name}' is defined twice")
+        vars(self).update(steps)
 
     def replace(self, name: str, step: Step) -> None:
         """Puts ``step`` in the place of an existing one; one that is wrapped already is a ValueError."""
         if hasattr(getattr(self, name), _WRAPPED):
             raise ValueError(f"slot '{name}' is wrapped already: replacing it would discard the wrapper")
-        self.__dict__[name] = step
+        setattr(self, name, step)
 
     def wrap(self, name: str, wrapper: Callable[[Step], Step]) -> None:
         """Replaces a step by ``wrapper(step)``, a function."""
         wrapped = wrapper(getattr(self, name))
         setattr(wrapped, _WRAPPED, True)
-        self.__dict__[name] = wrapped
+        setattr(self, name, wrapped)
 
 
 @dataclass
@@ -87,5 +80,4 @@ class Context:
 
 def derived_seed(seed: int, name: str) -> int:
     """A seed of 63 bits that follows from another one and a name."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1

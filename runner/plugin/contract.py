@@ -1,7 +1,7 @@
 """What a stage promises about results, and by what a result is judged."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,12 @@ class Objective:
     def sign(self) -> float:
         """What turns the metric into a score of which more is better."""
         return 1.0 if self.direction == "maximize" else -1.0
+
+
+class Mean(NamedTuple):
+    """A sum and of how many things it is: means over several batches are then true means."""
+
+    sum: Any
+    """A scalar tensor, or a number."""
+    count: Any
+    """Items, tokens, pixels; a tensor or a number."""

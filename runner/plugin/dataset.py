@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from runner.plugin.context import Context, derived_seed
-from runner.plugin.learner import Learner, Mean
+from runner.plugin.contract import Mean
+from runner.plugin.faces import DatasetConfig
+from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
-from runner.plugin.source import Batch, DatasetConfig, Source, State
+from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
 from runner.system.tree import leaves, map_tensors
 
@@ -72,17 +74,14 @@ class DatasetSource(Source):
     def __init__(self, config: DatasetConfig, context: Context) -> None:
         self.config, self.context, self.device = config, context, context.device
         self.train, self.held_out = (self._kept(data) for data in self.datasets(config))
-        self._in_memory = isinstance(self.train, Rows)  # asking a protocol takes microseconds
         self._in_tokens = "tokens" in config.units
-        self._batch_size = context.batch_size
-        self.drawn = self.consumed = 0  # batches; what was drawn ahead is not consumed yet
+        self._batch_size, self.consumed = context.batch_size, 0
         self._stream: Iterator[Batch] | None = None
-        self._order: tuple[int, int, Sequence[Tensor]] = (0, 0, ())
-        """Batch size and first number of an epoch, and which samples are in each of its batches."""
-        if self._in_memory:
-            sample = self.train.take(torch.zeros(1, dtype=torch.int64, device=self._home(self.train)))
-        else:
-            with seeded(0):
+        """Batches of that size, from the first that was not consumed; more may be drawn than are consumed yet."""
+        with seeded(0):
+            if isinstance(self.train, Rows):
+                sample = self.train.take(torch.zeros(1, dtype=torch.int64, device=self._home(self.train)))
+            else:
                 iterable = isinstance(self.train, IterableDataset)
                 sample = self.collate([next(iter(self.train)) if iterable else self.train[0]])
         self.shapes = {name: tuple(leaf.shape[1:]) for name, leaf in leaves(sample) if isinstance(leaf, Tensor)}
@@ -95,27 +94,21 @@ class DatasetSource(Source):
         """Makes samples into a batch; torch's way unless told."""
         return default_collate(list(samples))
 
-    def __getstate__(self) -> State:  # what collate may need in a worker; data go there by themselves
-        stays = ("context", "train", "held_out", "_stream", "_order")
-        return {name: value for name, value in self.__dict__.items() if name not in stays}
-
     def tokens(self, batch: Batch) -> int:
         """How many tokens a batch holds, for sources that count in them."""
         return 0
+
+    def __getstate__(self) -> State:  # what collate may need in a worker; data go there by themselves
+        stays = ("context", "train", "held_out", "_stream")
+        return {name: value for name, value in vars(self).items() if name not in stays}
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
     def draw(self, batch_size: int, progress: Progress) -> Batch:
         """The next batch of the present epoch, or the first of the next one."""
-        self._batch_size = batch_size
-        if self._in_memory:
-            batch = self.train.take(self._indices(self.drawn, batch_size))
-        else:
-            if self._stream is None:
-                self._stream = self._batches(batch_size, self.drawn)
-            batch = next(self._stream)
-        self.drawn += 1
-        return batch
+        if self._stream is None or batch_size != self._batch_size:
+            self._batch_size, self._stream = batch_size, self._batches(batch_size, self.consumed)
+        return next(self._stream)
 
     def ahead(self) -> int:
         """As many as one likes: what has been drawn ahead of the updates is drawn again by a resumed run."""
@@ -128,7 +121,13 @@ class DatasetSource(Source):
 
     def epoch_samples(self, batch_size: int) -> int | None:
         """All samples but those of a smaller last batch."""
-        return None if isinstance(self.train, IterableDataset) else self._per_epoch(batch_size) * batch_size
+        if isinstance(self.train, IterableDataset):
+            return None
+        samples = len(self.train)
+        if samples < batch_size:
+            problem = f"{batch_size:,} is more than the {samples:,} samples that '{self.config.kind}' has to train on"
+            raise UsageError(f"train.batch_size: {problem}")
+        return samples // batch_size * batch_size
 
     def state_dict(self) -> State:
         """How many batches were learnt from."""
@@ -136,61 +135,52 @@ class DatasetSource(Source):
 
     def load_state_dict(self, state: State) -> None:
         """Goes on with the batch after those that were learnt from."""
-        self.consumed = self.drawn = state["consumed"]
-        self._stream = None
+        self.consumed, self._stream = state["consumed"], None
 
-    def _per_epoch(self, batch_size: int) -> int:
-        samples = len(self.train)
-        if samples < batch_size:
-            problem = f"{batch_size:,} is more than the {samples:,} samples that '{self.config.kind}' has to train on"
-            raise UsageError(f"train.batch_size: {problem}")
-        return samples // batch_size
-
-    def _indices(self, number: int, batch_size: int) -> Tensor:
-        """Which samples are in the batch of that number."""
-        size, first, batches = self._order
-        if size != batch_size or not first <= number < first + len(batches):
-            count = self._per_epoch(batch_size)
-            epoch = number // count
-            order = torch.randperm(len(self.train), generator=self._generator(f"epoch/{epoch}"))
-            batches = torch.split(order.to(self._home(self.train))[: count * batch_size], batch_size)
-            first = epoch * count
-            self._order = batch_size, first, batches
-        return batches[number - first]
-
-    def _batches(self, batch_size: int, first: int) -> Iterator[Batch]:
+    def _batches(self, size: int, first: int) -> Iterator[Batch]:
         """Batches without end, from the one with that number."""
-        if not isinstance(self.train, IterableDataset):
-            plan = ((number, self._indices(number, batch_size).tolist()) for number in itertools.count(first))
-            numbered = _Numbered(self.train, self.collate, derived_seed(self.context.seed, "samples"))
-            yield from self._loader(numbered, "workers", sampler=plan, batch_size=None)
-            return
+        if isinstance(self.train, IterableDataset):
+            return itertools.islice(self._streamed(size), first, None)
+        if isinstance(self.train, Rows):
+            return (self.train.take(index) for _, index in self._numbered(size, first))
+        plan = ((number, index.tolist()) for number, index in self._numbered(size, first))
+        seeding = _Seeding(self.train, self.collate, derived_seed(self.context.seed, "samples"))
+        return iter(self._loader(seeding, "workers", sampler=plan, batch_size=None))
+
+    def _numbered(self, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
+        """The number of every batch and which samples are in it."""
+        samples = self.epoch_samples(size)
+        assert samples  # an iterable dataset has none
+        for epoch in itertools.count(first * size // samples):
+            order = torch.randperm(len(self.train), generator=self._generator(f"epoch/{epoch}"))
+            batches = torch.split(order.to(self._home(self.train))[:samples], size)
+            begun = epoch * len(batches)
+            yield from itertools.islice(enumerate(batches, begun), max(0, first - begun), None)
+
+    def _streamed(self, size: int) -> Iterator[Batch]:
+        """The batches of an iterable dataset, from the very first one: it cannot begin elsewhere."""
         number = 0
         for epoch in itertools.count():
             if hasattr(self.train, "set_epoch"):
                 self.train.set_epoch(epoch)
-            options = {"batch_size": batch_size, "drop_last": True, "collate_fn": self.collate}
-            stream, begun = iter(self._loader(self.train, f"epoch/{epoch}", **options)), number
+            loader = self._loader(
+                self.train, f"epoch/{epoch}", batch_size=size, drop_last=True, collate_fn=self.collate
+            )
+            stream, begun = iter(loader), number
             while True:
                 with seeded(derived_seed(self.context.seed, f"batch/{number}")):
                     batch = next(stream, None)
                 if batch is None:
                     break
                 number += 1
-                if number > first:
-                    yield batch
+                yield batch
             if number == begun:
-                raise UsageError(f"data: '{self.config.kind}' has not a single batch of {batch_size:,} samples")
+                raise UsageError(f"data: '{self.config.kind}' has not a single batch of {size:,} samples")
 
     def _loader(self, data: Any, seeded_for: str, **options: Any) -> DataLoader[Any]:
-        return DataLoader(
-            data,
-            num_workers=self.config.workers,
-            pin_memory=self.device.type == "cuda",
-            prefetch_factor=4 if self.config.workers else None,
-            generator=self._generator(seeded_for),
-            **options,
-        )
+        workers, pinned = self.config.workers, self.device.type == "cuda"
+        options |= {"num_workers": workers, "pin_memory": pinned, "prefetch_factor": 4 if workers else None}
+        return DataLoader(data, generator=self._generator(seeded_for), **options)
 
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.context.seed, name))
@@ -210,11 +200,9 @@ class DatasetSource(Source):
         """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller."""
         size = self.context.batch_size
         if isinstance(self.held_out, Rows):
-            for start in range(0, len(self.held_out), size):
-                stop = min(start + size, len(self.held_out))
-                yield self.held_out.take(torch.arange(start, stop, device=self._home(self.held_out)))
-        else:
-            yield from self._loader(self.held_out, "workers", batch_size=size, collate_fn=self.collate)
+            index = torch.arange(len(self.held_out), device=self._home(self.held_out))
+            return (self.held_out.take(part) for part in torch.split(index, size) if len(part))
+        return iter(self._loader(self.held_out, "workers", batch_size=size, collate_fn=self.collate))
 
     @torch.no_grad()
     def _measure(self, learner: Learner, seed: int, batches: Iterable[Batch]) -> dict[str, float]:
@@ -236,14 +224,13 @@ class DatasetSource(Source):
 
     def _home(self, data: Any) -> torch.device:
         """Where data, or the numbers of their samples, are kept: where they are used if they fit there."""
-        if self.device.type == "cuda" and isinstance(data, Rows):
-            memory: int = torch.cuda.get_device_properties(self.device).total_memory
-            if data.nbytes <= _RESIDENT_SHARE * memory:
-                return self.device
-        return torch.device("cpu")
+        if self.device.type != "cuda" or not isinstance(data, Rows):
+            return torch.device("cpu")
+        memory: int = torch.cuda.get_device_properties(self.device).total_memory
+        return self.device if data.nbytes <= _RESIDENT_SHARE * memory else torch.device("cpu")
 
 
-class _Numbered(Dataset[Any]):
+class _Seeding(Dataset[Any]):
     """A map-style dataset that is asked for whole batches: each by its number, which seeds what is random in it."""
 
     def __init__(self, data: Any, collate: Any, seed: int) -> None:

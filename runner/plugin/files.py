@@ -2,18 +2,18 @@
 
 import os
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import platformdirs
 
 from runner.system.errors import RunnerError, UsageError
-from runner.system.files import sha256, sync
+from runner.system.files import replacing, sha256
 
 _PATIENCE_SECONDS = 60.0
 """How long a server may be silent."""
@@ -65,12 +65,10 @@ def find(name: str, root: str | None = None, known: Iterable[DataFile] = ()) -> 
     A known file of that name that holds something else is a UsageError.
     """
     path = next((path for folder in folders(root) if (path := folder / name).is_file()), None)
-    file = next((file for file in known if file.name == name), None)
-    if path is not None and file is not None and (found := sha256(path)) != file.sha256:
-        raise UsageError(
-            f"{path} is not what it is called: its SHA-256 is {found}, and should be {file.sha256}; remove it and "
-            f"get it again with: runner data get {name}"
-        )
+    for file in known:
+        if path is not None and file.name == name and (wrong := _difference(path, file)):
+            again = f"remove it and get it again with: runner data get {name}"
+            raise UsageError(f"{path} is not what it is called: {wrong}; {again}")
     return path
 
 
@@ -83,10 +81,17 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
     if find(file.name, None, [file]) == target:
         return target, False
     try:
-        _download(file, target)
+        if not file.url.startswith(("https://", "http://")):
+            raise ValueError("no address of the web")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as partial:
+            with partial.open("xb") as kept, urlopen(file.url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 (http and https alone)
+                shutil.copyfileobj(answer, kept)
+            if wrong := _difference(partial, file):
+                raise RunnerError(f"{file.name} from {file.url} is not what it should be: {wrong}; nothing was kept")
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        if isinstance(error, urllib.error.HTTPError):
+        if isinstance(error, HTTPError):
             error.close()
         raise RunnerError(
             f"{file.name} could not be fetched from {file.url}: {reason}; if you have it from elsewhere (SHA-256 "
@@ -95,22 +100,7 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
     return target, True
 
 
-def _download(file: DataFile, target: Path) -> None:
-    if not file.url.startswith(("https://", "http://")):
-        raise ValueError("no address of the web")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)  # of a killed process; opening with "x" never follows a link
-    try:
-        with partial.open("xb") as kept, urllib.request.urlopen(file.url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 (http and https alone)
-            shutil.copyfileobj(answer, kept)
-        sync(partial)
-        if (found := sha256(partial)) != file.sha256:
-            raise RunnerError(
-                f"{file.name} from {file.url} is not what it should be: its SHA-256 is {found}, and should be "
-                f"{file.sha256}; nothing was kept"
-            )
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync(target.parent)
+def _difference(path: Path, file: DataFile) -> str:
+    """What tells a file on disk from the published one; empty if they are the same."""
+    found = sha256(path)
+    return "" if found == file.sha256 else f"its SHA-256 is {found}, and should be {file.sha256}"

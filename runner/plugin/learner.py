@@ -1,90 +1,44 @@
-"""What learns: the settings of a learner, and the free storey of learners, which write their own update."""
+"""What learns, in two storeys: a module and a loss, or an update of one's own."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from runner.plugin.config import Config
-from runner.plugin.context import PIPELINE, Context
-from runner.plugin.contract import Objective
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.plugin.contract import Mean
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress
 from runner.system.errors import UsageError
+from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
+    from runner.plugin.context import Context
     from runner.plugin.source import Batch, State
-
-
-class Mean(NamedTuple):
-    """A sum and of how many things it is: means over several batches are then true means."""
-
-    sum: Any
-    """A scalar tensor, or a number."""
-    count: Any
-    """Items, tokens, pixels; a tensor or a number."""
-
-
-class LearnerConfig(Config, ABC):
-    """The settings of a learner, and where its works are. The docstring is its card."""
-
-    kind: ClassVar[str]
-    """The name under which it is registered: ``model.kind``."""
-    learns_from: ClassVar[str]
-    """The form of data it needs; a source with the same ``provides`` fits."""
-    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw"}}
-    """What it optimizes, by name, each with the optimizer that a recipe need not write."""
-    slots: ClassVar[frozenset[str]] = frozenset()
-    """Its methods that stages may hold, beside the steps that every pipeline has."""
-    headline: ClassVar[tuple[str, ...]] = ()
-    """The evaluation metrics that a person looks at first, without ``eval/``, where the source names none."""
-    objective: ClassVar[Objective | None] = None
-    """By what a model is judged, where the source does not say."""
-
-    @abstractmethod
-    def implementation(self) -> type[Learner]:
-        """Imports and returns the learner's class."""
-
-    def lacks(self, slot: str) -> str | None:
-        """Why these settings offer no slot of that name, for the message to the user; None if they do."""
-        return None if slot in self.slots | PIPELINE else f"learner '{self.kind}' has no slot '{slot}'"
-
-    def draws(self) -> bool:
-        """Whether an update draws from torch's global generator (dropout), so that cutting a batch changes it."""
-        return False
-
-
-class GradientLearnerConfig(LearnerConfig, ABC):
-    """The settings of a ``GradientLearner``."""
-
-    slots: ClassVar[frozenset[str]] = frozenset({"forward", "loss", "forward_backward"})
 
 
 class Role:
     """A module of a learner and its optimizer: the recipe's ``optimizer``, for all roles or for this one."""
 
+    optimizer: Optimizer
+    """There when all stages are attached."""
+
     def __init__(self, name: str, module: nn.Module, context: Context, every: int = 1) -> None:
-        self.name, self.module, self.slots = name, module, context.slots
+        self.module, self.slots, self.settings = module, context.slots, context.optimizers[name]
         self.every = every
         """How many updates pass between two of its steps; what watches gradients waits as long."""
-        self.settings = context.optimizers[name]
-        self.optimizer: Optimizer
 
     def parameters(self) -> list[Tensor]:
         """What is trained."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-
-    def configure(self) -> None:
-        """Makes the optimizer, when all stages are attached."""
-        groups = self.settings.groups(self.module)
-        self.optimizer = self.slots.make_optimizer(self.settings.optimizer(), groups, **self.settings.settings)
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
@@ -125,8 +79,6 @@ class Learner(ABC):
 
     def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         """Builds parameters on ``context.device``; shapes are of a batch's tensors, without the batch dimension."""
-        from torch.nn.utils import clip_grad_norm_
-
         self.config, self.context, self.device, self.slots = config, context, context.device, context.slots
         self.roles: dict[str, Any] = {}
         self.slots.define(
@@ -135,7 +87,7 @@ class Learner(ABC):
             zero_grad=methodcaller("zero_grad"),
             backward=_backward,
             unscale=_unscale,
-            clip=clip_grad_norm_,
+            clip=nn.utils.clip_grad_norm_,
             optimizer_step=methodcaller("step"),
             **{name: getattr(self, name) for name in sorted(config.slots)},
         )
@@ -147,11 +99,10 @@ class Learner(ABC):
 
     @abstractmethod
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
-        """One training step.
+        """One training step; returns detached tensors and ``Mean``s by name.
 
-        Returns:
-            Detached tensors and ``Mean``s by name. Scalars and means are logged as ``train/<name>``, each over the
-            updates that returned it; others go to ``Source.feedback``.
+        Scalars and means are logged as ``train/<name>``, each over the updates that returned it; others go to
+        ``Source.feedback``.
         """
 
     @abstractmethod
@@ -189,14 +140,14 @@ class Learner(ABC):
     def configure_optimizers(self) -> None:
         """Makes the optimizers; called once, after all stages are attached."""
         for role in self.roles.values():
-            role.configure()
+            settings, groups = role.settings, role.settings.groups(role.module)
+            role.optimizer = self.slots.make_optimizer(settings.optimizer(), groups, **settings.settings)
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
         """Trainable parameters by name, the same names with every stage."""
         for name, role in self.roles.items():
-            for own, parameter in role.module.named_parameters():
-                if parameter.requires_grad:
-                    yield f"{name}.{own}", parameter
+            named = role.module.named_parameters()
+            yield from ((f"{name}.{own}", parameter) for own, parameter in named if parameter.requires_grad)
 
     def gradients(self) -> dict[str, Tensor | None]:
         """The last gradient of every trainable parameter, None where none arrived."""
@@ -239,3 +190,142 @@ def _backward(loss: Tensor) -> None:  # a function of our own, because torch.com
 
 def _unscale(optimizer: Optimizer) -> None:
     """Gradients have their true scale unless a stage scales the loss."""
+
+
+class Loss(NamedTuple):
+    """What a batch costs: the gradient is that of ``sum / count``, however the batch is cut."""
+
+    sum: Tensor
+    """Of all items, a scalar."""
+    count: Any
+    """How many they are (samples, tokens): a number or a tensor."""
+    also: Mapping[str, Mean] = {}
+    """What else to log, detached."""
+
+    def means(self) -> dict[str, Mean]:
+        """All of it under the names that are logged."""
+        return {"loss": Mean(self.sum, self.count), **self.also}
+
+
+class GradientLearner(Learner):
+    """A module that is trained by the gradient of a loss, with the recipe's optimizer.
+
+    Write ``build`` and ``loss``; call the module as ``self.slots.forward(...)``, so that stages reach it. What else a
+    training needs is here: optimizer, clipping, averaged parameters (``train.ema``), evaluation and state.
+    """
+
+    story = ("forward", "loss")
+    compilable: ClassVar[tuple[str, ...]] = ("forward",)
+
+    def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
+        super().__init__(config, shapes, context)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(context.generator("parameters", "cpu").initial_seed())
+            self.module = self.build(config, shapes, context)
+        self.model = self.role("model", self.module)
+        self._parameter = next(self.module.parameters())
+        self.average = None if context.ema is None else copy.deepcopy(self.module).requires_grad_(False)
+        self._evaluating = False
+
+    @abstractmethod
+    def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+        """Makes the module; torch's global generator is seeded for it."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """The loss of a batch as a sum and a count."""
+
+    # --- the update ---------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
+        """One gradient and one step of the optimizer; averages then move a share 1 - decay towards the parameters."""
+        self.model.zero_grad()
+        loss: Loss = self.slots.forward_backward(batch, noise, progress)
+        self.model.step()
+        if self.average is not None and self.context.ema is not None:
+            with torch.no_grad():
+                torch._foreach_lerp_([*self.average.parameters()], [*self.module.parameters()], 1 - self.context.ema)
+                for buffer, source in zip(self.average.buffers(), self.module.buffers(), strict=True):
+                    buffer.copy_(source)
+        return loss.means()
+
+    def forward_backward(
+        self, batch: Batch, noise: Batch, progress: Progress, denominator: Callable[[Any], Any] | None = None
+    ) -> Loss:
+        """Adds the gradient of the loss to that of the parameters; returns the loss, detached.
+
+        Where the batch is part of a larger one, ``denominator`` says from its count what to divide its sum by.
+        """
+        loss: Loss = self.slots.loss(batch, noise, progress)
+        self.slots.backward(loss.sum / (loss.count if denominator is None else denominator(loss.count)))
+        return Loss(loss.sum.detach(), loss.count, loss.also)
+
+    def forward(self, *inputs: Any) -> Any:
+        """The module's output, in the parameters' own type whatever the precision inside."""
+        with self.slots.precision():
+            output = self.module(*inputs)
+        dtype = self._parameter.dtype
+        if isinstance(output, Tensor) and output.dtype == dtype:
+            return output  # at once, for small models
+        return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    def inputs(self, batch: Batch) -> Any:
+        """The first tensor of a batch unless told."""
+        return next(tensors(batch))
+
+    @torch.no_grad()
+    def predict(self, inputs: Any) -> Any:
+        """The module's output in evaluation mode."""
+        with self.evaluating():
+            return self.slots.forward(inputs)
+
+    @torch.no_grad()
+    def metrics(self, batch: Batch) -> Mapping[str, Mean]:
+        """The loss and what else it logs, on a held-out batch."""
+        noise = self.noise(batch, torch.Generator(self.device).manual_seed(0))
+        loss: Loss = self.slots.loss(batch, noise, Progress("updates", 1))
+        return loss.means()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The module in evaluation mode, with the averaged parameters if there are any."""
+        if self._evaluating:  # predict inside an evaluation
+            yield
+            return
+        self._evaluating = True
+        self.module.eval()
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+            self.module.train()
+            self._evaluating = False
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """The members of the module's ``blocks``, if it has a list of that name."""
+        found = getattr(self.module, "blocks", ())
+        return list(found) if isinstance(found, nn.ModuleList | nn.Sequential) else ()
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The module, and its average if there is one."""
+        return {"model": self.module} | ({} if self.average is None else {"average": self.average})
+
+    def state_dict(self) -> State:
+        """Parameters, buffers, averages and the optimizer."""
+        if self._evaluating:
+            raise RuntimeError("the state was asked for during an evaluation")
+        return super().state_dict()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        """Exchanges what is in the parameters and in their averages, in place, so that captured addresses stay."""
+        if self.average is None:
+            return
+        own = itertools.chain(self.module.parameters(), self.module.buffers())
+        for one, other in zip(own, itertools.chain(self.average.parameters(), self.average.buffers()), strict=True):
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)

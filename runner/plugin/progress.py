@@ -48,11 +48,6 @@ class Progress:
         """Share of the training that is over, 0 to 1; grows within an epoch, too."""
         return min(1.0, self.position / self.whole)
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.done >= self.length
-
     def advance(self, counts: Mapping[str, int]) -> None:
         """Adds what a step of the training has come further by, by unit."""
         for unit, count in counts.items():
@@ -64,5 +59,4 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restores what ``state_dict`` returned."""
-        for unit, count in state.items():
-            setattr(self, unit, count)
+        vars(self).update(state)

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from runner.plugin.learner import LearnerConfig
-from runner.plugin.source import SourceConfig
-from runner.plugin.stage import Stage, StageConfig
+from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
+from runner.plugin.stage import Stage
 from runner.system.errors import UsageError
 from runner.system.names import shown_path, suggestion
 
@@ -41,27 +40,23 @@ class Provider:
         return f"{self.name} {self.version}"
 
 
-class PluginError(UsageError):
-    """A plugin that cannot be used."""
-
-
 class Registry:
     """The plugins of this environment, or of the given entry points, and of the files that the user names.
 
     Every class in such a Python file that is a face with a ``kind`` is registered. Two plugins of one kind, a file that
-    cannot be imported, and an entry point whose name is no ``section.kind`` are a PluginError.
+    cannot be imported, and an entry point whose name is no ``section.kind`` are a UsageError.
     """
 
     def __init__(self, plugin_files: Sequence[Path] = (), installed: Iterable[EntryPoint] | None = None) -> None:
         self.files = tuple(plugin_files)
         self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
         for entry_point in entry_points(group=GROUP) if installed is None else installed:
-            distribution = entry_point.dist
-            provider = Provider(distribution.name, distribution.version) if distribution else Provider("unknown", "")
+            found = entry_point.dist
+            provider = Provider(found.name, found.version) if found else Provider("unknown", "")
             section, _, kind = entry_point.name.partition(".")
             if section not in SECTIONS or not kind:
                 expected = ", ".join(f"{name}.KIND" for name in SECTIONS)
-                raise PluginError(f"entry point '{entry_point.name}' of {provider} should be one of {expected}")
+                raise UsageError(f"entry point '{entry_point.name}' of {provider} should be one of {expected}")
             self._add(section, kind, provider, entry_point.load)
         for path in plugin_files:
             self._add_file(path)
@@ -71,30 +66,28 @@ class Registry:
         return sorted(kind for of, kind in self._plugins if of == section)
 
     def get(self, section: Section, kind: str) -> type[Any]:
-        """The face of a kind; that it cannot be imported or is not what its name says is a PluginError."""
+        """The face of a kind; that it cannot be imported or is not what its name says is a UsageError."""
         where = f"{section}.{kind} of {self.provider(section, kind)}"
         try:
             face = self._plugins[section, kind][1]()
         except Exception as error:
-            raise PluginError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-        if old := _of_the_old_api(face):
-            raise PluginError(
-                f"{where} is written for version 1 of the plugin API, and this is 2: {old}; "
-                "docs/plugins.md has a section on moving"
-            )
+            raise UsageError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
         base = _FACES[section]
-        if not (isinstance(face, type) and issubclass(face, base)):
-            raise PluginError(f"{where} is no {base.__name__}: {face!r}")
+        if not (isinstance(face, type) and issubclass(face, (base, Stage))):
+            raise UsageError(f"{where} is no {base.__name__}: {face!r}")
+        if old := _of_the_old_api(face):
+            moving = "docs/plugins.md has a section on moving"
+            raise UsageError(f"{where} is written for version 1 of the plugin API, and this is 2: {old}; {moving}")
         if inspect.isabstract(face):
-            raise PluginError(f"{where} is abstract: it lacks a method that every {base.__name__} has")
+            raise UsageError(f"{where} is abstract: it lacks a method that every {base.__name__} has")
         if getattr(face, "kind", None) != kind:
-            raise PluginError(f"{where} calls itself kind {getattr(face, 'kind', None)!r}")
+            raise UsageError(f"{where} calls itself kind {getattr(face, 'kind', None)!r}")
         return face
 
     def provider(self, section: Section, kind: str) -> Provider:
-        """Who brought a kind; that there is none is a PluginError."""
+        """Who brought a kind; that there is none is a UsageError."""
         if (section, kind) not in self._plugins:
-            raise PluginError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
+            raise UsageError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
         return self._plugins[section, kind][0]
 
     def command(self, text: str, more: Iterable[Path] = ()) -> str:
@@ -104,7 +97,7 @@ class Registry:
     def _add(self, section: Section, kind: str, provider: Provider, load: Callable[[], Any]) -> None:
         if (section, kind) in self._plugins:
             both = f"{self._plugins[section, kind][0]} and {provider}"
-            raise PluginError(f"{section}.{kind} is registered twice, by {both}: remove one of them")
+            raise UsageError(f"{section}.{kind} is registered twice, by {both}: remove one of them")
         self._plugins[section, kind] = provider, load
 
     def _add_file(self, path: Path) -> None:
@@ -115,15 +108,13 @@ class Registry:
         faces = [(section, face) for face in own for section, base in bases if issubclass(face, base)]
         faces = [(section, face) for section, face in faces if "kind" in vars(face)]
         if not faces:
-            raise PluginError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
+            raise UsageError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
         for section, face in faces:
             self._add(section, vars(face)["kind"], provider, partial(getattr, module, face.__name__))
 
 
-def _of_the_old_api(face: Any) -> str | None:
+def _of_the_old_api(face: type[Any]) -> str | None:
     """What gives a class away as one of the plugin API's first version; None if nothing does."""
-    if not isinstance(face, type):
-        return None
     if issubclass(face, Stage):
         return "a stage's settings are a StageConfig, whose implementation() names the Stage"
     if issubclass(face, LearnerConfig) and callable(face.slots):
@@ -139,25 +130,24 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError as error:
-        raise PluginError(f"plugin {shown_path(path)} cannot be read: {error.strerror}") from None
+        raise UsageError(f"plugin {shown_path(path)} cannot be read: {error.strerror}") from None
     provider = Provider(shown_path(path), digest)
     name = f"runner_plugin_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name], provider
     # Modules beside the file are found, too: last, so that a random.py there shadows nothing, and for good, because
     # implementation() imports what computes later.
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
+    if (folder := str(path.resolve().parent)) not in sys.path:
         sys.path.append(folder)
     importlib.invalidate_caches()  # a file may be newer than what was last seen of its folder
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"plugin {shown_path(path)} is no Python file")
+        raise UsageError(f"plugin {shown_path(path)} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes look their module up by name
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise PluginError(f"plugin {shown_path(path)} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UsageError(f"plugin {shown_path(path)} cannot be imported: {type(error).__name__}: {error}") from error
     return module, provider

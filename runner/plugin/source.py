@@ -1,4 +1,4 @@
-"""Where batches come from: the settings of a source, and the source itself."""
+"""Where batches come from."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
-
-from runner.plugin.config import Config
-from runner.plugin.contract import Objective
-from runner.plugin.files import Anchor, DataFile, find, folders
-from runner.plugin.progress import Progress, Unit
 from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
@@ -22,6 +15,7 @@ if TYPE_CHECKING:
 
     from runner.plugin.context import Context
     from runner.plugin.learner import Learner
+    from runner.plugin.progress import Progress
 
 Batch = Any
 """A tree of tensors: dictionaries, lists and tuples in one another. Its size is the source's to say."""
@@ -52,90 +46,6 @@ class Ring:
         """All rows that are kept, a few thousand at a time, each time with the number of the first."""
         for start in range(self.first, self.written, _READ_ROWS):
             yield start, self.read(start, min(start + _READ_ROWS, self.written))
-
-
-class SourceConfig(Config, ABC):
-    """The settings of a source, and where its works are. The docstring is its card."""
-
-    kind: ClassVar[str]
-    """The name under which it is registered: ``data.kind``."""
-    provides: ClassVar[str]
-    """The form of its batches, matched with ``LearnerConfig.learns_from``."""
-    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples"})
-    """What it counts, so what a training on it can be counted in."""
-    headline: ClassVar[tuple[str, ...]] = ()
-    """The evaluation metrics that a person looks at first, without ``eval/``."""
-    objective: ClassVar[Objective | None] = None
-    """By what a model is judged; None leaves it to the learner."""
-    depends_on_feedback: ClassVar[bool] = False
-    """Whether what an update returns changes which batches are drawn next (priorities)."""
-    shapes_vary: ClassVar[bool] = False
-    """Whether batches of one size may have tensors of different shapes."""
-    files: ClassVar[tuple[DataFile, ...]] = ()
-    """Published files that it can read; ``runner data`` lists and fetches them."""
-
-    @abstractmethod
-    def implementation(self) -> type[Source]:
-        """Imports and returns the source's class."""
-
-    def absent(self) -> list[DataFile]:
-        """Those of ``files`` that these settings need and that are not here."""
-        return []
-
-    def largest_batch(self) -> int | None:
-        """The largest batch that can be drawn, None if there is no limit."""
-        return None
-
-    def resident(self, device: str) -> bool:
-        """Whether its batches are made on a device of that type (``cpu``, ``cuda``), so that none has to be moved."""
-        return device == "cpu"
-
-    def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
-        """What in these settings cannot be in a training of that length: pairs of a key and what is wrong with it."""
-        return iter(())
-
-
-class DatasetConfig(SourceConfig):
-    """Settings that every dataset has."""
-
-    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
-    in_memory: ClassVar[bool] = False
-    """Whether all of it is kept in memory, and on an accelerator where it fits."""
-
-    workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes that load batches; 0 loads them in the training's own."""
-
-    def resident(self, device: str) -> bool:
-        """Data that are kept in memory are made where they are used."""
-        return device == "cpu" or self.in_memory
-
-
-class FileDatasetConfig(DatasetConfig):
-    """Settings of a dataset that is read from files."""
-
-    root: Annotated[str | None, Anchor()] = None
-    """A folder in which its files are looked for first, before RUNNER_DATA and the user's cache."""
-
-    def locate(self, name: str) -> Path | None:
-        """Where a file is, as ``find`` says: an absolute path itself, anything else in the folders of data."""
-        return find(name, self.root, self.files)
-
-    def nowhere(self, name: str) -> str:
-        """What to say of a file that is nowhere, and what to do about it."""
-        if Path(name).is_absolute():
-            return f"no such file: {name}"
-        message = f"no '{name}' in {', '.join(map(str, folders(self.root)))}"
-        if any(file.name == name for file in self.files):
-            return f"{message}; get it with: runner data get {name}"
-        return f"{message}, nor beside the recipe"
-
-    def wanted(self) -> tuple[DataFile, ...]:
-        """Those of ``files`` that these settings need."""
-        return self.files
-
-    def absent(self) -> list[DataFile]:
-        """Those that these settings need and that are not here."""
-        return [file for file in self.wanted() if self.locate(file.name) is None]
 
 
 class Source(ABC):
@@ -183,10 +93,9 @@ class Source(ABC):
             yield map_tensors(partial(part, start), batch)
 
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
-        """What the training has come further by now that a batch has been learnt from, by unit (``samples``, ...).
+        """How much further the training is, by unit but updates, now that a batch has been learnt from.
 
-        Called once for every ``draw``, in order: also, with None, for those that had no batch. Updates are not counted
-        here.
+        Called once for every ``draw``, in order: also, with None, for those that had no batch.
         """
         return {} if batch is None else {"samples": self.size(batch)}
 
@@ -208,8 +117,7 @@ class Source(ABC):
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float] | None:
         """Tries once, after the first update, what ``evaluate`` will need, so that a mistake shows at once.
 
-        Returns:
-            Metrics of the same names, if so little can tell them.
+        Returns metrics of the same names, if so little can tell them.
         """
         learner.predict(learner.inputs(batch))
         return None

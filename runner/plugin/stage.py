@@ -1,71 +1,18 @@
-"""One switchable speed-up or memory saving: its settings, what it promises, and its works."""
+"""The works of one switchable speed-up or memory saving, and what they may take hold of."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
-
-from runner.plugin.config import Config
-from runner.plugin.contract import Contract
-from runner.plugin.progress import Unit
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from runner.plugin.context import Slots
-    from runner.plugin.learner import Learner, LearnerConfig
-    from runner.plugin.source import Source, SourceConfig, State
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a stage may look at to say what it promises, and whether it can work here."""
-
-    model: LearnerConfig
-    data: SourceConfig
-    device: torch.device
-    stages: Mapping[str, StageConfig]
-    """All stages that the recipe switches on, by kind."""
-    unit: Unit
-    """What the training is counted in."""
-
-
-class StageConfig(Config, ABC):
-    """The settings of a stage. The docstring is its card: what it does, when it helps, when it hurts.
-
-    Asking it changes nothing; ``contract`` and ``inactive`` depend on its fields and the setting alone.
-    """
-
-    kind: ClassVar[str]
-    """The key under ``optimization``."""
-    phase: ClassVar[int]
-    """1 removes repeated work, 2 precision and data movement, 3 tunes to the machine; stages attach in this order."""
-    claims: ClassVar[frozenset[str]] = frozenset()
-    """Slots that the stage replaces; two active stages may not claim the same one."""
-    wraps: ClassVar[frozenset[str]] = frozenset()
-    """Slots that the stage wraps; any number of stages may wrap a slot."""
-    requires: ClassVar[tuple[str, ...]] = ()
-    """Kinds of the stages that must be on with this one."""
-    works_through: ClassVar[frozenset[str] | None] = None
-    """Slots of which the learner must call one for the stage to do anything; unless told, all that it takes hold of."""
-    traces: ClassVar[bool] = False
-    """Whether it traces what its slots call, so that nothing in there may be looked at or change later."""
-    prepares: ClassVar[bool] = False
-    """Whether it changes what is built (``Stage.prepare``)."""
-
-    @abstractmethod
-    def contract(self, setting: Setting) -> Contract:
-        """What the stage promises about results here."""
-
-    def inactive(self, setting: Setting) -> str | None:
-        """The reason why the stage has nothing to do here, or None; a UsageError where it must not run at all."""
-        return None
-
-    @abstractmethod
-    def implementation(self) -> type[Stage]:
-        """The stage's works."""
+    from runner.plugin.learner import Learner
+    from runner.plugin.source import Source, State
 
 
 class Stage(ABC):

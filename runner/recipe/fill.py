@@ -24,9 +24,8 @@ from runner.system.secrets import register
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from runner.plugin.learner import LearnerConfig
+    from runner.plugin.faces import LearnerConfig, StageConfig
     from runner.plugin.registry import Registry, Section
-    from runner.plugin.stage import StageConfig
     from runner.recipe.recipe import Recipe
 
 Model = TypeVar("Model", bound=Config)

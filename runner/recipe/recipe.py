@@ -21,10 +21,8 @@ from runner.system.tree import leaves
 
 if TYPE_CHECKING:
     from runner.plugin.contract import Objective
-    from runner.plugin.learner import LearnerConfig
+    from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
     from runner.plugin.optimizer import OptimizerSettings
-    from runner.plugin.source import SourceConfig
-    from runner.plugin.stage import StageConfig
     from runner.recipe.document import Node
 
 Count = Annotated[int, Field(ge=1)]

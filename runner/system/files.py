@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -10,13 +12,18 @@ def write_durably(path: Path, text: str) -> None:
 
     The text is UTF-8 and its line ends stay as they are; lone surrogates become the bytes that they stand for.
     """
+    with replacing(path) as partial, partial.open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        file.write(text)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file beside another one, whose place it takes, durably, at the end of a ``with`` that does not fail."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)  # of a killed process; opening with "x" never follows a link
     try:
-        with partial.open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield partial
+        sync(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

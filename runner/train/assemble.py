@@ -13,10 +13,11 @@ import torch
 
 from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.context import Context, Slots
+from runner.plugin.faces import Setting, StageConfig
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
-from runner.plugin.stage import Probe, Setting, StageConfig
+from runner.plugin.stage import Probe
 from runner.recipe.document import DEFAULT, Problem, RecipeError
 from runner.recipe.recipe import Recipe
 from runner.system.errors import CheckpointError, UsageError

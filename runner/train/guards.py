@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from runner.plugin.context import Slots
-from runner.plugin.learner import Learner, Mean
+from runner.plugin.contract import Mean
+from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, State
 from runner.system.errors import DivergedError, RunnerError

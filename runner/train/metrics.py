@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runner.plugin.context import Slots
-from runner.plugin.learner import Mean
+from runner.plugin.contract import Mean
 from runner.plugin.source import State
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors

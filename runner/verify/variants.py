@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import torch
 
-from runner.plugin.stage import StageConfig
+from runner.plugin.faces import StageConfig
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.train.assemble import setting_of

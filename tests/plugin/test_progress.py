@@ -24,7 +24,6 @@ def test_an_epoch_is_complete_when_all_its_samples_were_learnt_from():
         fractions.append(progress.fraction)
     assert epochs == [0, 0, 1, 1, 2]
     assert fractions == [0.2, 0.4, 0.6, 0.8, 1.0]
-    assert progress.over
 
 
 def test_data_without_epochs_complete_none():
@@ -41,7 +40,7 @@ def test_a_training_goes_one_way_and_is_over_once_all_of_its_length_is_done(unit
     for step in steps:
         progress.advance(step)
         assert before <= progress.fraction <= 1
-        assert progress.over == (progress.done >= length) == (progress.fraction == 1)
+        assert (progress.done >= length) == (progress.fraction == 1)
         before = progress.fraction
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.plugin.registry import GROUP, PluginError, Registry
+from runner.plugin.registry import GROUP, Registry
 from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.system.errors import UsageError
 
 FACES = '''
 from typing import Any, ClassVar
@@ -82,7 +83,7 @@ def test_plugins_of_a_distribution_are_found_and_imported_when_asked_for(site):
 def test_a_kind_of_two_distributions_names_both(site):
     for name in ("acme", "bolt"):
         install(site, name, {"model.net": f"{name}_faces:Net"}, {})
-    with pytest.raises(PluginError, match=r"model.net is registered twice, by (acme|bolt) 1.5 and (acme|bolt) 1.5"):
+    with pytest.raises(UsageError, match=r"model.net is registered twice, by (acme|bolt) 1.5 and (acme|bolt) 1.5"):
         registry_of(site)
 
 
@@ -95,7 +96,7 @@ def test_a_plugin_that_cannot_be_imported_breaks_no_other(site):
     assert registry.kinds("data") == ["rows"]
     assert registry.get("model", "net")
     message = "data.rows of acme 1.5 cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
-    with pytest.raises(PluginError, match=message) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         registry.get("data", "rows")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
@@ -113,20 +114,20 @@ def test_a_plugin_that_cannot_be_imported_breaks_no_other(site):
 def test_an_entry_point_that_is_not_what_its_name_says(site, name, target, message):
     install(site, "acme", {name: f"acme_faces:{target}"}, {"acme_faces": FACES.format(prefix="")})
     section, kind = name.split(".")
-    with pytest.raises(PluginError, match=message):
+    with pytest.raises(UsageError, match=message):
         registry_of(site).get(section, kind)
 
 
 @pytest.mark.parametrize("name", ["net", "tracker.x", "model."])
 def test_an_entry_point_of_no_section(site, name):
     install(site, "acme", {name: "acme_faces:Net"}, {})
-    with pytest.raises(PluginError, match=r"of acme 1.5 should be one of model.KIND"):
+    with pytest.raises(UsageError, match=r"of acme 1.5 should be one of model.KIND"):
         registry_of(site)
 
 
 def test_an_unknown_kind_suggests_the_nearest(site):
     install(site, "acme", {"model.network": "acme_faces:Net"}, {})
-    with pytest.raises(PluginError, match="unknown kind 'netwrk' in model - did you mean 'network'"):
+    with pytest.raises(UsageError, match="unknown kind 'netwrk' in model - did you mean 'network'"):
         registry_of(site).get("model", "netwrk")
 
 
@@ -152,7 +153,7 @@ def test_a_local_file_may_not_take_the_kind_of_another_plugin(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mine.py"
     path.write_text(FACES.format(prefix="").replace('"net"', '"masac"'))
-    with pytest.raises(PluginError, match=r"model.masac is registered twice, by proven-runner .* and mine.py"):
+    with pytest.raises(UsageError, match=r"model.masac is registered twice, by proven-runner .* and mine.py"):
         Registry([path])
 
 
@@ -205,11 +206,11 @@ def test_a_plugin_of_the_first_api_gets_one_message_that_says_what_to_change(
         "docs/plugins.md has a section on moving"
     )
     registry = Registry([Path("mine.py")], installed=[])
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(UsageError) as caught:
         registry.get(section, kind)
     assert str(caught.value) == expected.format(registry.provider(section, kind))
     install(site, "acme", {f"{section}.{kind}": f"acme_old:{kind.title()}"}, {"acme_old": OLD})
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(UsageError) as caught:
         registry_of(site).get(section, kind)
     assert str(caught.value) == expected.format("acme 1.5")
 
@@ -238,7 +239,7 @@ def test_a_local_file_that_is_no_plugin(tmp_path, monkeypatch, text, message):
     path = tmp_path / "mine.py"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(PluginError, match=message):
+    with pytest.raises(UsageError, match=message):
         Registry([path], installed=[])
 
 

@@ -1,0 +1,184 @@
+"""The faces of plugins: their settings, what they fit with and promise, and where their works are.
+
+Validation and editors read them, so nothing slower than pydantic is imported here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from runner.plugin.config import Config
+from runner.plugin.context import PIPELINE
+from runner.plugin.contract import Contract, Objective
+from runner.plugin.files import Anchor, DataFile, find, folders
+from runner.plugin.progress import Unit
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Face(Config, ABC):
+    """The settings of a plugin, and where its works are. The docstring is its card."""
+
+    kind: ClassVar[str]
+    """The name under which it is registered: ``model.kind``, ``data.kind``, or the key under ``optimization``."""
+
+    @abstractmethod
+    def implementation(self) -> type[Any]:
+        """Imports and returns its works: a ``Learner``, a ``Source`` or a ``Stage``."""
+
+
+class JudgedFace(Face, ABC):
+    """What learners and sources may both say; the source goes first."""
+
+    headline: ClassVar[tuple[str, ...]] = ()
+    """The evaluation metrics that a person looks at first, without ``eval/``."""
+    objective: ClassVar[Objective | None] = None
+    """By what a model is judged."""
+
+
+class LearnerConfig(JudgedFace, ABC):
+    """The settings of a learner."""
+
+    learns_from: ClassVar[str]
+    """The form of data it needs; a source with the same ``provides`` fits."""
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw"}}
+    """What it optimizes, by name, each with the optimizer that a recipe need not write."""
+    slots: ClassVar[frozenset[str]] = frozenset()
+    """Its methods that stages may hold, beside the steps that every pipeline has."""
+
+    def lacks(self, slot: str) -> str | None:
+        """Why these settings offer no slot of that name, for the message to the user; None if they do."""
+        return None if slot in self.slots | PIPELINE else f"learner '{self.kind}' has no slot '{slot}'"
+
+    def draws(self) -> bool:
+        """Whether an update draws from torch's global generator (dropout), so that cutting a batch changes it."""
+        return False
+
+
+class GradientLearnerConfig(LearnerConfig, ABC):
+    """The settings of a ``GradientLearner``."""
+
+    slots: ClassVar[frozenset[str]] = frozenset({"forward", "loss", "forward_backward"})
+
+
+class SourceConfig(JudgedFace, ABC):
+    """The settings of a source."""
+
+    provides: ClassVar[str]
+    """The form of its batches, matched with ``LearnerConfig.learns_from``."""
+    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples"})
+    """What it counts, so what a training on it can be counted in."""
+    depends_on_feedback: ClassVar[bool] = False
+    """Whether what an update returns changes which batches are drawn next (priorities)."""
+    shapes_vary: ClassVar[bool] = False
+    """Whether batches of one size may have tensors of different shapes."""
+    files: ClassVar[tuple[DataFile, ...]] = ()
+    """Published files that it can read; ``runner data`` lists and fetches them."""
+
+    def absent(self) -> list[DataFile]:
+        """Those of ``files`` that these settings need and that are not here."""
+        return []
+
+    def largest_batch(self) -> int | None:
+        """The largest batch that can be drawn, None if there is no limit."""
+        return None
+
+    def resident(self, device: str) -> bool:
+        """Whether its batches are made on a device of that type (``cpu``, ``cuda``), so that none has to be moved."""
+        return device == "cpu"
+
+    def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
+        """What in these settings cannot be in a training of that length: pairs of a key and what is wrong with it."""
+        return iter(())
+
+
+class DatasetConfig(SourceConfig):
+    """Settings that every dataset has."""
+
+    units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "epochs"})
+    in_memory: ClassVar[bool] = False
+    """Whether all of it is kept in memory, and on an accelerator where it fits."""
+
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """Processes that load batches; 0 loads them in the training's own."""
+
+    def resident(self, device: str) -> bool:
+        """Data that are kept in memory are made where they are used."""
+        return device == "cpu" or self.in_memory
+
+
+class FileDatasetConfig(DatasetConfig):
+    """Settings of a dataset that is read from files."""
+
+    root: Annotated[str | None, Anchor()] = None
+    """A folder in which its files are looked for first, before RUNNER_DATA and the user's cache."""
+
+    def locate(self, name: str) -> Path | None:
+        """Where a file is, as ``find`` says: an absolute path itself, anything else in the folders of data."""
+        return find(name, self.root, self.files)
+
+    def nowhere(self, name: str) -> str:
+        """What to say of a file that is nowhere, and what to do about it."""
+        if Path(name).is_absolute():
+            return f"no such file: {name}"
+        known = any(file.name == name for file in self.files)
+        remedy = f"; get it with: runner data get {name}" if known else ", nor beside the recipe"
+        return f"no '{name}' in {', '.join(map(str, folders(self.root)))}{remedy}"
+
+    def wanted(self) -> tuple[DataFile, ...]:
+        """Those of ``files`` that these settings need."""
+        return self.files
+
+    def absent(self) -> list[DataFile]:
+        """Those that are wanted and not here."""
+        return [file for file in self.wanted() if self.locate(file.name) is None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a stage may look at to say what it promises, and whether it can work here."""
+
+    model: LearnerConfig
+    data: SourceConfig
+    device: torch.device
+    stages: Mapping[str, StageConfig]
+    """All stages that the recipe switches on, by kind."""
+    unit: Unit
+    """What the training is counted in."""
+
+
+class StageConfig(Face, ABC):
+    """The settings of a stage; its card says what it does, when it helps, when it hurts.
+
+    Asking it changes nothing; ``contract`` and ``inactive`` depend on its fields and the setting alone.
+    """
+
+    phase: ClassVar[int]
+    """1 removes repeated work, 2 precision and data movement, 3 tunes to the machine; stages attach in this order."""
+    claims: ClassVar[frozenset[str]] = frozenset()
+    """Slots that the stage replaces; two active stages may not claim the same one."""
+    wraps: ClassVar[frozenset[str]] = frozenset()
+    """Slots that the stage wraps; any number of stages may wrap a slot."""
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Kinds of the stages that must be on with this one."""
+    works_through: ClassVar[frozenset[str] | None] = None
+    """Slots of which the learner must call one for the stage to do anything; unless told, all that it takes hold of."""
+    traces: ClassVar[bool] = False
+    """Whether it traces what its slots call, so that nothing in there may be looked at or change later."""
+    prepares: ClassVar[bool] = False
+    """Whether it changes what is built (``Stage.prepare``)."""
+
+    @abstractmethod
+    def contract(self, setting: Setting) -> Contract:
+        """What the stage promises about results here."""
+
+    def inactive(self, setting: Setting) -> str | None:
+        """The reason why the stage has nothing to do here, or None; a UsageError where it must not run at all."""
+        return None
