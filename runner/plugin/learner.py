@@ -67,9 +67,8 @@ class Role:
 class Learner(ABC):
     """Parameters, losses and one ``update``, written as a short story of slots.
 
-    Beside the slots that its settings declare, every learner has ``make_optimizer``, ``precision`` (to enter around a
-    forward), ``zero_grad``, ``backward``, ``unscale`` (before a look at gradients, to clip them), ``clip`` and
-    ``optimizer_step``.
+    Beside the slots that its settings declare, every learner has those of ``PIPELINE``: ``precision`` to enter around
+    a forward, ``unscale`` before a look at gradients, and what the others say.
     """
 
     story: tuple[str, ...] = ()

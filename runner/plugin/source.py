@@ -49,10 +49,7 @@ class Ring:
 
 
 class Source(ABC):
-    """Where batches come from: the base of what evaluates a model itself (a simulator, a sampler).
-
-    For a dataset there is ``DatasetSource``.
-    """
+    """Where batches come from; what does not evaluate a model itself (a dataset) is a ``DatasetSource``."""
 
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of the tensors in a batch by name, without the batch dimension, as far as a learner needs to know them."""
