@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from runner.compare.isolation import clones
 from runner.compare.subject import Build, Listener, Subject
-from runner.plugin.faces import StageConfig
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State
 from runner.recipe.loader import from_values
