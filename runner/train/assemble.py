@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from runner.child.spawn import Cause, Child, ChildError
-from runner.plugin.context import Context, Slots
+from runner.plugin.context import STEP, Context, Slots
 from runner.plugin.faces import Setting, StageConfig
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
@@ -60,8 +60,7 @@ class Watch:
         if stage.traces:
             self._traced |= taken
         works_through = taken if stage.works_through is None else stage.works_through
-        own = {"draw", "transfer", "next_batch", "update"}  # the training step calls these itself
-        self.held[stage.kind] = frozenset(works_through - own)
+        self.held[stage.kind] = frozenset(works_through - STEP)  # the training step calls these itself
 
     @contextmanager
     def watching(self) -> Iterator[None]:
