@@ -131,7 +131,7 @@ def test_a_learner_offers_the_slots_that_it_declares(kind):
     face = REGISTRY.get("model", kind)
     learner = assemble(SHIPPED[LEARNERS[kind]]).learner
     assert {name for name in face.slots if not callable(getattr(learner, name, None))} == set()
-    assert {*learner.story, *learner.compilable} <= {*learner.slots} & face.slots
+    assert {*learner.story, *learner.compilable} <= vars(learner.slots).keys() & face.slots
     assert set(face.roles) == {role for role, _ in learner.optimizers()}
 
 
