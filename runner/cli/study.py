@@ -1,6 +1,7 @@
 """The verbs that search: ``study plan``, ``run``, ``worker``, ``show`` and ``best``."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -41,15 +42,12 @@ def plan(
 ) -> None:
     """Say what a study will try, what it will cost, and what stands in its way."""
     from runner.study.definition import load_study
-
-    registry = registry_of(plugin)
-    definition = load_study(study, sets or (), registry)
-
-    from runner.study.plan import plan as look_ahead
+    from runner.study.definition import plan as look_ahead
     from runner.study.report import show_plan
 
-    planned = look_ahead(definition, registry.files, forecast)
-    output(as_json, planned.data, show_plan, planned)
+    registry = registry_of(plugin)
+    planned = look_ahead(load_study(study, sets or (), registry), registry.files, forecast)
+    output(as_json, lambda: asdict(planned), show_plan, planned)
 
 
 @app.command()
@@ -70,20 +68,19 @@ def run(
     registry = registry_of(plugin)
     definition = load_study(study, sets or (), registry)
 
-    from runner.study.search import fresh as forget
-    from runner.study.search import work_together
-    from runner.study.worker import work
+    from runner.study.store import forget
+    from runner.study.worker import work, work_together
     from runner.tracking import Workspace
 
     here = Workspace()
     if fresh:
-        forget(definition, here)
+        forget(definition.config.name, here)
     told = mute if quiet else say
 
     def search(stop: "Stop") -> str:
         if definition.config.budget.parallel == 1:
             return work(definition, here, registry.files, stop, told)
-        return work_together(study, sets or (), registry.files, definition.config.budget.parallel, stop, told)
+        return work_together(definition, sets or (), registry.files, stop, told)
 
     _search(search, definition.config.name, here, as_json)
 
@@ -99,7 +96,7 @@ def worker(
     [bold]CUDA_VISIBLE_DEVICES=1 runner study worker experiments/marl_search.yaml[/]
     """
     from runner.study.definition import load_study
-    from runner.study.search import file_of
+    from runner.study.store import file_of
     from runner.study.worker import work
     from runner.tracking import Workspace
 
@@ -121,9 +118,9 @@ def show(study: StudyName, as_json: AsJson = False) -> None:
     from runner.tracking import Workspace
 
     here = Workspace()
-    found, summary = find(study, here)
-    folder = here.root / "studies" / found.study_name
-    write_report(found, summary, folder)
+    summary = find(study, here)
+    folder = here.root / "studies" / summary.name
+    write_report(summary, folder)
     _show(summary, folder, as_json)
 
 
@@ -139,11 +136,11 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
     from runner.study.summary import find
     from runner.tracking import Workspace
 
-    found, summary = find(study, Workspace())
+    summary = find(study, Workspace())
     if trial is None and not summary.best:
-        raise RunnerError(f"study '{found.study_name}' has no trial that counts yet; --trial names any")
+        raise RunnerError(f"study '{summary.name}' has no trial that counts yet; --trial names any")
     number = summary.best[0].number if trial is None else trial
-    typer.echo(recipe_text(found, summary, number), nl=False)
+    typer.echo(recipe_text(summary, number), nl=False)
 
 
 def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_json: bool) -> NoReturn:
@@ -157,8 +154,8 @@ def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_js
         say("not all trials are finished; the same command goes on")
     elif ended:
         say(f"not all trials are finished: {ended}; a larger budget goes on")
-    found, summary = find(name, here)
-    _show(summary, here.root / "studies" / found.study_name, as_json)
+    summary = find(name, here)
+    _show(summary, here.root / "studies" / name, as_json)
     if not summary.best and not stop:
         raise RunnerError("no trial counts: what became of them is above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)

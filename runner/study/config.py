@@ -18,7 +18,6 @@ from runner.recipe.document import Scalar, dump_inline
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-KIND: Final = "study"
 VERIFY: Final = "verify"
 STAGES: Final = "optimization"
 OFF = "off"
@@ -54,7 +53,7 @@ class ParameterConfig(Config):
                 if one == other:  # as are 1, 1.0 and true to Optuna
                     raise ValueError(f"{json.dumps(one)} and {json.dumps(other)} are the same choice: leave one out")
             return self
-        low, high = self.float or self.int or (0, 0)
+        low, high = self.levels
         if not low < high:
             raise ValueError(f"the range begins at {low:g} and ends at {high:g}: it should begin below its end")
         if self.log and low <= 0:
@@ -66,6 +65,39 @@ class ParameterConfig(Config):
         if self.step is not None and (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(self.step)):
             raise ValueError(f"steps of {self.step:g} from {low:g} never come to {high:g}: end the range at a step")
         return self
+
+    @property
+    def levels(self) -> list[Any]:
+        """Values that stand for all others when it is asked what is allowed: every choice, or both ends."""
+        return list(self.choice or self.float or self.int or ())
+
+    @property
+    def spacing(self) -> Real | None:
+        """The distance between two values of a range; None between real numbers."""
+        return self.step or (None if self.int is None else 1)
+
+    @property
+    def count(self) -> Real:
+        """How many values there are; infinite in a range of real numbers."""
+        if self.choice is not None:
+            return len(self.choice)
+        low, high = self.levels
+        return math.inf if self.spacing is None else 1 + round((high - low) / self.spacing)
+
+    def has(self, value: Any) -> bool:
+        """Whether a number is in the range."""
+        low, high = self.levels
+        if isinstance(value, bool) or not isinstance(value, Real | Whole) or not low <= value <= high:
+            return False
+        steps = 0 if self.spacing is None else (value - low) / self.spacing
+        return math.isclose(steps, round(steps), abs_tol=1e-9)
+
+    def __str__(self) -> str:
+        if self.choice is not None:
+            return f"one of {', '.join(str(label(choice)) for choice in self.choice)}"
+        low, high = self.levels
+        how = ", logarithmic" if self.log else f", in steps of {self.step:g}" if self.step else ""
+        return f"{low:g} to {high:g}{how}"
 
 
 class ObjectiveConfig(Config):
@@ -220,9 +252,10 @@ class StudyConfig(Config):
     @property
     def timed(self) -> list[str]:
         """The metrics that depend on how fast the machine is at the moment."""
-        reached = {name: each for name, each in self.objectives.items() if each.reach is not None}
-        timed = [name for name, each in reached.items() if each.reach_in != "progress"]
-        return [*timed, *(name for name in (*self.objectives, *self.constraints) if name.startswith("perf/"))]
+        reached = [
+            name for name, each in self.objectives.items() if each.reach is not None and each.reach_in != "progress"
+        ]
+        return [*reached, *(name for name in (*self.objectives, *self.constraints) if name.startswith("perf/"))]
 
     @property
     def pruner_kind(self) -> str:
@@ -248,21 +281,6 @@ class Parameter:
         section, _, kind = self.path.partition(".")
         return kind if section == STAGES and "." not in kind else None
 
-    @property
-    def levels(self) -> list[Any]:
-        """Values that stand for all others when it is asked what is allowed: every choice, or both ends."""
-        return list(self.config.choice or self.config.float or self.config.int or ())
-
-    @property
-    def count(self) -> float:
-        """How many values it has; infinite for a range of real numbers."""
-        if self.config.choice is not None:
-            return len(self.config.choice)
-        if self.config.float is not None and self.config.step is None:
-            return math.inf
-        low, high = self.levels
-        return 1 + float(round((high - low) / (self.config.step or 1)))
-
     def suggested(self, trial: Trial) -> Any:
         """The setting that Optuna suggests, or has suggested before the trial was interrupted."""
         config = self.config
@@ -270,31 +288,39 @@ class Parameter:
             return trial.suggest_float(self.path, *config.float, log=config.log, step=config.step)
         if config.int is not None:
             return trial.suggest_int(self.path, *config.int, log=config.log, step=int(config.step or 1))
-        choices = {label(choice): choice for choice in self.levels}
+        choices = {label(choice): choice for choice in config.levels}
         return choices[trial.suggest_categorical(self.path, list(choices))]
-
-    def has(self, value: Any) -> bool:
-        """Whether a number is in the range."""
-        low, high = self.levels
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            return False
-        step = self.config.step or (1 if self.config.int is not None else None)
-        return step is None or math.isclose((value - low) / step, round((value - low) / step), abs_tol=1e-9)
-
-    def __str__(self) -> str:
-        if self.config.choice is not None:
-            return f"one of {', '.join(str(label(choice)) for choice in self.config.choice)}"
-        low, high = self.levels
-        how = ", logarithmic" if self.config.log else f", in steps of {self.config.step:g}" if self.config.step else ""
-        return f"{low:g} to {high:g}{how}"
 
 
 @dataclass(frozen=True)
 class Space:
     """All settings that are searched, switches of stages first and none before what it needs."""
 
-    parameters: tuple[Parameter, ...]
-    on: frozenset[str]  # the stages that are on in the recipe
+    parameters: Sequence[Parameter]
+    on: Collection[str]  # the stages that are on in the recipe
+
+    @classmethod
+    def of(
+        cls, searched: Mapping[str, ParameterConfig], requirements: Mapping[str, Collection[str]], on: Collection[str]
+    ) -> Space:
+        """That of a file's settings, by what every stage requires and which are on in the recipe."""
+        arranged, parameters = list[Parameter](), [Parameter(path, config) for path, config in searched.items()]
+        switches = {parameter.stage: parameter for parameter in parameters if parameter.stage is not None}
+
+        def arrange(stage: str) -> None:
+            switch = switches.pop(stage, None)  # so also stages that need each other come to an end
+            if switch is not None:
+                for required in requirements[stage]:
+                    arrange(required)
+                arranged.append(replace(switch, needs=tuple(requirements[stage])))
+
+        while switches:
+            arrange(next(iter(switches)))
+        for parameter in parameters:
+            if parameter.stage is None:
+                section, *rest = parameter.path.split(".")
+                arranged.append(replace(parameter, needs=tuple(rest[:1]) if section == STAGES else ()))
+        return cls(arranged, on)
 
     @property
     def switches(self) -> dict[str, Parameter]:
@@ -304,7 +330,7 @@ class Space:
     @property
     def configurations(self) -> float:
         """How many there are, conditions aside; infinite with a range of real numbers."""
-        return math.prod(parameter.count for parameter in self.parameters)
+        return math.prod(parameter.config.count for parameter in self.parameters)
 
     def settle(self, ask: Callable[[Parameter], Any]) -> dict[str, Any]:
         """The value of every setting that exists, by path; asked for where its stages are on.
@@ -320,28 +346,6 @@ class Space:
             if parameter.stage is not None:
                 (on.add if is_on(settled[parameter.path]) else on.discard)(parameter.stage)
         return settled
-
-
-def ordered(parameters: Sequence[Parameter], requirements: Mapping[str, Collection[str]]) -> list[Parameter]:
-    """The parameters of a file with what they need by what every stage requires, none before what it depends on."""
-    switches = {parameter.stage: parameter for parameter in parameters if parameter.stage is not None}
-    arranged, seen = list[Parameter](), set[str]()
-
-    def arrange(stage: str) -> None:
-        if stage not in switches or stage in seen:
-            return
-        seen.add(stage)  # also stages that need each other come to an end
-        for required in requirements[stage]:
-            arrange(required)
-        arranged.append(replace(switches[stage], needs=tuple(requirements[stage])))
-
-    for stage in switches:
-        arrange(stage)
-    for parameter in parameters:
-        if parameter.stage is None:
-            keys = parameter.path.split(".")
-            arranged.append(replace(parameter, needs=(keys[1],) if keys[0] == STAGES else ()))
-    return arranged
 
 
 def label(value: Any) -> Scalar:

@@ -1,27 +1,35 @@
-"""A study's file: read, validated against the recipe, and every value of its space with every other."""
+"""A study before its first trial: its file, tried against the recipe, what it will cost, and what is in its way."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import math
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psutil
+
+from runner.child.spawn import Cause
+from runner.plugin.contract import Statistical
+from runner.plugin.registry import Registry
 from runner.recipe.document import Node, Problem, RecipeError, Scalar, dump_inline, read
 from runner.recipe.loader import fill_experiment, find, load, load_named, secret_assignments
 from runner.recipe.recipe import Recipe, flatten
-from runner.study.config import KIND, OFF, STAGES, VERIFY, Parameter, Space, StudyConfig, is_on, label, ordered
+from runner.study.config import OFF, STAGES, VERIFY, Parameter, ParameterConfig, Space, StudyConfig, is_on, label
 from runner.system.errors import RunnerError
-from runner.system.names import suggestion
+from runner.system.hardware import usable_cores
+from runner.system.names import shown_path, suggestion
 from runner.system.secrets import redact_values
 
-if TYPE_CHECKING:
-    from runner.plugin.registry import Registry
-
+FORECAST_SECONDS = 30.0
+_LOUD = 0.25  # load for each core from which on a measurement of speed is not worth beginning
 _FIXED = {  # settings that cannot be searched, and why
     "name": "it names the runs",
     "seed": "the study's 'seeds' says how many there are",
@@ -51,28 +59,23 @@ class Definition:
 
     def as_given(self) -> dict[str, Scalar] | None:
         """The settings of the recipe as it is, by path as Optuna keeps them; None if the space leaves one out."""
-        given, asked = self.recipe.values(), list[str]()
+        given, found = self.recipe.values(), dict[str, Scalar]()
 
         def own(parameter: Parameter) -> Any:
-            asked.append(parameter.path)
             value = _lookup(given, parameter.path)
-            if parameter.config.choice is None:
-                if parameter.has(value):
-                    return value
-                raise LookupError(parameter.path)
             below = [each.path for each in self.space.parameters if each.path.startswith(f"{parameter.path}.")]
-            for choice in parameter.config.choice:
+            for choice in parameter.config.choice or ([value] if parameter.config.has(value) else []):
                 rest = {path: _lookup(given, path) for path in below} if is_on(choice) else {}  # they are searched too
                 with suppress(RecipeError):
                     if _lookup(self.recipe_of({parameter.path: choice, **rest}).values(), parameter.path) == value:
+                        found[parameter.path] = label(choice)
                         return choice
             raise LookupError(parameter.path)
 
-        try:
-            settled = self.space.settle(own)
-        except LookupError:
-            return None
-        return {path: label(settled[path]) for path in asked}
+        with suppress(LookupError):
+            self.space.settle(own)
+            return found
+        return None
 
     @property
     def seeds(self) -> list[int]:
@@ -96,14 +99,16 @@ class Definition:
             "digest": self.digest, "file": str(self.path.resolve()), "sets": list(self.sets[len(self.config.set) :]),
             "config": self.config.model_dump(mode="json"), "recipe": self.recipe.values(),
         }  # fmt: skip
-        described: dict[str, Any] = json.loads(json.dumps(redact_values(whole)))
-        return described
+        return dict(json.loads(json.dumps(redact_values(whole))))
 
     def differing(self, described: Mapping[str, Any]) -> list[str]:
         """The dotted paths of what decides and is not as it was described."""
-        kept = {name: value for name, value in described["config"].items() if name not in _UNESSENTIAL}
-        old = dict(flatten({**kept, "recipe": described["recipe"]}))
-        now = dict(flatten({**self.essentials, "recipe": self.described["recipe"]}))
+
+        def essential(whole: Mapping[str, Any]) -> dict[str, Any]:
+            config = {name: value for name, value in whole["config"].items() if name not in _UNESSENTIAL}
+            return dict(flatten({**config, "recipe": whole["recipe"]}))
+
+        old, now = essential(described), essential(self.described)
         return sorted(name for name in old.keys() | now.keys() if old.get(name) != now.get(name))
 
 
@@ -115,7 +120,7 @@ def load_study(reference: str | Path, sets: Sequence[str], catalog: Registry) ->
     """
     path, problems = find(reference), list[Problem]()
     root = read(path, problems)
-    config = fill_experiment(StudyConfig, KIND, "searched", root, problems)
+    config = fill_experiment(StudyConfig, "study", "searched", root, problems)
     recipe = load_named(root.get("recipe") or root, (*root.items("set"), *sets), catalog)
     for section, metrics in (("objectives", config.objectives), ("constraints", config.constraints)):
         for name in metrics:
@@ -124,8 +129,8 @@ def load_study(reference: str | Path, sets: Sequence[str], catalog: Registry) ->
                 problems.append(Problem((root.get(section, name) or root).anchor, f"{section}.{name}", message))
     if problems:
         raise RecipeError(problems)
-    bare = Definition(path, config, (*config.set, *sets), recipe, Space((), frozenset(recipe.stages)), catalog)
-    definition = replace(bare, space=_space(bare, root))
+    space = _space(config.space, recipe.stages, catalog, root)
+    definition = Definition(path, config, (*config.set, *sets), recipe, space, catalog)
     _try_values(definition, root)
     return definition
 
@@ -142,36 +147,37 @@ def _lookup(values: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def _space(bare: Definition, root: Node) -> Space:
-    """The space of a definition that has none yet, in order; a ``RecipeError`` if a path cannot be searched."""
-    paths, on, known = bare.config.space, bare.space.on, bare.catalog.kinds(STAGES)
-    problems: list[Problem] = []
+def _space(searched: Mapping[str, ParameterConfig], on: Collection[str], catalog: Registry, root: Node) -> Space:
+    """The space of a file, in order, with the stages that are on in the recipe.
+
+    Raises:
+        RecipeError: a path cannot be searched.
+    """
+    known, requirements, problems = catalog.kinds(STAGES), dict[str, Sequence[str]](), list[Problem]()
 
     def refuse(path: str, message: str) -> None:
         problems.append(Problem((root.get("space", path) or root).anchor, f"space.{path}", message))
 
-    for path in paths:
-        keys = path.split(".")
-        if keys[0] in _FIXED:
-            refuse(path, f"cannot be searched: {_FIXED[keys[0]]}")
-        elif keys[0] == STAGES and len(keys) > 1 and keys[1] not in known:
-            refuse(path, f"unknown stage{suggestion(keys[1], known)}")
-        elif len(keys) < 2 and keys[0] != "device":
+    for path in searched:
+        section, *rest = path.split(".")
+        if section in _FIXED:
+            refuse(path, f"cannot be searched: {_FIXED[section]}")
+        elif not rest and section != "device":
             refuse(path, "should be the dotted path of a setting, like optimizer.lr")
-        for other in paths:
-            is_switch = keys[0] == STAGES and len(other.split(".")) == 2
+        elif section == STAGES and rest[0] not in known:
+            refuse(path, f"unknown stage{suggestion(rest[0], known)}")
+        elif section == STAGES:
+            try:
+                requirements[rest[0]] = catalog.get(STAGES, rest[0]).requires
+            except RunnerError as error:
+                refuse(path, str(error))
+        for other in searched:
+            is_switch = section == STAGES and len(other.split(".")) == 2
             if path.startswith(f"{other}.") and not is_switch:
                 refuse(path, f"is part of '{other}', which is searched as a whole")
     if problems:
         raise RecipeError(problems)
-    requirements = {}
-    for kind in sorted({path.split(".")[1] for path in paths if path.startswith(f"{STAGES}.")}):
-        try:
-            requirements[kind] = tuple(bare.catalog.get(STAGES, kind).requires)
-        except RunnerError as error:
-            place = (root.get("space", f"{STAGES}.{kind}") or root).anchor
-            raise RecipeError([Problem(place, STAGES, str(error))]) from None
-    space = Space(tuple(ordered([Parameter(*each) for each in paths.items()], requirements)), on)
+    space = Space.of(searched, requirements, on)
     for parameter in space.parameters:
         for kind in parameter.needs:
             if kind not in on and kind not in space.switches:
@@ -183,30 +189,25 @@ def _space(bare: Definition, root: Node) -> Space:
 
 def _try_values(definition: Definition, root: Node) -> None:
     """Loads the recipe with every value, and with every two; a ``RecipeError`` for those that it cannot have."""
-    problems: list[Problem] = []
+    problems, possible = list[Problem](), dict[str, list[tuple[int, Any]]]()
 
-    def refuse(path: str, messages: Sequence[str], number: int | None = None) -> None:
+    def refuse(path: str, messages: Sequence[str], number: int | None) -> None:
         """Says it at the value of that number, or at the key."""
         values = [value for name in ("choice", "float", "int") for value in root.items("space", path, name)]
         named = (root.get("space", path) or root).anchor
         place = named if number is None or number >= len(values) else values[number].place
         problems.extend(Problem(place, f"space.{path}", message) for message in messages)
 
-    alone: set[tuple[str, str]] = set()
     for parameter in definition.space.parameters:
-        refused = [_refusals(definition, {parameter.path: value}, parameter.path) for value in parameter.levels]
-        if refused[0] and all(each == refused[0] for each in refused):  # it is not the value that is wrong
-            refuse(parameter.path, refused[0])
-        else:
-            for number, messages in enumerate(refused):
-                refuse(parameter.path, messages, number)
-        levels = zip(parameter.levels, refused, strict=True)
-        alone |= {(parameter.path, dump_inline(value)) for value, messages in levels if messages}
-    for one, other in itertools.combinations(definition.space.parameters, 2):
-        for first, (number, second) in itertools.product(one.levels, enumerate(other.levels)):
-            pair = {one.path: first, other.path: second}
-            if alone.isdisjoint((path, dump_inline(value)) for path, value in pair.items()):
-                refuse(other.path, _refusals(definition, pair, other.path), number)
+        path, levels = parameter.path, parameter.config.levels
+        refused = [_refusals(definition, {path: value}, path) for value in levels]
+        is_the_value = any(messages != refused[0] for messages in refused)
+        for number, messages in enumerate(refused):
+            refuse(path, messages, number if is_the_value else None)
+        possible[path] = [pair for pair, messages in zip(enumerate(levels), refused, strict=True) if not messages]
+    for one, other in itertools.combinations(possible, 2):
+        for (_, first), (number, second) in itertools.product(possible[one], possible[other]):
+            refuse(other, _refusals(definition, {one: first, other: second}, other), number)
     if problems:
         raise RecipeError(problems)
 
@@ -221,7 +222,7 @@ def _refusals(definition: Definition, wanted: Mapping[str, Any], shown: str) -> 
     def harmless(parameter: Parameter) -> Any:
         """A value for a stage that is not asked about: on where one of the others needs it, else as in the recipe."""
         wants_on = parameter.stage in {*needed, *space.on}
-        return next((each for each in parameter.levels if is_on(each) == wants_on), parameter.levels[0])
+        return next((each for each in parameter.config.levels if is_on(each) == wants_on), parameter.config.levels[0])
 
     settled = space.settle(lambda each: wanted.get(each.path, harmless(each)))
     if any(path not in settled or settled[path] != value for path, value in wanted.items()):
@@ -233,7 +234,112 @@ def _refusals(definition: Definition, wanted: Mapping[str, Any], shown: str) -> 
         company = [f", with {path}: {dump_inline(value)}" for path, value in wanted.items() if path != shown]
         said = [p.message if p.path == shown else f"{p.path}: {p.message}" for p in error.problems]
         return ["".join([message, *company]) for message in said]
-    secret = [each.partition("=")[0] for each in secret_assignments(recipe)]
-    if any(each == shown or each.startswith(f"{shown}.") for each in secret):
+    if any(each.startswith((f"{shown}=", f"{shown}.")) for each in secret_assignments(recipe)):
         return ["cannot be searched: it is a secret, and what is tried is kept"]
     return []
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one short training of the recipe as it is says about the study."""
+
+    start_seconds: float  # until the training begins
+    seconds_a_step: float
+    trial_seconds: float
+    study_seconds: float  # of all trials, if none ends early and all are as fast as the recipe as it is
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """What ``runner study plan`` says."""
+
+    name: str
+    recipe: str
+    space: Sequence[tuple[str, str, str]]  # path, values, and the stages that the setting needs
+    configurations: float | None  # None with a range of real numbers, which has endlessly many
+    trials: int
+    trainings: int
+    budget: str
+    sampler: str
+    pruner: str
+    limits: Sequence[str]
+    remarks: Sequence[str]
+    forecast: Forecast | None
+
+
+def plan(definition: Definition, plugin_files: Sequence[Path], forecast: bool) -> StudyPlan:
+    """Looks ahead, for a forecast by half a minute of training; a ``RunnerError`` if the recipe cannot be trained."""
+    config, space = definition.config, definition.space
+    budget, limits = (
+        [f"{name} {value:g}" for name, value in section.model_dump().items() if value is not None]
+        for section in (config.budget, config.limits)
+    )
+    return StudyPlan(
+        name=config.name, recipe=shown_path(definition.recipe.path.resolve()),
+        configurations=space.configurations if math.isfinite(space.configurations) else None,
+        space=[(each.path, str(each.config), ", ".join(each.needs)) for each in space.parameters],
+        trials=config.budget.trials, trainings=config.budget.trials * config.seeds, budget=", ".join(budget),
+        sampler=config.sampler.kind, pruner=config.pruner_kind, limits=limits, remarks=list(_remarks(definition)),
+        forecast=_forecast(definition, plugin_files) if forecast else None,
+    )  # fmt: skip
+
+
+def _remarks(definition: Definition) -> Iterator[str]:
+    from runner.train.assemble import resolve_device, setting_of
+
+    config, recipe, space = definition.config, definition.recipe, definition.space
+    if config.timed:
+        yield f"{config.timed[0]} is a matter of time: trials run one at a time on a machine"
+        load = psutil.getloadavg()[0] / usable_cores()
+        if load > _LOUD:
+            yield f"the load is {load:.1f} for each core of this machine: what is measured now says little"
+    if config.constraints.get(VERIFY) == "pass":
+        setting = setting_of(recipe, resolve_device(recipe.device))
+        for stage in space.switches:
+            promised = (recipe.stages.get(stage) or definition.catalog.get(STAGES, stage)()).contract(setting)
+            if isinstance(promised, Statistical):
+                yield (
+                    f"{stage} promises what only whole trainings can show (Statistical): with verify: pass no "
+                    "configuration with it counts; verify: no_fail lets it through"
+                )
+    if config.pruner_kind in ("median", "hyperband") and recipe.train.evaluate_every is None:
+        yield "nothing is pruned: train.evaluate_every is null, so that a training is judged at its end only"
+    if recipe.train.checkpoint_every is None:
+        yield "train.checkpoint_every is null: a trial that is interrupted begins anew"
+    if space.configurations <= config.budget.trials:
+        yield f"{config.budget.trials} trials are more than there are configurations"
+    if conditional := [each.path for each in space.parameters if each.needs]:
+        yield f"exists only where its stage is on, or what it requires: {', '.join(conditional)}"
+    if fixed_on := [kind for kind in recipe.stages if kind not in space.switches]:
+        yield f"on in every trial: {', '.join(fixed_on)}"
+
+
+def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:
+    """Trains the recipe as it is for a while, and takes its pace in the second half of that for the study's."""
+    from runner.study.training import limits_of, train
+
+    recipe, config, budget = definition.recipe, definition.config, definition.config.budget
+    goal, begun, seen = recipe.length[1], time.monotonic(), dict[int, float]()  # when each step was heard of
+
+    def enough(step: int) -> bool:
+        if step:
+            seen.setdefault(step, time.monotonic())
+        return time.monotonic() - begun > FORECAST_SECONDS
+
+    with tempfile.TemporaryDirectory(prefix="runner-forecast-", ignore_cleanup_errors=True) as folder:
+        ended = train(recipe, Path(folder), plugin_files, limits_of(config), enough)
+    if ended.cause == Cause.DONE:
+        trained = ended.training_seconds or 0.0
+        start, pace, training = ended.seconds - trained, trained / goal, ended.seconds
+    elif ended.cause != Cause.STOPPED:
+        raise RunnerError(f"the recipe as it is cannot be trained: {ended.cause}, {ended.reason}")
+    elif len(seen) < 4:
+        raise RunnerError(f"in {FORECAST_SECONDS:.0f} s the recipe as it is made too few steps for a forecast")
+    else:
+        steps, times = list(seen), list(seen.values())
+        middle = len(seen) // 2
+        start, pace = times[0] - begun, (times[-1] - times[middle]) / (steps[-1] - steps[middle])
+        training = times[-1] - begun + pace * max(0, goal - steps[-1])
+    trial = training * config.seeds
+    study = trial * budget.trials / budget.parallel
+    return Forecast(start, pace, trial, study if budget.seconds is None else min(study, budget.seconds + trial))

@@ -6,21 +6,18 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from optuna.study import Study
+
+from runner.study.definition import Definition
+from runner.study.store import IDENTITY
 from runner.system.errors import StorageError
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, unsent
-from runner.tracking.store import key, params_of
+from runner.tracking.store import Store, key, params_of
 from runner.tracking.workspace import SPOOL
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from optuna.study import Study
-
-    from runner.study.definition import Definition
-    from runner.tracking.store import Store
 
 _SHIP_SECONDS = 5.0
 _PARENT = "runner.mlflow_run"  # the attribute of a study that has the parent's id
@@ -31,19 +28,18 @@ _log = logging.getLogger(__name__)
 class Publisher:
     """Writes a study to MLflow. A store that goes away costs no trial: what it lacks is sent when it is back.
 
-    One worker at a time may make the publisher of a study; its identity belongs to no other, whatever it is called.
+    One worker at a time may make the publisher of a study; its identity is no other's, whatever that is called.
     """
 
-    def __init__(self, store: Store, study: Study, identity: str, definition: Definition) -> None:
-        self._store, self._study, self._name = store, study, f"{study.study_name}-{identity}"
+    def __init__(self, store: Store, study: Study, definition: Definition) -> None:
+        self._store, self._study, self._name = store, study, f"{study.study_name}-{study.user_attrs[IDENTITY]}"
         self._experiment_id = store.experiment(definition.recipe.tracking.experiment)
         if _PARENT not in study.user_attrs:
             study.set_user_attr(_PARENT, self._run(self._name))
         self._parent = study.user_attrs[_PARENT]
-        self._try(store.set_status, self._parent, "RUNNING", _now())
         params = params_of({"study": definition.essentials, "recipe": definition.recipe.name})
         may_change = params_of(definition.config.model_dump(mode="json", include={"budget", "limits"}))
-        self._try(store.send, self._parent, [], params, {"study": "parent", **may_change})
+        self._send(self._parent, params, {"study": "parent", **may_change}, "RUNNING")
 
     def name_of(self, number: int) -> str:
         """The name of a trial's run."""
@@ -51,13 +47,9 @@ class Publisher:
 
     def trial(self, number: int, params: Mapping[str, Any]) -> str:
         """The run of a trial that begins, or goes on; empty if MLflow cannot be reached now."""
-        try:
-            run_id = self._run(self.name_of(number))
-        except StorageError as error:
-            _log.warning("%s; it is told when it answers again", error)
-            return ""
-        self._try(self._store.send, run_id, [], params_of(params), self._tags(number))
-        self._try(self._store.set_status, run_id, "RUNNING", _now())
+        run_id = self._run_of(number)
+        if run_id:
+            self._send(run_id, params_of(params), self._tags(number), "RUNNING")
         return run_id
 
     @contextmanager
@@ -79,7 +71,7 @@ class Publisher:
     def interrupt(self, run_id: str) -> None:
         """Says that a trial stands still."""
         if run_id:
-            self._try(self._store.set_status, run_id, "KILLED", _now())
+            self._send(run_id, {}, {}, "KILLED")
 
     def tell(
         self, folder: Path, params: Mapping[str, Any], values: Mapping[str, float], tags: Mapping[str, object]
@@ -97,30 +89,38 @@ class Publisher:
 
     def catch_up(self, trials: Path) -> None:
         """Sends what trials have come to and MLflow does not have yet, from a folder that has one for each."""
-        for spool in sorted(trials.glob(f"*/{SPOOL}")):
-            if unsent(spool):
-                try:
-                    run_id = self._run(self.name_of(int(spool.parent.name)))
-                except StorageError as error:
-                    _log.warning("%s; it is told when it answers again", error)
-                    return
-                spools = (*spool.parent.glob(f"seed-*/{SPOOL}"), spool)  # which is unsent until all others are sent
-                all(Shipper(self._store, run_id, each).try_to_ship() for each in spools)
+        for spool in filter(unsent, sorted(trials.glob(f"*/{SPOOL}"))):
+            run_id = self._run_of(int(spool.parent.name))
+            if not run_id:
+                return
+            spools = (*spool.parent.glob(f"seed-*/{SPOOL}"), spool)  # which is unsent until all others are sent
+            all(Shipper(self._store, run_id, each).try_to_ship() for each in spools)
 
     def end(self, status: str, tags: Mapping[str, object], artifacts: Sequence[Path]) -> None:
         """Says how the study stands, with its report."""
-        self._try(self._store.send, self._parent, [], {}, params_of(tags))
         for path in artifacts:
             self._try(self._store.client.log_artifact, self._parent, str(path))
-        self._try(self._store.set_status, self._parent, status, _now())
+        self._send(self._parent, {}, params_of(tags), status)
 
     def _run(self, name: str) -> str:
         """The run of that name, which a process that died may have made."""
         found = self._store.run_named(self._experiment_id, name)
         return found or self._store.create_run(self._experiment_id, name)
 
+    def _run_of(self, number: int) -> str:
+        """The run of a trial; empty, with a warning, if MLflow cannot be reached now."""
+        try:
+            return self._run(self.name_of(number))
+        except StorageError as error:
+            _log.warning("%s; it is told when it answers again", error)
+            return ""
+
     def _tags(self, number: int) -> dict[str, str]:
         return {"mlflow.parentRunId": self._parent, "study": self._study.study_name, "trial": str(number)}
+
+    def _send(self, run_id: str, params: Mapping[str, str], tags: Mapping[str, str], status: str) -> None:
+        self._try(self._store.send, run_id, [], params, tags)
+        self._try(self._store.set_status, run_id, status, _now())
 
     def _try(self, send: Callable[..., object], *what: Any) -> None:
         try:

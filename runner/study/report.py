@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.recipe.document import dump_inline, render
-from runner.study.attempts import RECIPE
 from runner.study.config import figure
 from runner.system.errors import UsageError
 from runner.system.files import write_durably
@@ -23,11 +22,7 @@ from runner.system.plots import NO_PLOTS, draw_all
 from runner.system.secrets import redact
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from optuna.study import Study
-
-    from runner.study.plan import StudyPlan
+    from runner.study.definition import StudyPlan
     from runner.study.summary import Row, Summary
 
 REPORT = "report.html"
@@ -91,7 +86,7 @@ def show_plan(plan: StudyPlan, console: Console) -> None:
     """Prints what a study will try and cost."""
     rows = [(_short(path), values, needs) for path, values, needs in plan.space]
     _print_table(f"{plan.name}: {plan.recipe}", {"setting": False, "values": False, "needs": False}, rows, console)
-    many = f"{plan.configurations:,.0f}" if math.isfinite(plan.configurations) else "endlessly many"
+    many = "endlessly many" if plan.configurations is None else f"{plan.configurations:,.0f}"
     lines = [
         f"budget: {plan.budget}, {plan.trainings} trainings in all, of {many} configurations",
         f"sampler {plan.sampler}, pruner {plan.pruner}; limits of a training: {', '.join(plan.limits)}",
@@ -116,7 +111,7 @@ def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
     return redact(page)
 
 
-def write_report(study: Study, summary: Summary, folder: Path) -> list[Path]:
+def write_report(summary: Summary, folder: Path) -> list[Path]:
     """Writes report, pictures and the recipes of the best trials; returns all files."""
     best = folder / "best"
     best.mkdir(parents=True, exist_ok=True)
@@ -125,23 +120,21 @@ def write_report(study: Study, summary: Summary, folder: Path) -> list[Path]:
     write_durably(folder / REPORT, html(summary, plots, hint))
     for old in best.glob("*.yaml"):
         old.unlink(missing_ok=True)
-    recipes = {best / f"trial-{row.number:04d}.yaml": recipe_text(study, summary, row.number) for row in summary.best}
-    for path, text in recipes.items():
-        write_durably(path, text)
+    recipes = [best / f"trial-{row.number:04d}.yaml" for row in summary.best]
+    for row, path in zip(summary.best, recipes, strict=True):
+        write_durably(path, recipe_text(summary, row.number))
     return [folder / REPORT, *plots, *recipes]
 
 
-def recipe_text(study: Study, summary: Summary, number: int) -> str:
+def recipe_text(summary: Summary, number: int) -> str:
     """The recipe of a trial as YAML that ``runner run`` accepts and that reproduces it; a ``UsageError`` if none."""
-    trials = study.get_trials(deepcopy=False)
-    kept = trials[number].user_attrs.get(RECIPE) if 0 <= number < len(trials) else None
-    if kept is None:
-        raise UsageError(f"study '{study.study_name}' has no trial {number} with a recipe")
-    row = next(row for row in summary.rows if row.number == number)
+    row = next((row for row in summary.rows if row.number == number), None)
+    if row is None or row.recipe is None:
+        raise UsageError(f"study '{summary.name}' has no trial {number} with a recipe")
     values = ", ".join(f"{name} {value:.6g}" for name, value in row.values.items())
     settings = ", ".join(f"{path}: {dump_inline(value)}" for path, value in row.settings.items())
-    head = [f"# Trial {number} of study {study.study_name}: {values or row.cause}.", f"# Searched: {settings}"]
-    return "\n".join([*head, *render(kept)]) + "\n"
+    head = [f"# Trial {number} of study {summary.name}: {values or row.cause}.", f"# Searched: {settings}"]
+    return "\n".join([*head, *render(row.recipe)]) + "\n"
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:

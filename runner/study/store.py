@@ -1,4 +1,4 @@
-"""The studies of a workspace, or of many machines: Optuna's storage, and suggestions that survive a restart.
+"""The studies of a workspace, or of many machines: Optuna's storage, who works on which trial, and suggestions.
 
 Suggestions follow from the study's seed, the trial's number and what came out before, and from nothing else.
 """
@@ -14,49 +14,153 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
-import sqlalchemy.exc
 from filelock import FileLock
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, WilcoxonPruner
 from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.study import Study
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy import BigInteger, Engine, String, delete, exc, insert, select, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from runner.recipe.document import read
+from runner.recipe.recipe import Recipe
+from runner.study.config import StudyConfig
+from runner.study.definition import Definition
 from runner.system.errors import StorageError, UsageError
 from runner.system.names import suggestion
+from runner.system.processes import Owner
 from runner.system.secrets import redact
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
-
-    from runner.recipe.recipe import Recipe
-    from runner.study.config import StudyConfig
-    from runner.study.definition import Definition
-    from runner.study.leases import Leases
-    from runner.tracking.workspace import Workspace
+from runner.tracking.workspace import Workspace
 
 VARIABLE = "OPTUNA_STORAGE"
 DEFINITION, IDENTITY = "runner.definition", "runner.id"  # attributes of a study
 TOP_UP = -1  # the lease of whoever adds trials to the queue
 _TRIES = 5
+BEAT_SECONDS = 5.0  # between two signs of life of who holds a trial
+DEAD_SECONDS = 60.0  # without a beat after which a holder on another machine is taken for dead
+_WAIT_SECONDS = 0.2
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # it would say of every conditional setting that it is drawn alone
 
 
-@dataclass(frozen=True)
-class StudyStore:
-    """An Optuna storage that has answered."""
+class _Base(MappedAsDataclass, DeclarativeBase):
+    pass
 
-    url: str
-    storage: RDBStorage
+
+class Lease(_Base):
+    """Who holds a trial: a row, unique by study and trial."""
+
+    __tablename__ = "runner_leases"
+    study: Mapped[str] = mapped_column(String(128), primary_key=True)
+    trial: Mapped[int] = mapped_column(primary_key=True)
+    worker: Mapped[str] = mapped_column(String(64))
+    place: Mapped[str] = mapped_column(String(256))  # machine, boot and process namespace, in which ``pid`` counts
+    pid: Mapped[int] = mapped_column(BigInteger)
+    born: Mapped[float]  # when the process began, which tells it from a later one with the same number
+    beats: Mapped[int] = mapped_column(BigInteger)
+    seen: Mapped[float]  # when it was last heard of, in seconds since 1970 by its own clock
+
+    @property
+    def owner(self) -> Owner:
+        """The process."""
+        host, boot, namespace = self.place.split(" ")
+        return Owner(pid=self.pid, host=host, boot_id=boot, namespace=namespace, born=self.born)
+
+
+class Leases:
+    """The leases of one study, for one worker.
+
+    A lease changes hands by one conditional statement, so that only one of several workers that find its holder dead
+    gets it; a holder that was taken for dead learns it from its next beat.
+    """
+
+    def __init__(self, engine: Engine, study: str, dead_seconds: float = DEAD_SECONDS) -> None:
+        self.worker = uuid.uuid4().hex
+        self._engine, self._study, self._dead_seconds = engine, study, dead_seconds
+        self._watched: dict[tuple[str, int], tuple[int, int, float]] = {}
+        with suppress(exc.OperationalError, exc.ProgrammingError, exc.IntegrityError):  # another worker made it
+            _Base.metadata.create_all(engine)
+
+    def claim(self, trial: int) -> bool:
+        """Takes a trial that nobody holds, or whose holder is dead; false if it belongs to another."""
+        holder, own = self.holder(trial), Owner.this_process()
+        mine = {"worker": self.worker, "place": f"{own.host} {own.boot_id} {own.namespace}", "pid": own.pid,
+                "born": own.born, "beats": 0, "seen": time.time()}  # fmt: skip
+        if holder is None:
+            try:
+                self._execute(insert(Lease).values(study=self._study, trial=trial, **mine))
+            except exc.IntegrityError:
+                return False
+            return True  # not every database counts what is inserted
+        if self.alive(holder) is not False:
+            return False
+        unchanged = (Lease.worker == holder.worker) & (Lease.beats == holder.beats)
+        return self._execute(update(Lease).where(self._row(trial), unchanged).values(**mine))
+
+    @contextmanager
+    def waiting(self, trial: int) -> Iterator[None]:
+        """Holds a lease for a moment, when whoever holds it has given it up."""
+        while not self.claim(trial):
+            time.sleep(_WAIT_SECONDS)
+        try:
+            yield
+        finally:
+            self.release(trial)
+
+    def beat(self, trial: int) -> bool:
+        """Says that this worker lives; false if the trial is no longer its own."""
+        mine = update(Lease).where(self._row(trial), Lease.worker == self.worker)
+        return self._execute(mine.values(beats=Lease.beats + 1, seen=time.time()))
+
+    def release(self, trial: int) -> None:
+        """Gives a trial up."""
+        self._execute(delete(Lease).where(self._row(trial), Lease.worker == self.worker))
+
+    def clear(self) -> None:
+        """Forgets all leases of the study."""
+        self._execute(delete(Lease).where(Lease.study == self._study))
+
+    def holder(self, trial: int) -> Lease | None:
+        """Who holds a trial; None if nobody does."""
+        return next((lease for lease in self.all() if lease.trial == trial), None)
+
+    def all(self) -> list[Lease]:
+        """The leases of the study."""
+        with Session(self._engine) as session:
+            return list(session.scalars(select(Lease).where(Lease.study == self._study)))
+
+    def alive(self, lease: Lease) -> bool | None:
+        """Whether its holder lives; None of one elsewhere that has not been seen to beat, nor been silent for too long.
+
+        Silence is measured by this clock: two clocks need not agree.
+        """
+        known = lease.owner.alive(lease.seen)
+        if known is not None:
+            return known
+        key, now = (lease.worker, lease.trial), time.monotonic()
+        first, beats, since = self._watched.get(key, (lease.beats, lease.beats, now))
+        since = since if beats == lease.beats else now
+        self._watched[key] = (first, lease.beats, since)
+        return False if now - since > self._dead_seconds else lease.beats != first or None
+
+    def _row(self, trial: int) -> Any:
+        return (Lease.study == self._study) & (Lease.trial == trial)
+
+    def _execute(self, statement: Any) -> bool:
+        """Whether it has changed one row, for an update."""
+        with self._engine.begin() as connection:
+            return int(connection.execute(statement).rowcount) == 1
+
+
+class StudyStore(RDBStorage):
+    """Optuna's storage, with the studies of the runner."""
 
     @classmethod
     def open(cls, workspace: Workspace) -> StudyStore:
@@ -69,11 +173,11 @@ class StudyStore:
             workspace.root.mkdir(parents=True, exist_ok=True)
             with FileLock(workspace.root / "optuna.lock"):  # a database that is made by several at once stays broken
                 for _ in range(_TRIES - 1):
-                    with suppress(sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError):
-                        return cls(url, RDBStorage(url, engine_kwargs=engine))
+                    with suppress(exc.IntegrityError, exc.ProgrammingError):
+                        return cls(url, engine_kwargs=engine)
                     time.sleep(0.3)  # a worker on another machine makes the tables just now
-                return cls(url, RDBStorage(url, engine_kwargs=engine))
-        except (sqlalchemy.exc.SQLAlchemyError, ImportError, OSError, RuntimeError, ValueError) as error:
+                return cls(url, engine_kwargs=engine)
+        except (exc.SQLAlchemyError, ImportError, OSError, RuntimeError, ValueError) as error:
             reason = redact(str(error)).partition("\n")[0]
             raise StorageError(
                 f"study storage {redact(url)} cannot be used: {reason}; start its server, or name another in "
@@ -87,22 +191,22 @@ class StudyStore:
         store = cls.open(workspace)
         try:
             yield store
-        except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        except (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
             reason = redact(str(error)).partition("\n")[0]
             raise StorageError(
                 f"study storage {redact(store.url)} does not answer any more: {reason}; the same command goes on from "
                 "there"
             ) from error
         finally:
-            store.storage.remove_session()
-            store.storage.engine.dispose()
+            store.remove_session()
+            store.engine.dispose()
 
     def create(self, definition: Definition) -> Study:
         """The study of that definition, made if there is none; a ``UsageError`` if that of its name has another."""
         config, recipe = definition.config, definition.recipe
         goal = recipe.length[1]
         study = optuna.create_study(
-            storage=self.storage, study_name=config.name, sampler=PerTrialSampler(config), load_if_exists=True,
+            storage=self, study_name=config.name, sampler=PerTrialSampler(config), load_if_exists=True,
             pruner=pruner(config, goal, recipe.train.evaluate_every or goal),
             directions=[each.direction if each.reach is None else "minimize" for each in config.objectives.values()],
         )  # fmt: skip
@@ -126,22 +230,13 @@ class StudyStore:
         """A study by its name, or by its file; a ``UsageError`` if there is none."""
         node = read(Path(reference), []).get("name") if Path(reference).is_file() else None
         name = reference if node is None else str(node.value)
-        known = optuna.get_all_study_names(self.storage)
+        known = optuna.get_all_study_names(self)
         if name not in known:
             raise UsageError(f"no study '{name}' in {redact(self.url)}{suggestion(name, known)}")
-        study = optuna.load_study(study_name=name, storage=self.storage)
+        study = optuna.load_study(study_name=name, storage=self)
         if DEFINITION not in study.user_attrs:
             raise UsageError(f"study '{name}' was not begun by the runner")
         return study
-
-    def delete(self, name: str, leases: Leases) -> None:
-        """Forgets a study; a ``UsageError`` if a worker is at it."""
-        if name not in optuna.get_all_study_names(self.storage):
-            return
-        if busy := leases.living():
-            raise UsageError(f"study '{name}' is being worked on: process {busy[0].pid} on {busy[0].owner.host}")
-        optuna.delete_study(study_name=name, storage=self.storage)
-        leases.clear()
 
     def top_up(self, study: Study, definition: Definition, leases: Leases) -> None:
         """Puts as many trials into the queue as the budget has, the recipe as it is first, if the space has it."""
@@ -151,10 +246,40 @@ class StudyStore:
 
     def trial(self, study: Study, number: int) -> Trial:
         """A trial that is not finished, by its number, to go on with: it runs from now on."""
-        study_id = self.storage.get_study_id_from_name(study.study_name)
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        self.storage.set_trial_state_values(trial_id, TrialState.RUNNING)
+        study_id = self.get_study_id_from_name(study.study_name)
+        trial_id = self.get_trial_id_from_study_id_trial_number(study_id, number)
+        self.set_trial_state_values(trial_id, TrialState.RUNNING)
         return Trial(study, trial_id)
+
+
+def file_of(reference: str, workspace: Workspace) -> tuple[str, list[str]]:
+    """The file of a study that is named by it or by its name, with the assignments that it was begun with."""
+    if Path(reference).is_file():
+        return reference, []
+    with StudyStore.session(workspace) as store:
+        described = store.find(reference).user_attrs[DEFINITION]
+    return described["file"], described["sets"]
+
+
+def forget(name: str, workspace: Workspace) -> None:
+    """Forgets what a study of that name has tried, and lays its folder aside; MLflow keeps it.
+
+    Raises:
+        UsageError: a worker is at it; of one on another machine it may take a minute to know.
+    """
+    with StudyStore.session(workspace) as store:
+        leases = Leases(store.engine, name)
+        while held := [(lease, alive) for lease in leases.all() if (alive := leases.alive(lease)) is not False]:
+            for lease, alive in held:
+                if alive:
+                    raise UsageError(f"study '{name}' is being worked on: process {lease.pid} on {lease.owner.host}")
+            time.sleep(_WAIT_SECONDS)
+        if name in optuna.get_all_study_names(store):
+            optuna.delete_study(study_name=name, storage=store)
+        leases.clear()
+    folder = workspace.root / "studies" / name
+    if folder.exists():
+        folder.rename(folder.with_name(f"{name}.{int(time.time())}.before"))
 
 
 def verdict_key(recipe: Recipe, searched: Mapping[str, Any]) -> str:

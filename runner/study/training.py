@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import math
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from runner.child.protocol import Parent
 from runner.child.spawn import START_SECONDS, Cause, Child, ChildError, Limits
 from runner.recipe.lock import LOCK_NAME, drift, write_lock
 from runner.recipe.recipe import Recipe
+from runner.study.config import StudyConfig
 from runner.system import generators
 from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.hardware import available_memory
-from runner.tracking.spool import place_of
 from runner.tracking.tracker import Recorder
 from runner.tracking.workspace import SPOOL
 from runner.train import checkpoint
 from runner.train.assemble import assemble
 from runner.train.loop import CHECKPOINTS, Loop
 from runner.train.signals import Stop, stop_on_signals
-
-if TYPE_CHECKING:
-    from runner.child.protocol import Parent
-    from runner.study.config import StudyConfig
 
 PRUNED = "pruned"  # the cause where a training was told not to go on, because it will not be among the best
 _GRACE_SECONDS = 30.0  # for a checkpoint, after SIGTERM
@@ -39,33 +35,29 @@ _free_at_first = cache(available_memory)
 
 @dataclass(frozen=True)
 class Ended:
-    """How a training ended."""
+    """How a training, or a whole trial, ended."""
 
-    cause: str  # a ``Cause``, or ``PRUNED``
-    reason: str
+    cause: str = Cause.DONE  # a ``Cause``, or ``PRUNED``
+    reason: str = ""
     seconds: float = 0.0
     training_seconds: float | None = None  # without starting and ending the process; None if it was cut short
     cpu_seconds: float = 0.0  # of the process and its children, as far as seen
     anew: bool = False  # whether it has to begin anew, because its checkpoints cannot be gone on from
+    values: Mapping[str, float] = field(default_factory=dict)  # of a trial's objectives
+    excess: Mapping[str, float] = field(default_factory=dict)  # of a trial's metrics beyond their bounds
 
 
 def train(
-    recipe: Recipe,
-    folder: Path,
-    plugin_files: Sequence[Path],
-    limits: Limits,
-    stop: Callable[[int], bool],
-    go_on: Callable[[float, int], bool] = lambda _value, _step: True,
-    metric: str = "",
-    prefix: str = "",
-) -> Ended:
+    recipe: Recipe, folder: Path, plugin_files: Sequence[Path], limits: Limits, stop: Callable[[int], bool],
+    go_on: Callable[[float, int], bool] = lambda _value, _step: True, metric: str = "", prefix: str = "",
+) -> Ended:  # fmt: skip
     """One attempt at one training, to its end, whatever end that is; no process is left when this returns.
 
     It is asked of every step so far whether to stop, and of every value of the metric and its step whether to go on.
     The folder exists, and receives its checkpoints and its metrics, whose names begin with the prefix.
     """
-    begun, step, seconds, pruned, anew = time.monotonic(), 0, None, False, False
-    cause, reason = str(Cause.DONE), ""
+    begun, step = time.monotonic(), 0
+    ended = Ended(Cause.CRASHED, "it ended with exit code 0 and without a word")
 
     def stopping() -> bool:
         return stop(step)
@@ -76,22 +68,20 @@ def train(
     ) as child:
         try:
             while (told := child.receive(stopping, hung="no sign of progress")) is not None:
-                step, seconds, pruned = told["step"], told.get("done"), told.get("pruned", False)
+                step = told["step"]
                 if "value" in told:
                     child.send(go_on(told["value"], step))
-            if pruned:
-                cause = PRUNED
-            elif seconds is None:
-                cause, reason = Cause.CRASHED, "it ended with exit code 0 and without a word"
+                if "cause" in told:
+                    ended = Ended(told["cause"], training_seconds=told["seconds"])
         except ChildError as error:
             where = f", after step {step:,}" if error.cause == Cause.HUNG else ""
-            cause, reason, anew = error.cause, f"{error}{where}", error.exit_code == ExitCode.NO_CHECKPOINT
+            ended = Ended(error.cause, f"{error}{where}", anew=error.exit_code == ExitCode.NO_CHECKPOINT)
         except OSError:  # it has ended instead of listening
-            cause, reason = Cause.CRASHED, "it ended in the middle of a question"
+            ended = Ended(Cause.CRASHED, "it ended in the middle of a question")
     # Who stops the worker may signal the child, too.
-    if cause not in (Cause.DONE, PRUNED) and stopping():
-        cause, reason = Cause.STOPPED, "the worker was told to end"
-    return Ended(cause, reason, time.monotonic() - begun, seconds, child.cpu_seconds, anew)
+    if ended.cause not in (Cause.DONE, PRUNED) and stopping():
+        ended = Ended(Cause.STOPPED, "the worker was told to end")
+    return replace(ended, seconds=time.monotonic() - begun, cpu_seconds=child.cpu_seconds)
 
 
 def judge(recipe: Recipe, plugin_files: Sequence[Path], limits: Limits, stop: Callable[[], bool]) -> dict[str, Any]:
@@ -114,14 +104,6 @@ def limits_of(config: StudyConfig) -> Limits:
     limits = config.limits
     memory = _free_at_first() / 2 / config.budget.parallel if limits.memory_gib is None else limits.memory_gib * 2**30
     return Limits(limits.seconds or math.inf, limits.silence, memory, _GRACE_SECONDS)
-
-
-def prepare(folder: Path, anew: bool) -> None:
-    """Clears the folder of a training, unless it goes on from a checkpoint."""
-    if anew or not checkpoint.checkpoints(folder / CHECKPOINTS):
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        for path in (folder / SPOOL, place_of(folder / SPOOL)):
-            path.unlink(missing_ok=True)
 
 
 def main(parent: Parent) -> None:
@@ -151,9 +133,9 @@ def main(parent: Parent) -> None:
         loop.run()
         log.sync()
     if log.pruned:
-        parent.tell(step=log.step, pruned=True)
+        parent.tell(step=log.step, cause=PRUNED, seconds=None)
     elif loop.complete:
-        parent.tell(step=loop.progress.done, done=time.monotonic() - begun)
+        parent.tell(step=loop.progress.done, cause=Cause.DONE, seconds=time.monotonic() - begun)
     else:
         sys.exit(128 + int(stop.asked or 0))
 

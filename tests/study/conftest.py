@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.study.leases import Leases
-from runner.study.store import VARIABLE, StudyStore
+from runner.study.store import VARIABLE, Leases, StudyStore
 from runner.tracking import Workspace
 
 
@@ -19,8 +18,8 @@ def storage_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Optuna's database as it is made, once for all tests of a process."""
     made = Workspace(tmp_path_factory.mktemp("storage"))
     store = StudyStore.open(made)
-    Leases(store.storage.engine, "none")
-    store.storage.engine.dispose()
+    Leases(store.engine, "none")
+    store.engine.dispose()
     return made.root / "optuna.db"
 
 
@@ -37,5 +36,5 @@ def store(storage_url: str):
     """The storage, opened."""
     opened = StudyStore.open(Workspace())
     yield opened
-    opened.storage.remove_session()
-    opened.storage.engine.dispose()
+    opened.remove_session()
+    opened.engine.dispose()

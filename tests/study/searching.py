@@ -8,8 +8,8 @@ import optuna
 from children import start
 from running import TINY_UAV
 
-from runner.study.attempts import ATTEMPTS, CAUSE, REASON
 from runner.study.store import StudyStore
+from runner.study.summary import ATTEMPTS, CAUSE, REASON
 from runner.tracking import Workspace
 
 PLANT = '''
@@ -110,8 +110,8 @@ def search(folder, path, *arguments, **variables):
 def trials_of(name="tiny", root=None):
     """The trials of a study, from the storage of a workspace."""
     store = StudyStore.open(Workspace(root))
-    trials = optuna.load_study(study_name=name, storage=store.storage).trials
-    store.storage.engine.dispose()
+    trials = optuna.load_study(study_name=name, storage=store).trials
+    store.engine.dispose()
     return trials
 
 

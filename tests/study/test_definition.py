@@ -200,7 +200,7 @@ def test_two_values_that_exclude_each_other_are_said_at_the_second(tmp_path, spa
 def test_optimizers_and_schedules_are_searched_like_any_other_setting(tmp_path, space, sets, given):
     found = read(tmp_path, study_text(f"space:\n  {space}\n"), *sets)
     (parameter,) = found.space.parameters
-    for level in parameter.levels:
+    for level in parameter.config.levels:
         trial = found.recipe_of({parameter.path: level}).values()
         for key in parameter.path.split("."):
             trial = trial[key]

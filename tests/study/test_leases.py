@@ -11,14 +11,14 @@ import psutil
 import pytest
 from sqlalchemy import create_engine
 
-from runner.study import leases as module
-from runner.study.leases import Leases
+from runner.study import store as module
+from runner.study.store import Leases
 from runner.system.processes import Owner
 
 HOLD = """
 import sys
 from sqlalchemy import create_engine
-from runner.study.leases import Leases
+from runner.study.store import Leases
 leases = Leases(create_engine(sys.argv[1], connect_args={"timeout": 60}), "mine")
 print(all([leases.claim(int(trial)) for trial in sys.argv[2:]]), flush=True)
 sys.stdin.read()
@@ -26,7 +26,7 @@ sys.stdin.read()
 RACE = """
 import sys
 from sqlalchemy import create_engine
-from runner.study.leases import Leases
+from runner.study.store import Leases
 leases = Leases(create_engine(sys.argv[1], connect_args={"timeout": 60}), "mine")
 print("ready", flush=True)
 sys.stdin.readline()
@@ -57,7 +57,7 @@ def worker(storage_url):
 def clock(monkeypatch):
     """What the clock of this machine shows, to be put forward."""
     now = SimpleNamespace(value=1000.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(time=time.time, monotonic=lambda: now.value))
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=time.time, sleep=time.sleep, monotonic=lambda: now.value))
     return now
 
 
@@ -189,13 +189,13 @@ def test_a_holder_elsewhere_is_known_to_live_when_it_has_been_seen_to_beat(worke
     far, near = worker(), worker(dead_seconds=60.0)
     with elsewhere(monkeypatch):
         assert far.claim(0)
-    assert not near.is_alive(near.holder(0))
+    assert near.alive(near.holder(0)) is None
     assert far.beat(0)
-    assert near.is_alive(near.holder(0))
+    assert near.alive(near.holder(0)) is True
     clock.value += 61.0
-    assert not near.is_alive(near.holder(0))
+    assert near.alive(near.holder(0)) is False
     assert near.claim(1)
-    assert near.is_alive(near.holder(1))
+    assert near.alive(near.holder(1)) is True
 
 
 def test_every_beat_of_a_holder_elsewhere_begins_a_new_silence(worker, monkeypatch, clock):
@@ -246,9 +246,9 @@ def test_a_holder_that_beats_again_at_the_last_moment_keeps_its_trial(worker, mo
     with elsewhere(monkeypatch):
         assert far.claim(0)
     stale = near.holder(0)
-    assert not near.is_dead(stale)
+    assert near.alive(stale) is None
     clock.value += 61.0
-    assert near.is_dead(stale)
+    assert near.alive(stale) is False
     assert far.beat(0)
     monkeypatch.setattr(near, "holder", lambda trial: stale)
     assert not near.claim(0)

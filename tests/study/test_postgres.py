@@ -8,8 +8,7 @@ import pytest
 from children import running, start
 from searching import ATTEMPTS, trials_of, write_study
 
-from runner.study.leases import Leases
-from runner.study.store import StudyStore
+from runner.study.store import Leases, StudyStore
 from runner.tracking import Workspace
 
 
@@ -32,7 +31,7 @@ def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postg
     victim = workers[0]
     with running(victim):
         store = StudyStore.open(Workspace())
-        leases = Leases(store.storage.engine, "tiny")
+        leases = Leases(store.engine, "tiny")
         while not (held := {each.trial for each in leases.all() if each.pid == victim.process.pid and each.trial >= 0}):
             assert victim.running, victim.stderr
             time.sleep(0.05)
@@ -45,7 +44,7 @@ def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postg
     assert ended == [1] * 7
     assert {trial.number for trial in trials if len(trial.user_attrs[ATTEMPTS]) > 1} <= held
     assert leases.all() == []
-    store.storage.engine.dispose()
+    store.engine.dispose()
 
 
 def test_a_server_that_does_not_answer_is_said_with_exit_code_5_and_without_its_password(tmp_path, migrated_workspace):

@@ -7,7 +7,7 @@ import pytest
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner, WilcoxonPruner
 from optuna.trial import TrialState
 
-from runner.study.config import Parameter, ParameterConfig, Space, StudyConfig, ordered
+from runner.study.config import ParameterConfig, Space, StudyConfig
 from runner.study.store import PerTrialSampler, StudyStore, pruner
 from runner.tracking import Workspace
 
@@ -33,8 +33,8 @@ def config(kind="tpe", **settings):
 
 
 def space():
-    parameters = [Parameter(path, ParameterConfig(**settings)) for path, settings in SPACE.items()]
-    return Space(tuple(ordered(parameters, {"cache": ()})), frozenset())
+    searched = {path: ParameterConfig(**settings) for path, settings in SPACE.items()}
+    return Space.of(searched, {"cache": ()}, ())
 
 
 def suggest(trial, most=99):
@@ -64,7 +64,7 @@ def begun(tmp_path_factory):
     store = StudyStore.open(made)
     for kind in KINDS:
         study = optuna.create_study(
-            storage=store.storage, study_name=kind, direction="maximize", sampler=PerTrialSampler(config(kind))
+            storage=store, study_name=kind, direction="maximize", sampler=PerTrialSampler(config(kind))
         )
         for number in range(DONE):
             study.enqueue_trial({})
@@ -72,7 +72,7 @@ def begun(tmp_path_factory):
             study.tell(trial, outcome(suggest(trial)))
         study.enqueue_trial({})
         study.enqueue_trial({})
-    store.storage.engine.dispose()
+    store.engine.dispose()
     return made.root / "optuna.db"
 
 
@@ -87,16 +87,14 @@ def again(begun, tmp_path):
         shutil.copy(begun, root / "optuna.db")
         store = StudyStore.open(Workspace(root))
         opened.append(store)
-        study = optuna.load_study(
-            storage=store.storage, study_name=kind, sampler=PerTrialSampler(config(kind, **settings))
-        )
+        study = optuna.load_study(storage=store, study_name=kind, sampler=PerTrialSampler(config(kind, **settings)))
         study.get_trials()  # as a worker does before it takes one
         return SimpleNamespace(study=study, trial=lambda number=DONE: store.trial(study, number))
 
     yield copy
     for store in opened:
-        store.storage.remove_session()
-        store.storage.engine.dispose()
+        store.remove_session()
+        store.engine.dispose()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,10 +9,13 @@ import pytest
 from children import running, start
 from running import TINY_UAV
 from searching import ATTEMPTS, came_to, search, trials_of, write_plugin, write_study
+from typer.testing import CliRunner
 
+from runner.cli.study import app
 from runner.plugin.registry import Registry
 from runner.study.definition import load_study
 from runner.study.store import StudyStore
+from runner.system.errors import UsageError
 from runner.tracking import Workspace
 
 
@@ -182,13 +185,18 @@ def test_a_signal_ends_the_study_with_a_checkpoint_and_the_same_command_goes_on(
     assert not trainings(migrated_workspace)
 
 
-def test_no_trial_is_begun_after_the_budget_is_spent(tmp_path, migrated_workspace):
+def test_a_study_ends_with_its_budget_goes_on_with_a_larger_one_and_begins_anew_if_told(tmp_path, migrated_workspace):
     path = write_study(tmp_path, budget={"trials": 5, "device_seconds": 0.1})
     child = search(tmp_path, path, "--json")
     assert child.data()["used"]["trials"] == 1
     assert "the budget of 0.1 s on devices is spent" in child.stderr
     again = search(tmp_path, write_study(tmp_path, budget={"trials": 2}), "--json")
     assert again.data()["used"]["trials"] == 2
+    changed = write_study(tmp_path, budget={"trials": 1}, seed=7)
+    refused = search(tmp_path, changed)
+    assert refused.wait() == 2
+    assert "was begun with another definition (seed)" in refused.stderr
+    assert search(tmp_path, changed, "--fresh", "--json").data()["used"]["trials"] == 1
 
 
 def test_trials_that_are_timed_take_turns_on_one_machine(tmp_path, migrated_workspace):
@@ -235,24 +243,17 @@ def test_plan_says_what_is_tried_and_what_it_costs(tmp_path, migrated_workspace)
     assert [row[0] for row in planned["space"]] == [
         "optimization.forward_cache", "optimization.merged_critic_loss", "optimizer.actor.lr"
     ]  # fmt: skip
-    assert planned["trials"] == 3
+    assert (planned["trials"], planned["configurations"]) == (3, None)
     assert 0 < planned["forecast"]["trial_seconds"] < planned["forecast"]["study_seconds"]
     assert not (migrated_workspace / "optuna.db").exists()
 
 
-def test_fresh_forgets_what_was_tried(tmp_path, migrated_workspace):
-    path = write_study(tmp_path, budget={"trials": 1})
-    assert search(tmp_path, path).wait() == 0
-    changed = write_study(tmp_path, budget={"trials": 1}, seed=7)
-    refused = search(tmp_path, changed)
-    assert refused.wait() == 2
-    assert "was begun with another definition (seed)" in refused.stderr
-    assert search(tmp_path, changed, "--fresh", "--json").data()["used"]["trials"] == 1
-
-
-@pytest.mark.parametrize("verb", ["show", "best", "worker"])
-def test_a_study_that_does_not_exist_is_named(tmp_path, migrated_workspace, verb):
-    child = start(tmp_path, "study", verb, "nosuch")
+def test_a_study_that_does_not_exist_is_named(tmp_path, migrated_workspace):
+    child = start(tmp_path, "study", "show", "nosuch")
     assert child.wait() == 2
     assert "no study 'nosuch'" in child.stderr
     assert os.environ["RUNNER_WORKSPACE"] in child.stderr
+    for verb in ("best", "worker"):
+        result = CliRunner().invoke(app, [verb, "nosuch"])
+        assert isinstance(result.exception, UsageError)
+        assert "no study 'nosuch'" in str(result.exception)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.recipe.loader import layers, load, merge
-from runner.study.config import OFF, Parameter, ParameterConfig, Space, is_on, label, ordered
+from runner.study.config import OFF, Parameter, ParameterConfig, Space, is_on, label
 from runner.study.definition import assignments
 
 KINDS = "abcdef"
@@ -26,12 +26,12 @@ def spaces(draw):
     paths = [f"optimization.{kind}" for kind in switched]
     paths += [f"optimization.{kind}.size" for kind in draw(st.sets(st.sampled_from(KINDS)))]
     paths += draw(st.sampled_from([[], ["model.lr"], ["model.lr", "train.batch_size"]]))
-    parameters = [Parameter(path, SWITCH if path.count(".") == 1 and "opt" in path else RANGE) for path in paths]
-    return draw(st.permutations(parameters)), requirements, draw(st.sets(st.sampled_from(KINDS)))
+    searched = {path: SWITCH if is_switch(path) else RANGE for path in draw(st.permutations(paths))}
+    return searched, requirements, draw(st.sets(st.sampled_from(KINDS)))
 
 
-def space_of(parameters, requirements, on):
-    return Space(tuple(ordered(parameters, requirements)), frozenset(on))
+def space_of(searched, requirements, on):
+    return Space.of(searched, requirements, on)
 
 
 def answer(seed):
@@ -55,10 +55,10 @@ def is_switch(path):
 
 @given(spaces(), st.integers(0, 99))
 def test_no_stage_that_is_switched_is_on_without_what_it_requires(made, seed):
-    parameters, requirements, on = made
-    settled = space_of(*made).settle(answer(seed))
-    on_now = on_in(settled, on)
-    switched = {parameter.stage for parameter in parameters} - {None}
+    _, requirements, on = made
+    space = space_of(*made)
+    on_now = on_in(space.settle(answer(seed)), on)
+    switched = space.switches.keys()
     assert all(requirements[kind] <= on_now for kind in on_now & switched)
 
 
@@ -81,30 +81,30 @@ def test_a_stage_is_what_was_answered_wherever_it_can_be(made, seed):
 
 @given(spaces(), st.integers(0, 99))
 def test_settings_of_a_stage_exist_exactly_where_it_is_on(made, seed):
-    parameters, _, on = made
+    searched, _, on = made
     settled = space_of(*made).settle(answer(seed))
     on_now = on_in(settled, on)
-    for parameter in parameters:
-        keys = parameter.path.split(".")
+    for path in searched:
+        keys = path.split(".")
         exists = len(keys) < 3 or keys[1] in on_now
-        assert (parameter.path in settled) == exists
+        assert (path in settled) == exists
 
 
 @given(spaces(), st.integers(0, 99), st.randoms(use_true_random=False))
 def test_what_is_settled_does_not_depend_on_the_order_in_the_file(made, seed, shuffle):
-    parameters, requirements, on = made
-    shuffled = list(parameters)
+    searched, requirements, on = made
+    shuffled = list(searched.items())
     shuffle.shuffle(shuffled)
-    one, other = (space_of(each, requirements, on) for each in (parameters, shuffled))
+    one, other = (space_of(each, requirements, on) for each in (searched, dict(shuffled)))
     assert one.settle(answer(seed)) == other.settle(answer(seed))
     assert sorted(map(repr, one.parameters)) == sorted(map(repr, other.parameters))
 
 
 @given(spaces())
 def test_switches_come_first_and_none_before_what_it_needs(made):
-    parameters, requirements, _ = made
+    searched, requirements, _ = made
     arranged = space_of(*made).parameters
-    assert sorted(each.path for each in arranged) == sorted(each.path for each in parameters)
+    assert sorted(each.path for each in arranged) == sorted(searched)
     switches = [each.stage for each in arranged if each.stage]
     assert [each.stage for each in arranged[: len(switches)]] == switches
     for position, kind in enumerate(switches):
@@ -112,16 +112,15 @@ def test_switches_come_first_and_none_before_what_it_needs(made):
 
 
 def test_a_setting_is_asked_for_only_where_it_exists():
-    parameters = [Parameter("optimization.a.size", RANGE), Parameter("optimization.a", SWITCH)]
-    space = Space(tuple(ordered(parameters, {"a": ()})), frozenset())
+    space = space_of({"optimization.a.size": RANGE, "optimization.a": SWITCH}, {"a": ()}, ())
     asked = []
     assert space.settle(lambda each: asked.append(each.path) or "off") == {"optimization.a": "off"}
     assert asked == ["optimization.a"]
 
 
 def test_stages_that_need_each_other_are_arranged_all_the_same():
-    parameters = [Parameter("optimization.a", SWITCH), Parameter("optimization.b", SWITCH)]
-    arranged = list(ordered(parameters, {"a": ("b",), "b": ("a",)}))
+    searched = {"optimization.a": SWITCH, "optimization.b": SWITCH}
+    arranged = space_of(searched, {"a": ("b",), "b": ("a",)}, ()).parameters
     assert sorted(each.path for each in arranged) == ["optimization.a", "optimization.b"]
 
 
@@ -185,7 +184,7 @@ def test_a_stage_is_on_unless_it_is_off(value, on):
     ],
 )
 def test_a_range_has_its_steps_and_nothing_else(settings, inside, outside):
-    parameter = Parameter("model.lr", ParameterConfig(**settings))
+    parameter = ParameterConfig(**settings)
     assert [parameter.has(value) for value in inside] == [True] * len(inside)
     assert [parameter.has(value) for value in outside] == [False] * len(outside)
 
@@ -217,7 +216,7 @@ def test_configurations_are_counted(settings, count):
     ],
 )
 def test_a_setting_is_described_in_a_line(settings, text):
-    assert str(Parameter("model.lr", ParameterConfig(**settings))) == text
+    assert str(ParameterConfig(**settings)) == text
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_what_is_suggested_is_in_the_range_and_stays_what_it_is(settings):
     for _ in range(20):
         trial = study.ask()
         value = parameter.suggested(trial)
-        assert parameter.has(value)
+        assert parameter.config.has(value)
         assert type(value) is (int if "int" in settings else float)
         assert parameter.suggested(trial) == value
 

@@ -13,9 +13,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from studies import SPACE, read, study_text
 
-from runner.study.leases import Leases
-from runner.study.search import fresh
-from runner.study.store import DEFINITION, TOP_UP, VARIABLE, PerTrialSampler, StudyStore, verdict_key
+from runner.study.store import DEFINITION, TOP_UP, VARIABLE, Leases, PerTrialSampler, StudyStore, forget, verdict_key
 from runner.system.errors import ExitCode, StorageError, UsageError
 from runner.system.processes import Owner
 from runner.tracking import Workspace
@@ -26,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from faces import FakeCatalog
 from runner.study.definition import load_study
-from runner.study.leases import Leases
+from runner.study.store import Leases
 from runner.study.store import StudyStore
 from runner.tracking import Workspace
 definition = load_study(sys.argv[2], (), FakeCatalog())
@@ -34,7 +32,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 store = StudyStore.open(Workspace())
 study = store.create(definition)
-store.top_up(study, definition, Leases(store.storage.engine, "mine"))
+store.top_up(study, definition, Leases(store.engine, "mine"))
 print(len(study.get_trials(deepcopy=False)), len(study.user_attrs), flush=True)
 """
 TESTS = Path(__file__).parents[1]
@@ -43,7 +41,7 @@ DEAD = Owner.this_process().model_copy(update={"born": 12345.0})
 
 @pytest.fixture
 def leases(store):
-    return Leases(store.storage.engine, "mine")
+    return Leases(store.engine, "mine")
 
 
 def refused(store, definition):
@@ -117,7 +115,7 @@ def test_a_study_is_found_by_its_name(store, tmp_path):
 
 def test_no_secret_of_a_recipe_is_in_the_storage(store, tmp_path, isolated_workspace):
     definition = read(tmp_path, study_text(more="set: [model.password=opensesame9]\n"), "model.password=opensesame8")
-    store.top_up(store.create(definition), definition, Leases(store.storage.engine, "mine"))
+    store.top_up(store.create(definition), definition, Leases(store.engine, "mine"))
     assert b"opensesame" not in (isolated_workspace / "optuna.db").read_bytes()
 
 
@@ -126,7 +124,7 @@ def test_a_study_that_nobody_works_on_is_forgotten_with_its_leases(store, leases
     with monkeypatch.context() as patch:
         patch.setattr(Owner, "this_process", lambda owner=DEAD: owner)  # it died
         assert leases.claim(3)
-    store.delete("mine", leases)
+    forget("mine", Workspace())
     assert leases.all() == []
     with pytest.raises(UsageError, match="no study 'mine'"):
         store.find("mine")
@@ -137,24 +135,24 @@ def test_a_study_that_somebody_works_on_is_not_forgotten(store, leases, tmp_path
     store.create(read(tmp_path))
     assert leases.claim(0)
     with pytest.raises(UsageError, match=r"study 'mine' is being worked on: process [0-9]+ on "):
-        store.delete("mine", leases)
+        forget("mine", Workspace())
     assert store.find("mine").user_attrs[DEFINITION]
     leases.release(0)
-    store.delete("mine", leases)
+    forget("mine", Workspace())
 
 
-def test_what_is_not_there_is_forgotten_already(store, leases):
-    store.delete("mine", leases)
+def test_what_is_not_there_is_forgotten_already(store):
+    forget("mine", Workspace())
 
 
 def test_fresh_forgets_trials_and_lays_their_folder_aside(store, tmp_path, isolated_workspace):
     definition = read(tmp_path)
-    fresh(definition, Workspace())  # nothing yet
+    forget("mine", Workspace())  # nothing yet
     store.create(definition).enqueue_trial({})
     folder = isolated_workspace / "studies" / "mine"
     folder.mkdir(parents=True)
     (folder / "report.html").write_text("old")
-    fresh(definition, Workspace())
+    forget("mine", Workspace())
     assert not folder.exists()
     assert [path.read_text() for path in folder.parent.glob("mine.*.before/report.html")] == ["old"]
     assert store.create(definition).get_trials() == []
@@ -192,15 +190,15 @@ def test_several_workers_put_no_trial_into_the_queue_twice(store, tmp_path):
     study, barrier, failed = store.create(definition), threading.Barrier(4), []
 
     def top_up():
-        leases = Leases(store.storage.engine, "mine")
-        own = optuna.load_study(study_name="mine", storage=store.storage)
+        leases = Leases(store.engine, "mine")
+        own = optuna.load_study(study_name="mine", storage=store)
         barrier.wait()
         try:
             store.top_up(own, definition, leases)
         except BaseException as error:
             failed.append(error)
         finally:
-            store.storage.remove_session()
+            store.remove_session()
 
     threads = [threading.Thread(target=top_up) for _ in range(4)]
     for thread in threads:
@@ -217,7 +215,7 @@ def test_what_a_worker_that_died_had_not_put_into_the_queue_is_put_there(store, 
     study = store.create(definition)
     with monkeypatch.context() as patch:
         patch.setattr(Owner, "this_process", lambda owner=DEAD: owner)
-        assert Leases(store.storage.engine, "mine").claim(TOP_UP)
+        assert Leases(store.engine, "mine").claim(TOP_UP)
     study.enqueue_trial(definition.as_given())
     store.top_up(study, definition, leases)
     assert [trial.system_attrs["fixed_params"] for trial in study.get_trials()] == [{"model.lr": 1e-3}, {}, {}, {}]
@@ -318,13 +316,14 @@ def test_a_storage_that_goes_away_is_said_with_what_to_do(store, tmp_path, isola
         stack.enter_context(pytest.raises(StorageError, match=told))
         opened = stack.enter_context(StudyStore.session(Workspace()))
         (isolated_workspace / "optuna.db").write_text("overwritten\n" * 999)
-        opened.storage.engine.dispose()
+        opened.engine.dispose()
         opened.find("mine")
 
 
 def test_a_storage_that_goes_away_takes_no_password_along(store, monkeypatch):
     url = "postgresql://runner:hunter2hunter2@host/studies"
-    monkeypatch.setattr(StudyStore, "open", lambda _workspace: StudyStore(url, store.storage))
+    monkeypatch.setattr(store, "url", url)
+    monkeypatch.setattr(StudyStore, "open", lambda _workspace: store)
     with pytest.raises(StorageError) as caught, StudyStore.session(Workspace()):
         raise sqlalchemy.exc.OperationalError(f"SELECT 1 -- {url}", {}, Exception(f"no route to {url}\nmore"))
     assert "no route to postgresql://runner:**********@host/studies" in str(caught.value)

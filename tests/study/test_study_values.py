@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.study.attempts import Point, bounds, logged_by, objectives, union
 from runner.study.config import StudyConfig
+from runner.study.summary import Point, bounds, logged_by, objectives, union
 from runner.system.errors import UsageError
 
 NAME = "eval/return"

@@ -9,20 +9,22 @@ from optuna.trial import TrialState
 from studies import AIMS, read, study_text
 
 from runner.recipe.loader import load
-from runner.study.attempts import (
+from runner.study.report import NO_VALUES, recipe_text, write_report
+from runner.study.store import Lease
+from runner.study.summary import (
     ATTEMPTS,
     CAUSE,
     DISTURBED,
+    FEWEST,
+    FEWEST_DECIDE,
     NEIGHBOURS,
     OVERHEAD,
     REASON,
     RECIPE,
     VALUES,
     VERDICT,
+    summarise,
 )
-from runner.study.leases import Lease
-from runner.study.report import NO_VALUES, recipe_text, write_report
-from runner.study.summary import FEWEST, FEWEST_DECIDE, summarise
 from runner.study.worker import FEASIBLE
 from runner.system.plots import NO_PLOTS
 
@@ -231,7 +233,7 @@ def test_trials_beyond_a_budget_that_was_lowered_count_if_they_were_begun(begun,
     assert [row.number for row in found.rows] == [0, 1, 2]
     assert [row.number for row in found.best] == [2]
     assert found.seconds_left == 0
-    assert recipe_text(study, found, 2).startswith("# Trial 2 of study mine: eval/return 3.\n")
+    assert recipe_text(found, 2).startswith("# Trial 2 of study mine: eval/return 3.\n")
 
 
 def test_the_data_is_one_json_object(begun):
@@ -250,7 +252,7 @@ def test_the_report_of_a_study_is_a_folder_with_the_best_recipes(begun, tmp_path
         made.add(values, kept={RECIPE: made.definition.recipe.values()})
     (folder / "best").mkdir(parents=True)
     (folder / "best" / "trial-0007.yaml").write_text("of an earlier report")
-    files = write_report(made.study, summarise(made.study), folder)
+    files = write_report(summarise(made.study), folder)
     assert [path.relative_to(folder).as_posix() for path in files] == [
         *("report.html", "progress.png", "front.png", "best/trial-0001.yaml", "best/trial-0000.yaml"),
     ]
@@ -262,7 +264,7 @@ def test_the_report_of_a_study_is_a_folder_with_the_best_recipes(begun, tmp_path
 def test_a_study_without_values_says_so_instead_of_pictures(begun, tmp_path):
     made = begun()
     made.add(state=FAIL, cause="failed", reason="ValueError: planted")
-    (report,) = write_report(made.study, summarise(made.study), tmp_path / "report")
+    (report,) = write_report(summarise(made.study), tmp_path / "report")
     text = report.read_text()
     assert NO_VALUES in text
     assert NO_PLOTS.partition(":")[2] not in text
