@@ -3,6 +3,7 @@ import os
 import shutil
 import socket
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def is_local(host: str) -> bool:
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``torch.compile`` traces is run by eager kernels: compiling C++ takes most of a minute, and others do."""
+    import torch
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 
 @pytest.fixture(scope="session")

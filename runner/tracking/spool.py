@@ -67,7 +67,8 @@ class Spool:
         """Asks the disk to keep all that has been appended, what it has refused too; whether it does."""
         with self._lock:
             self._write_held(len(self.held))
-        return self._keep() and not self.held
+            refused = bool(self.held)  # asked here, because a line that another thread is writing is held, too
+        return self._keep() and not refused
 
     def close(self) -> bool:
         """Syncs and closes the file; whether the disk has all that has been appended."""

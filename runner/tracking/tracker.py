@@ -154,7 +154,8 @@ class Tracker(Recorder):
         self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
         self._store, self._folder, self._warned = store, folder, False
         self._shipper = Shipper(store, self.run_id, folder.spool)
-        self.spool.append(status="RUNNING")
+        if cursor is not None:  # a run that MLflow has just made is running
+            self.spool.append(status="RUNNING")
         if not cursor:
             self.spool.append(params=params_of(recipe.values()))
             tags = {**_page(), **tags}

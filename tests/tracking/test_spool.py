@@ -205,3 +205,30 @@ def test_what_a_run_says_of_itself_is_whole(tmp_path, caplog):
     assert (end.tags, end.status) == ({"a": "b"}, "KILLED")
     assert artifact.artifact == "recipe.yaml"
     assert caplog.text == ""
+
+
+def test_a_line_that_another_thread_is_writing_is_not_one_that_the_disk_refuses(tmp_path, monkeypatch):
+    spool = Spool(tmp_path / "spool.jsonl")
+    spool.append(step=1)
+    writing, going_on = threading.Event(), threading.Event()
+    write, fsync = os.write, os.fsync
+    other = threading.Thread(target=spool.append, kwargs={"step": 2})
+
+    def slow(file, line):
+        writing.set()
+        assert going_on.wait(10)
+        return write(file, line)
+
+    def meanwhile(file):
+        monkeypatch.setattr(os, "write", slow)
+        other.start()
+        assert writing.wait(10)
+        fsync(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", meanwhile)
+        assert spool.sync()
+    going_on.set()
+    other.join()
+    assert [record["step"] for record in records(spool.path)] == [1, 2]
+    assert spool.close()
