@@ -4,6 +4,8 @@ import shutil
 import socket
 import sqlite3
 from functools import partial
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,12 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 OF_THE_USER = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
 for name in [name for name in os.environ if name.startswith(("MLFLOW_", "RUNNER_")) or name in OF_THE_USER]:
     del os.environ[name]  # tests take nothing from the user's environment; also for fixtures that outlive a test
+
+# Before anything heavy: pydantic looks for the descriptions of settings in the source, which takes the longer the more
+# modules there are.
+import_module("runner.recipe.loader")
+for entry in entry_points(group="runner.plugins"):
+    import_module(entry.module)
 
 settings.register_profile("suite", deadline=None, max_examples=25, database=None)
 settings.load_profile("suite")

@@ -35,6 +35,7 @@ class Role:
         self.module, self.slots, self.settings = module, context.slots, context.optimizers[name]
         self.every = every
         """How many updates pass between two of its steps; what watches gradients waits as long."""
+        self.max_grad_norm = self.settings.max_grad_norm  # asking settings takes microseconds
 
     def parameters(self) -> list[Tensor]:
         """What is trained."""
@@ -46,9 +47,9 @@ class Role:
 
     def step(self) -> None:
         """Clips the gradients if the recipe says so, and steps the optimizer."""
-        if self.settings.max_grad_norm is not None:
+        if self.max_grad_norm is not None:
             self.slots.unscale(self.optimizer)
-            self.slots.clip(self.parameters(), self.settings.max_grad_norm)
+            self.slots.clip(self.parameters(), self.max_grad_norm)
         self.slots.optimizer_step(self.optimizer)
 
     @contextmanager

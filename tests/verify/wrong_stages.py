@@ -21,9 +21,9 @@ def stage(kind, promise=None):
             "contract": lambda self, setting: promise or Exact(),
             "implementation": lambda self: works,
         }
-        face = type(f"{works.__name__}Config", (StageConfig,), {
+        face = type(StageConfig)(f"{works.__name__}Config", (StageConfig,), {
             "__module__": works.__module__, "__doc__": works.__doc__, "kind": kind, "phase": 1, **methods,
-        })  # fmt: skip
+        }, use_attribute_docstrings=False)  # fmt: skip  # there are none, and to look for them takes long
         setattr(sys.modules[works.__module__], face.__name__, face)
         return works
 
