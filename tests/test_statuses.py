@@ -158,7 +158,9 @@ def test_drift_that_matters_is_refused_unless_it_is_allowed(tmp_path, isolated_w
     assert child.wait() == 2
     assert "packages.torch: 1.0 in the lock" in child.stderr
     assert "--allow-drift" in child.stderr
-    assert start(tmp_path, "resume", "--allow-drift").wait() == 0
+    child = start(tmp_path, "run", str(lock), "--resume", "--allow-drift")
+    assert child.wait() == 0
+    assert child.stderr.count("drift: packages.torch") == 1
 
 
 def test_a_finished_run_is_not_resumed_and_run_resume_begins_anew(tmp_path, isolated_workspace):

@@ -1,7 +1,8 @@
 """Times one update of recipes with the code of two checkouts, in turns.
 
 ``python experiments/unchanged/update.py OTHER_PYTHON``: the interpreter of a virtual environment in which the other
-checkout is installed. Each recipe lives in a process of its own for each checkout; blocks of updates take turns.
+checkout is installed. Each recipe lives in a process of its own for each checkout; blocks of updates take turns. Both
+begin anew several times, because where a process finds its memory moves its times by more than what is looked for.
 """
 
 import argparse
@@ -37,8 +38,7 @@ def work(recipe: str, sets: list[str]) -> None:
         step = Step(pipeline)
 
         def draw() -> object:
-            while (drawn := step.draw()) is None:
-                pass
+            drawn = step.next()
             step.count(drawn.batch)
             return drawn
 
@@ -70,10 +70,8 @@ def work(recipe: str, sets: list[str]) -> None:
         answers.flush()
 
 
-def compare(recipe: str, sets: tuple[str, ...], pythons: dict[str, str], rounds: int) -> dict[str, object]:
-    """Median milliseconds of both, and the median of their ratio (new over old) with its interval and the quartiles."""
-    from runner.compare.noninferiority import ratio  # which the old code has elsewhere
-
+def pair(recipe: str, sets: tuple[str, ...], pythons: dict[str, str], rounds: int) -> dict[str, float]:
+    """Median milliseconds of an update in one process of each checkout."""
     children = {
         name: subprocess.Popen(
             [python, "-P", str(Path(__file__).resolve()), "--work", recipe, *COMMON, *sets],
@@ -97,16 +95,25 @@ def compare(recipe: str, sets: tuple[str, ...], pythons: dict[str, str], rounds:
     taken = {name: [] for name in children}
     for turn in range(rounds):
         for name in list(children)[:: 1 if turn % 2 else -1]:
-            taken[name].append(seconds(name, count))
+            taken[name].append(1e3 * seconds(name, count))
     for child in children.values():
         child.stdin.close()
         child.wait()
-    ratios = sorted(new / old for old, new in zip(taken["old"], taken["new"], strict=True))
-    found = ratio(taken["new"], taken["old"])
+    return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def compare(recipe: str, sets: tuple[str, ...], pythons: dict[str, str], pairs: int, rounds: int) -> dict[str, object]:
+    """Milliseconds of both, and the ratio (new over old) with its interval over the pairs of processes."""
+    from runner.compare.noninferiority import ratio  # which the old code has elsewhere
+
+    found = [pair(recipe, sets, pythons, rounds) for _ in range(pairs)]
+    old, new = ([each[name] for each in found] for name in ("old", "new"))
+    speed = ratio(new, old)
     return {
-        **{f"{name}_ms": round(1e3 * statistics.median(each), 3) for name, each in taken.items()},
-        "new_over_old": [round(value, 4) for value in (found.value, found.low, found.high)],
-        "quartiles": [round(ratios[len(ratios) // 4], 4), round(ratios[3 * len(ratios) // 4], 4)],
+        "old_ms": round(statistics.median(old), 3),
+        "new_ms": round(statistics.median(new), 3),
+        "new_over_old": [round(value, 4) for value in (speed.value, speed.low, speed.high)],
+        "pairs": [round(own / other, 4) for other, own in zip(old, new, strict=True)],
     }
 
 
@@ -117,11 +124,12 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser()
     parser.add_argument("other", help="the interpreter of the other checkout")
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=8, help="of processes, for each case")
+    parser.add_argument("--rounds", type=int, default=16, help="in each pair")
     options = parser.parse_args()
     for name, sets in CASES.items():
         pythons = {"old": options.other, "new": sys.executable}
-        found = compare(name.partition(",")[0], sets, pythons, options.rounds)
+        found = compare(name.partition(",")[0], sets, pythons, options.pairs, options.rounds)
         print(f"{name:24} {json.dumps(found)}", flush=True)
 
 

@@ -32,8 +32,9 @@ class AgentsRole:
 
     def zero_grad(self, agents: slice = ALL) -> None:
         """Forgets the gradients of these agents."""
-        for optimizer in self.optimizers[agents]:
-            optimizer.zero_grad()
+        for parameters in self.parameters[agents]:
+            for parameter in parameters:
+                parameter.grad = None
 
     def clip(self, slots: Slots, agents: slice = ALL) -> None:
         """Clips every agent's gradient norm, if there is a bound."""

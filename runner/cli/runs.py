@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
     from runner.cli.progress import ProgressDisplay
     from runner.plugin.registry import Registry
+    from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
     from runner.tracking import RunFolder
     from runner.train.run import RunResult
 
 GoOn = Annotated[bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")]
-Drift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed since.")]
+AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed.")]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
 Run = Annotated[str, Argument(metavar="[RUN]", help="Name, digits or MLflow id, a beginning of these, or 'latest'.")]
 Sent = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="By default all that have something to send.")]
@@ -30,7 +31,7 @@ Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken 
 
 def run(
     recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
-    allow_drift: Drift = False, download: Download = False, quiet: Quiet = False, as_json: AsJson = False,
+    allow_drift: AllowDrift = False, download: Download = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -47,8 +48,9 @@ def run(
     from runner.recipe.loader import find, is_lock, load, secret_assignments
 
     registry, given, path = registry_of(plugin), sets or [], find(recipe)
+    changes: list[Drift] = []
     if is_lock(path):
-        loaded, _ = _load_lock(path, given, registry, f"runner run {recipe}")
+        loaded, changes = _load_lock(path, given, registry, f"runner run {recipe}")
     else:
         loaded = load(path, given, registry)
     if download:
@@ -60,6 +62,7 @@ def run(
             if record is not None and record.digest == loaded.digest and not folder.resumable:
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
                 resume(folder.name, allow_drift, given, plugin, quiet, as_json)
+    _say(changes)
 
     from runner.tracking import Workspace
     from runner.train.run import run as train
@@ -68,7 +71,7 @@ def run(
 
 
 def resume(
-    run: Run = "latest", allow_drift: Drift = False, sets: Sets = None, plugin: Plugins = None,
+    run: Run = "latest", allow_drift: AllowDrift = False, sets: Sets = None, plugin: Plugins = None,
     quiet: Quiet = False, as_json: AsJson = False,
 ) -> NoReturn:  # fmt: skip
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
@@ -92,7 +95,9 @@ def resume(
     if reason := folder.resumable:
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
-    recipe, drifted = _load_lock(lock, sets or (), registry, f"runner resume {folder.name}")
+    recipe, changes = _load_lock(lock, sets or (), registry, f"runner resume {folder.name}")
+    _say(changes)
+    drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:
         raise UsageError(
             f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
@@ -193,8 +198,8 @@ def _folders() -> "list[RunFolder]":
     return folders(here.runs)
 
 
-def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command: str) -> "tuple[Recipe, list[str]]":
-    """The recipe of a lock, and what has changed since that matters; says all that has.
+def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command: str) -> "tuple[Recipe, list[Drift]]":
+    """The recipe of a lock, and what has changed since.
 
     Plugin files that the lock needs and the command line lacks are a UsageError, with the command that has them.
     """
@@ -206,10 +211,12 @@ def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command:
         names, whole = ", ".join(path.name for path in missing), registry.command(command, missing)
         raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
     recipe = load(lock, sets, registry)
-    changes = drift(lock, recipe, registry)
+    return recipe, drift(lock, recipe, registry)
+
+
+def _say(changes: "Sequence[Drift]") -> None:
     for change in changes:
         say(f"drift: {change}")
-    return recipe, [str(change) for change in changes if change.matters]
 
 
 def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]") -> NoReturn:

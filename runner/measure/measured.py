@@ -106,8 +106,7 @@ class Measured:
         """Fresh batches and noise; copies, because a stage may write the next batch in the place of the last."""
         pool = []
         for _ in range(size):
-            while (drawn := self.step.draw()) is None:
-                pass
+            drawn = self.step.next()
             pool.append(map_tensors(lambda tensor: tensor.clone(), drawn))
             self.step.count(drawn.batch)
         self.activities.wait()

@@ -44,6 +44,23 @@ class Display(Protocol):
         """Shows progress and the newest value of every metric."""
 
 
+class Nowhere:
+    """Keeps nothing of what a training logs, and shows nothing."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Forgets the metrics."""
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows nothing."""
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+    def mark(self) -> int:
+        """Nothing is resumed."""
+        return 0
+
+
 class Loop:
     """One training; ``step`` in what it logs is ``progress.done``, in the recipe's unit."""
 

@@ -28,7 +28,7 @@ from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import find
 from runner.train import checkpoint as saved
 from runner.train.assemble import Assembly, StageReport, assemble
-from runner.train.loop import Display, Loop
+from runner.train.loop import Display, Loop, Nowhere
 from runner.train.signals import Stop, stop_on_signals
 
 PathLike = str | Path
@@ -67,10 +67,6 @@ class RunResult:
         return data
 
 
-class _Silent:
-    def advance(self, step: int, metrics: dict[str, float]) -> None: ...
-
-
 def train(
     recipe: PathLike,
     set: Mapping[str, Any] | None = None,  # noqa: A002
@@ -92,7 +88,7 @@ def train(
         RunnerError: the recipe is wrong, or the training failed.
     """
     registry = Registry([Path(path) for path in plugins])
-    return run(load(recipe, _assignments(set), registry), registry, Workspace(), _Silent())
+    return run(load(recipe, _assignments(set), registry), registry, Workspace(), Nowhere())
 
 
 def load_model(

@@ -71,6 +71,12 @@ class Step:
             return None
         return Drawn(batch, self.learner.noise(batch, self.noise))
 
+    def next(self) -> Drawn:
+        """What the next update needs; draws until the source has something to learn from."""
+        while (drawn := self.draw()) is None:
+            pass
+        return drawn
+
     def count(self, batch: Batch | None) -> None:
         """Says that a batch which was drawn is done with."""
         self.progress.advance(self.source.counts(batch))

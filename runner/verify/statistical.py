@@ -21,7 +21,7 @@ from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, evaluated
+from runner.train.loop import Loop, Nowhere, evaluated
 from runner.train.signals import Stop
 
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
@@ -110,23 +110,6 @@ def statistical(
     if not len(test):
         return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
     return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})
-
-
-class Nowhere:
-    """Keeps nothing of what a training logs, and shows nothing."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Forgets the metrics."""
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows nothing."""
-
-    def sync(self) -> None:
-        """Nothing is written."""
-
-    def mark(self) -> int:
-        """Nothing is resumed."""
-        return 0
 
 
 def main(parent: Parent) -> None:

@@ -73,7 +73,7 @@ def recorded(recipe: Recipe, registry: Registry, updates: int) -> list[Recorded]
     found: list[Recorded] = []
     with _baseline(recipe, registry) as step:
         for _ in range(updates):
-            drawn = _drawn(step)
+            drawn = step.next()
             found.append(clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict())))
             step(drawn)
     return found
@@ -99,7 +99,7 @@ def recorded_inputs(recipe: Recipe, registry: Registry, sizes: Sequence[int] = (
     found = []
     for size in sizes:
         with _baseline(recipe, registry, size) as step:
-            found.append(clones(step.learner.inputs(_drawn(step).batch)))
+            found.append(clones(step.learner.inputs(step.next().batch)))
     return found
 
 
@@ -115,12 +115,6 @@ def _baseline(recipe: Recipe, registry: Registry, batch_size: int | None = None)
     with generators.Globals().apart():
         generators.seed(recipe.seed)
         yield Step(assemble(recipe_with(recipe, registry, ()), registry.files, batch_size=batch_size))
-
-
-def _drawn(step: Step) -> Drawn:
-    while (drawn := step.draw()) is None:
-        pass
-    return drawn
 
 
 class _Training:

@@ -10,9 +10,8 @@ from runner.recipe.document import RecipeError
 from runner.system.errors import DivergedError, UsageError
 from runner.train import checkpoint
 from runner.train.assemble import assemble
-from runner.train.loop import Loop
+from runner.train.loop import Loop, Nowhere
 from runner.train.signals import Stop
-from runner.verify.statistical import Nowhere
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))
