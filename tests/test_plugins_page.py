@@ -14,7 +14,11 @@ from runner.plugin.registry import Registry
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "plugins.md"
-ELSEWHERE = [path.read_text() for path in [*DOCS.glob("example_*/**/*.*"), *DOCS.glob("example_*.*")] if path.is_file()]
+ELSEWHERE = [
+    path.read_text()
+    for path in [*DOCS.glob("example_*/**/*.*"), *DOCS.glob("example_*.*")]
+    if path.is_file() and path.suffix != ".pyc"
+]
 """The files of the examples, which have tests of their own."""
 
 

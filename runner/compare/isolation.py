@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.source import Ring
-from runner.system import generators, tree
+from runner.system import generators, settings, tree
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 
@@ -92,8 +92,10 @@ class Isolation:
         self._given: dict[int, _Given] = {}  # in this update, by parameter and by gradient
         self.events: Frame | None = None  # what slots return, with which the next frame begins, if anybody asks for it
         self._visits: Counter[str] = Counter()
+        self._returned: list[tuple[str, Tensor, Tensor]] = []  # by the last step: the tensors, and copies of them
+        self.overwritten: dict[str, int] = {}  # outputs that did not outlive the next step, with the step they were of
         with self._own.apart(), self._failing() if float64 else nullcontext():
-            generators.inductor().fallback_random = True  # compiled code draws what eager code draws
+            settings.inductor().fallback_random = True  # compiled code draws what eager code draws
             generators.seed(seed)
             if float64:
                 torch.set_default_dtype(torch.float64)
@@ -125,6 +127,7 @@ class Isolation:
                 register_optimizer_step_post_hook(self._after_optimizer),
             ):
                 output = self.subject.step(batch)
+            self._look_back(output)
             observed, self.events = self.events or {}, None
             frame = self._frame(STEP, 0, output)
             for location, gradient in frame.items():
@@ -136,6 +139,11 @@ class Isolation:
                     else:
                         del self.untrained[location.name]
             return observed | frame
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Those of torch as the subject has left them."""
+        return self._own.settings
 
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
         """Gives the subject another state, and new seeds if told."""
@@ -161,6 +169,14 @@ class Isolation:
             raise
         except Exception as error:
             raise StepError(self, error) from error
+
+    def _look_back(self, output: Any) -> None:
+        """Looks whether what the step before has returned is still what it was."""
+        for name, tensor, kept in self._returned:
+            if not torch.allclose(tensor.detach(), kept, rtol=0.0, atol=0.0, equal_nan=True):
+                self.overwritten.setdefault(name, self.updates - 1)
+        returned = ((path or "output", value) for path, value in leaves(output) if isinstance(value, Tensor))
+        self._returned = [(path, tensor, tensor.detach().clone()) for path, tensor in returned]
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import runner
 
@@ -168,6 +168,7 @@ def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     The former are torch, numpy, environments, the distributions of the plugins in use (what is none, such as a file, is
     passed over) and all that they need; an extra is in use as far as its packages are installed.
     """
+    _installed.cache_clear()  # since the last time, something may have been installed
     others = {_normalised(provider) for provider in providers} - {_DISTRIBUTION}
     computing = {*_COMPUTES, *others}
     computing |= {name for other in others for name, extras in _needs(other) if extras - _DEVELOPMENT}
@@ -187,27 +188,36 @@ def _closure(roots: Iterable[str], without: Iterable[str]) -> dict[str, str]:
         if name not in seen:
             seen.add(name)
             queue += [need for need, extras in _needs(name) if not extras]
-            if (metadata := _metadata(name)) is not None:
-                found[name] = str(metadata.get("version", "unknown"))
+            if (installed := _installed(name)) is not None:
+                found[name] = installed.version
     return dict(sorted(found.items()))
 
 
 def _needs(name: str) -> list[tuple[str, set[str]]]:
     """The requirements of a distribution by normalised name, each with the extras that bring it."""
-    written = (_metadata(name) or {}).get("requires_dist", ())
+    installed = _installed(name)
+    written = installed.needs if installed else ()
     names = [_normalised(re.split(r"[^A-Za-z0-9._-]", each, maxsplit=1)[0]) for each in written]
     extras = [set(re.findall(r"""extra\s*==\s*["']([^"']+)["']""", each)) for each in written]
     return list(zip(names, extras, strict=True))
 
 
-def _metadata(name: str) -> dict[str, Any] | None:
+class _Installed(NamedTuple):
+    version: str = "unknown"
+    needs: tuple[str, ...] = ()  # as its metadata has them
+
+
+@cache
+def _installed(name: str) -> _Installed | None:
     """What the environment says of a distribution; None of one that is not installed, or of the name of a file."""
     try:
-        return distribution(name).metadata.json
+        metadata = distribution(name).metadata
     except (PackageNotFoundError, ValueError):
         return None
     except FileNotFoundError:  # what the backport of importlib.metadata, once imported, says of one without metadata
-        return {}
+        return _Installed()
+    version, *_ = metadata.get_all("Version") or ["unknown"]
+    return _Installed(version, tuple(metadata.get_all("Requires-Dist") or ()))
 
 
 def _normalised(name: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from runner.system import settings
 
 if TYPE_CHECKING:
     from runner.plugin.source import State
@@ -49,13 +50,11 @@ class Globals:
 
     def __init__(self) -> None:
         self.random = state_dict()
-        self.settings = [read() for read, _ in _SETTINGS]
+        self.settings = settings.read()
 
     def set(self) -> None:
         """Makes them so again."""
-        for (read, write), value in zip(_SETTINGS, self.settings, strict=True):
-            if read() != value and value is not None:
-                write(value)
+        settings.write(self.settings)
         load_state_dict(self.random)
 
     @contextmanager
@@ -68,33 +67,3 @@ class Globals:
         finally:
             vars(self).update(vars(Globals()))
             outside.set()
-
-
-def _matmul_precision() -> str | None:
-    """None where it was set by backend, which this older setting cannot tell."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
-
-
-def inductor() -> Any:
-    """The settings of ``torch.compile``'s backend, which the first optimizer imports anyway."""
-    from torch._inductor import config
-
-    return config
-
-
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    (_matmul_precision, torch.set_float32_matmul_precision),
-    *(
-        (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
-        for name in ("benchmark", "deterministic")
-    ),
-    (lambda: inductor().fallback_random, lambda value: setattr(inductor(), "fallback_random", value)),
-)
-"""How each is read and written."""

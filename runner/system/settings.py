@@ -1,0 +1,160 @@
+"""torch's settings for the whole process: how each is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import _C
+from torch.backends import cuda, mha
+
+
+class TorchSetting(NamedTuple):
+    """One of them."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+def read() -> dict[str, Any]:
+    """All of them by name; one that cannot be told is None."""
+    return {name: _told(setting.read) for name, setting in SETTINGS.items()}
+
+
+def write(values: Mapping[str, Any]) -> None:
+    """Makes them what ``read`` returned, in its order: what stands for several others comes before those."""
+    for name, value in values.items():
+        setting = SETTINGS[name]
+        if value is not None and _told(setting.read) != value:
+            setting.write(value)
+
+
+def inductor() -> Any:
+    """The settings of ``torch.compile``'s backend, which the first optimizer imports anyway."""
+    from torch._inductor import config
+
+    return config
+
+
+def _told(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError:  # an older setting, which cannot tell what newer ones of several backends say
+        return None
+
+
+def _attributes(path: str, *names: str) -> Iterator[tuple[str, TorchSetting]]:
+    owner = attrgetter(path)(torch)
+    for name in names:
+        yield f"torch.{path}.{name}", TorchSetting(partial(getattr, owner, name), partial(setattr, owner, name))
+
+
+def _float32(backend: str, operation: str) -> tuple[str, TorchSetting]:
+    """How float32 is computed: an operation's own setting, or where it has none that of its backend, or of all."""
+
+    def write(value: str) -> None:
+        _C._set_fp32_precision_setter(backend, operation, "none")  # what is inherited then may be right
+        if _C._get_fp32_precision_getter(backend, operation) != value:
+            _C._set_fp32_precision_setter(backend, operation, value)
+
+    return f"fp32_precision of {backend}, {operation}", TorchSetting(
+        partial(_C._get_fp32_precision_getter, backend, operation), write
+    )
+
+
+def _reduction(dtype: str) -> tuple[str, TorchSetting]:
+    name = f"allow_{dtype}_reduced_precision_reduction"
+    read = attrgetter(name, f"{name}_split_k")
+    return f"torch.backends.cuda.matmul.{name}", TorchSetting(
+        partial(read, cuda.matmul), partial(setattr, cuda.matmul, name)
+    )
+
+
+def _autocast(device: str) -> Iterator[tuple[str, TorchSetting]]:
+    for what, getter, setter in (
+        ("enabled", torch.is_autocast_enabled, torch.set_autocast_enabled),
+        ("dtype", torch.get_autocast_dtype, torch.set_autocast_dtype),
+    ):
+        yield f"autocast {what} on {device}", TorchSetting(partial(getter, device), partial(setter, device))
+
+
+def _flushes_denormals() -> bool:
+    return (torch.full((), 5e-324, dtype=torch.float64) * 1).item() == 0
+
+
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+SETTINGS: dict[str, TorchSetting] = {
+    "torch.get_default_dtype": TorchSetting(torch.get_default_dtype, torch.set_default_dtype),
+    "torch.get_default_device": TorchSetting(torch.get_default_device, _set_default_device),
+    "torch.get_num_threads": TorchSetting(torch.get_num_threads, torch.set_num_threads),
+    "torch.is_grad_enabled": TorchSetting(torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch.get_deterministic_debug_mode": TorchSetting(
+        torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    ),
+    "torch.utils.deterministic.fill_uninitialized_memory": TorchSetting(
+        _C._get_deterministic_fill_uninitialized_memory, _C._set_deterministic_fill_uninitialized_memory
+    ),
+    "torch.set_flush_denormal": TorchSetting(_flushes_denormals, torch.set_flush_denormal),
+    "torch.is_anomaly_enabled": TorchSetting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "torch.is_autocast_cache_enabled": TorchSetting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    **dict(_autocast("cpu")),
+    **dict(_autocast("cuda")),
+    # The older settings of precision write the newer ones below, so they come first.
+    "torch.get_float32_matmul_precision": TorchSetting(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    ),
+    **dict(_attributes("backends.cudnn", "enabled", "deterministic", "benchmark", "benchmark_limit", "allow_tf32")),
+    **dict(_attributes("backends.cudnn", "depthwise_kernel")),
+    **dict(_attributes("backends.mkldnn", "enabled", "deterministic", "allow_tf32")),
+    **dict(_attributes("backends.cuda.matmul", "allow_tf32", "allow_fp16_accumulation")),
+    **dict(_attributes("backends.miopen", "immediate")),
+    **dict(_attributes("backends.opt_einsum", "enabled", "strategy")),
+    **dict(_attributes("backends.quantized", "engine")),
+    **dict(map(_reduction, ("fp16", "bf16"))),
+    **dict(
+        _float32(backend, operation)
+        for backend, operations in (
+            ("generic", ("all",)),
+            ("cuda", ("all", "matmul", "conv", "rnn")),
+            ("mkldnn", ("all", "matmul", "conv", "rnn")),
+        )
+        for operation in operations
+    ),
+    "torch.backends.cpu: reduced precision in fp16": TorchSetting(
+        _C._get_cpu_allow_fp16_reduced_precision_reduction,  # type: ignore[attr-defined]
+        _C._set_cpu_allow_fp16_reduced_precision_reduction,  # type: ignore[attr-defined]
+    ),
+    "torch.backends.cuda.flash_sdp_enabled": TorchSetting(cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    "torch.backends.cuda.mem_efficient_sdp_enabled": TorchSetting(
+        cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp
+    ),
+    "torch.backends.cuda.math_sdp_enabled": TorchSetting(cuda.math_sdp_enabled, cuda.enable_math_sdp),
+    "torch.backends.cuda.cudnn_sdp_enabled": TorchSetting(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed": TorchSetting(
+        cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp
+    ),
+    "attention kernel of other backends": TorchSetting(_C._get_overrideable_sdp_enabled, _C._set_sdp_use_overrideable),
+    "attention kernel fa3": TorchSetting(_C._get_fa3_sdp_enabled, _C._set_sdp_use_fa3),
+    "priority of attention kernels": TorchSetting(_C._get_sdp_priority_order, _C._set_sdp_priority_order),
+    "torch.backends.cuda.preferred_linalg_library": TorchSetting(
+        cuda.preferred_linalg_library, cuda.preferred_linalg_library
+    ),
+    "torch.backends.cuda.preferred_blas_library": TorchSetting(
+        cuda.preferred_blas_library, cuda.preferred_blas_library
+    ),
+    "torch.backends.cuda.preferred_rocm_fa_library": TorchSetting(
+        cuda.preferred_rocm_fa_library, cuda.preferred_rocm_fa_library
+    ),
+    "torch.backends.mha.get_fastpath_enabled": TorchSetting(mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+    "torch.backends.nnpack": TorchSetting(_C._get_nnpack_enabled, _C._set_nnpack_enabled),
+    "torch._inductor.config.fallback_random": TorchSetting(
+        lambda: inductor().fallback_random, lambda value: setattr(inductor(), "fallback_random", value)
+    ),
+}
+"""By the name that evidence calls them by."""
