@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from runner.compare.close import algebra, close
-from runner.compare.difference import Difference, comparable, digest, locate, newly_untrained, not_same_bits, shared
-from runner.compare.isolation import Location, StepError, Trajectory, Update, saved
+from runner.compare.difference import Difference, comparable, locate, newly_untrained, not_same_bits, shared
+from runner.compare.fingerprints import WHOLE_PROCESS, beside, objections, parting, played, reaching
+from runner.compare.isolation import StepError, Trajectory, Update, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.contract import Close, Exact
@@ -20,14 +21,14 @@ CONTRACT = "Health"
 FRESH = "parameters that change between steps take effect"
 STALE = "with the same batch again and other parameters, "
 _SHOWN = 3
-Prints = list[dict[Location, bytes]]  # fingerprints of all that can be seen before the first update and after each
 
 
 def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
     """Judges a change of a training step; in a test, ``assert`` what comes back.
 
     It passes if the change keeps its contract (``exact``, ``close``), if gradients reach every parameter that they
-    reach in the baseline (``health``), and if parameters that change between steps take effect in the next (``fresh``).
+    reach in the baseline (``health``), if parameters that change between steps take effect in the next (``fresh``), if
+    what a step returns outlives the next one, and if every part of the baseline's state has its counterpart.
 
     Args:
         baseline: makes what to compare with.
@@ -50,8 +51,9 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         kept = replace(kept, summary=STALE + kept.summary)
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
     reached = health(changed, batches, baseline, seed) if without is None else _gradients(without, len(batches))
-    outcome = worst([kept.outcome, reached.outcome])
-    summaries = dict.fromkeys(verdict.summary for verdict in (kept, reached) if verdict.outcome is outcome)
+    verdicts = [kept, reached, *objections(kept.evidence, type(contract).__name__)]
+    outcome = worst(verdict.outcome for verdict in verdicts)
+    summaries = dict.fromkeys(verdict.summary for verdict in verdicts if verdict.outcome is outcome)
     if outcome is Outcome.PASS:
         summaries[FRESH] = None
     evidence = {
@@ -64,49 +66,33 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
 def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
     """Compares outputs, gradients and state by bits, after every update.
 
-    The baseline is compared with itself first: where it does not repeat itself, nothing can be said. One subject exists
-    at a time, two if a difference has to be located. Arguments and exceptions are those of ``verify``. The evidence
-    names the parameters that no gradient reaches, other than in the baseline: ``without_gradient``.
+    The baseline is taken twice, before the changed one is made and after: where it does not repeat itself, nothing can
+    be said, unless the change is the reason. One subject exists at a time, two if a difference has to be located.
+    Arguments and exceptions are those of ``verify``; the evidence has what ``fingerprints.beside`` tells.
     """
     trajectory = Trajectory(batches, seed)
     try:
-        first, parts, excused = _fingerprints(trajectory, baseline)
-        again, *_ = _fingerprints(trajectory, baseline)
-        update = _parting(first, again, parts)
-        if update is not None:
-            return _unstable(update, locate(trajectory, baseline, baseline, update, not_same_bits))
-        prints, changed_parts, untrained = _fingerprints(trajectory, changed)
-        names = shared(parts, changed_parts)
-        update = _parting(first, prints, names)
-        found = None if update is None else locate(trajectory, baseline, changed, update, not_same_bits)
+        first, own = played(trajectory, baseline)
+        prints, theirs = played(trajectory, changed)
+        again, _ = played(trajectory, baseline)
+        if parted := parting(first, again, own.parts):
+            reached = reaching(first, again, lambda: played(trajectory, baseline)[0], own.parts)
+            if reached is not None:
+                return Verdict(Outcome.FAIL, "Exact", reached, {"update": parted[0], WHOLE_PROCESS: True})
+            return _unstable(parted[0], locate(trajectory, baseline, baseline, parted[0], not_same_bits))
+        names = shared(own.parts, theirs.parts)
+        parted = parting(first, prints, names)
+        found = locate(trajectory, baseline, changed, parted[0], not_same_bits) if parted else None
     except StepError as error:
         return error.verdict("Exact", baseline)
     count = len(list(comparable(first[-1], prints[-1], names)))
-    evidence = {
-        "updates": len(batches), "tensors": count, "not_compared": sorted({*parts, *changed_parts} - {*names}),
-        "without_gradient": newly_untrained(excused, untrained),
-    }  # fmt: skip
-    if update is None:
+    evidence = {"updates": len(batches), "tensors": count} | beside(own, theirs)
+    if parted is None:
         summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
         return Verdict(Outcome.PASS, "Exact", f"{summary} after each of {len(batches)} updates", evidence)
     if found is None:
-        return _unstable(update, None)
+        return _unstable(parted[0], None)
     return Verdict(Outcome.FAIL, "Exact", f"not the same bits: {found}", evidence | {"difference": found.data()})
-
-
-def _fingerprints(trajectory: Trajectory, build: Build) -> tuple[Prints, list[str], dict[str, str]]:
-    """What is left to know of a subject that is gone; with the parts of its state, and parameters without gradient."""
-    isolation = trajectory.isolated(build)
-    prints = [{location: digest(value) for location, value in frame.items()} for frame in trajectory.frames(isolation)]
-    return prints, list(isolation.subject.state), isolation.untrained
-
-
-def _parting(one: Prints, other: Prints, states: Sequence[str]) -> int | None:
-    """The first update after which not all is the same."""
-    for update, (mine, theirs) in enumerate(zip(one, other, strict=True)):
-        if any(mine[location] != theirs.get(location) for location in comparable(mine, theirs, states)):
-            return update
-    return None
 
 
 def _unstable(update: int, found: Difference | None) -> Verdict:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.isolation import StepError
 from runner.plugin.contract import Contract, Statistical
 from runner.plugin.registry import Registry
@@ -137,6 +138,8 @@ class Gate:
         self.recipe, self.registry, self.options = recipe, registry, options
         self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
+        self._spoilt: tuple[str, ...] = ()
+        """The stages that have changed something for the whole process, after which nothing can be compared in it."""
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
 
@@ -145,11 +148,16 @@ class Gate:
         return self._verdict(tuple(stages))
 
     def _judged(self, stages: tuple[str, ...]) -> Verdict:
+        if self._spoilt:
+            summary = f"{' + '.join(self._spoilt)} has changed something for the whole process: verify it by itself"
+            return Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
         try:
             verdict = self._judge(stages)
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
+        if WHOLE_PROCESS in verdict.evidence.get("contract", verdict.evidence):
+            self._spoilt = stages
         if self._is_idle(stages) and verdict.outcome is not Outcome.FAIL:
             summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in self.idle(stages).items())
             return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)

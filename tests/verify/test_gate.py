@@ -9,6 +9,7 @@ from running import RECIPES, TINY_UAV, tiny
 from runner.api import Close, Exact, Statistical
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.plugins.marl.roles import AgentsRole
 from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.system.errors import ExitCode, UsageError
 from runner.verify.gate import Gate, Options, StageVerdict, Verification, quick, verify_recipe, weakest
@@ -108,6 +109,54 @@ def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeyp
     verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "fused_optimizer changes what batches are drawn" in verdict.summary
+
+
+SPREADING = """
+from runner.api import {contract}, Stage, StageConfig
+from runner.plugins.marl.roles import AgentsRole
+
+class SpreadingConfig(StageConfig):
+    "Steps optimizers twice, whoever asks, and says that it is the same."
+    kind = "spreading"
+    phase = 1
+    wraps = frozenset({{"backward"}})
+
+    def contract(self, setting):
+        return {contract}()
+
+    def implementation(self):
+        return Spreading
+
+class Spreading(Stage):
+    def attach(self, pipeline):
+        pipeline.slots.wrap("backward", lambda step: lambda loss: step(loss))
+        step = AgentsRole.step
+
+        def twice(role, *args):
+            step(role, *args)
+            step(role, *args)
+
+        AgentsRole.step = twice
+"""
+
+
+@pytest.mark.parametrize("contract", ["Exact", "Close"])
+def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_it(contract, tmp_path, monkeypatch):
+    monkeypatch.setattr(AgentsRole, "step", AgentsRole.step)
+    plugin = tmp_path / "spreading.py"
+    plugin.write_text(SPREADING.format(contract=contract))
+    registry = Registry([plugin])
+    recipe = tiny("marl_phase1", "optimization.spreading=on", registry=registry)
+    report = verify_recipe(recipe, registry, Options(updates=4), lambda _: None)
+    found = {row.name: row for row in report.rows}
+    order = [*found]
+    assert found["spreading"].verdict is Outcome.FAIL
+    assert "the change reaches the baseline, too: update 1, slot 'step'" in found["spreading"].summary
+    later = order[order.index("spreading") + 1 :]
+    assert "all" in later
+    for name in later:
+        assert found[name].verdict is Outcome.INCONCLUSIVE
+        assert "spreading has changed something for the whole process" in found[name].summary
 
 
 def test_what_several_stages_promise_is_what_the_weakest_does():

@@ -1,0 +1,92 @@
+"""What is left to know of a subject that is gone, and what it says beside the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from runner.compare.difference import comparable, digest, newly_untrained, shared
+from runner.compare.isolation import Frame, Isolation, Location, Trajectory
+from runner.compare.subject import Build
+from runner.compare.verdict import Outcome, Verdict
+
+WHOLE_PROCESS = "whole_process"  # under this name, evidence says that nothing else can be compared in this process
+Prints = list[dict[Location, bytes]]  # of all that can be seen before the first update and after each
+
+
+class Remains(NamedTuple):
+    """What a subject has besides what can be seen of it."""
+
+    parts: list[str]  # of its state
+    untrained: Mapping[str, str]  # parameters that no gradient has reached, with what they receive
+    overwritten: Mapping[str, int]  # outputs that did not outlive the next update, with the update they were of
+    settings: Mapping[str, Any]  # of torch, as it has left them
+
+    @classmethod
+    def of(cls, isolation: Isolation) -> Remains:
+        """Those of a subject."""
+        return cls(list(isolation.subject.state), isolation.untrained, isolation.overwritten, isolation.settings)
+
+
+def fingerprints(frames: Iterable[Frame]) -> Prints:
+    """One for every value of every frame."""
+    return [{location: digest(value) for location, value in frame.items()} for frame in frames]
+
+
+def played(trajectory: Trajectory, build: Build) -> tuple[Prints, Remains]:
+    """A subject's fingerprints along a trajectory, and what else there was to it."""
+    isolation = trajectory.isolated(build)
+    return fingerprints(trajectory.frames(isolation)), Remains.of(isolation)
+
+
+def parting(one: Prints, other: Prints, states: Iterable[str]) -> tuple[int, Location] | None:
+    """The first update after which not all is the same, with these parts of the state, and where."""
+    names = list(states)
+    for update, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+        for location in comparable(mine, theirs, names):
+            if mine[location] != theirs.get(location):
+                return update, location
+    return None
+
+
+def reaching(before: Prints, after: Prints, again: Callable[[], Prints], states: Iterable[str]) -> str | None:
+    """Why a change that was made in between is not kept to itself; None if it is, as far as can be seen.
+
+    All three are the baseline's; one that is not the same twice after the change either says nothing.
+    """
+    names = list(states)
+    found = parting(before, after, names)
+    if found is None or parting(after, again(), names) is not None:
+        return None
+    update, location = found
+    when = f"update {update}, slot '{location.slot}'" if update else "before the first update"
+    return (
+        f"the change reaches the baseline, too: {when}: '{location}' of the baseline is not what it was before the "
+        "change was made; it changes something for the whole process (a function, a class, a global)"
+    )
+
+
+def beside(baseline: Remains, changed: Remains) -> dict[str, Any]:
+    """Evidence: parts and gradients that only one of them has, outputs that are overwritten, settings that differ."""
+    names = shared(baseline.parts, changed.parts)
+    pairs = {name: (value, changed.settings[name]) for name, value in baseline.settings.items()}
+    return {
+        "not_compared": sorted({*baseline.parts, *changed.parts} - {*names}),
+        "missing": [name for name in baseline.parts if name not in names],
+        "without_gradient": newly_untrained(baseline.untrained, changed.untrained),
+        "overwritten": {name: at for name, at in changed.overwritten.items() if name not in baseline.overwritten},
+        "settings": {name: [repr(own), repr(other)] for name, (own, other) in pairs.items() if own != other},
+    }
+
+
+def objections(evidence: Mapping[str, Any], contract: str) -> list[Verdict]:
+    """What such evidence says against a change that computes the same numbers."""
+    found = []
+    for name, update in list(evidence.get("overwritten", {}).items())[:1]:
+        summary = f"update {update}, slot 'step': '{name}' is overwritten by the next update; return a copy"
+        found.append(Verdict(Outcome.FAIL, contract, summary))
+    if missing := evidence.get("missing"):
+        names = ", ".join(f"'{name}'" for name in missing)
+        summary = f"{names} of the baseline's state cannot be compared: the changed one has nothing of that name"
+        found.append(Verdict(Outcome.INCONCLUSIVE, contract, summary))
+    return found
