@@ -18,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("migrated_workspace")
 SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 STAGES = Registry().kinds("optimization")
 CHEAP = {name: ("optimization.compile=off",) for name in SHIPPED if name.endswith("phase3")}
-KILLS = 2
 IN_SAVE = ("checkpoint.tensors=torn@2", "checkpoint.state=kill@2", "checkpoint.synced=kill@2", "checkpoint.pruned=kill")
 OFTEN = ("train.log_every=12", "train.checkpoint_every=40")
 LONG = {
@@ -37,7 +36,7 @@ def long_enough(name):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
     command = arguments(name, *long_enough(name), *CHEAP.get(name, ()))
-    survives(tmp_path, command, isolated_workspace, KILLS, [IN_SAVE[SHIPPED.index(name) % len(IN_SAVE)]])
+    survives(tmp_path, command, isolated_workspace, 1, [IN_SAVE[SHIPPED.index(name) % len(IN_SAVE)]])
 
 
 @pytest.mark.parametrize("kind", STAGES)
@@ -45,8 +44,7 @@ def test_every_stage_survives_kills(kind, tmp_path, isolated_workspace):
     name = host_of(kind)
     length = ("train.env_steps=160", *OFTEN) if name == "marl_baseline" else long_enough(name)
     command = arguments(name, *length, *with_requirements(kind, name))
-    kills = 0 if kind == "compile" else 1  # beside the one in a save; every start compiles anew
-    survives(tmp_path, command, isolated_workspace, kills, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
+    survives(tmp_path, command, isolated_workspace, 0, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
 
 
 TOYS_SETS = {

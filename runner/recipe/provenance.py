@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, distribution
@@ -211,13 +212,12 @@ class _Installed(NamedTuple):
 def _installed(name: str) -> _Installed | None:
     """What the environment says of a distribution; None of one that is not installed, or of the name of a file."""
     try:
-        metadata = distribution(name).metadata
+        found = distribution(name)
     except (PackageNotFoundError, ValueError):
         return None
-    except FileNotFoundError:  # what the backport of importlib.metadata, once imported, says of one without metadata
-        return _Installed()
-    version, *_ = metadata.get_all("Version") or ["unknown"]
-    return _Installed(version, tuple(metadata.get_all("Requires-Dist") or ()))
+    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+    headers = HeaderParser().parsestr(text.partition("\n\n")[0])  # the rest, a description, takes longer than all else
+    return _Installed(headers.get("Version", "unknown"), tuple(headers.get_all("Requires-Dist") or ()))
 
 
 def _normalised(name: str) -> str:
