@@ -137,7 +137,7 @@ class NonInferiority:
     ``evidence()["allowed_deviation"]``; that a pair is normally distributed is assumed.
 
     Args:
-        margin: how much worse is still as good, in the metric's unit, or as a share of the baseline's value.
+        margin: how much worse is still as good, in the metric's unit, or as a share of the baseline's mean.
         most: the most pairs that will be used.
         relative: whether ``margin`` is a share, which wants a metric that stays away from zero.
         looks: after how many pairs to look, increasing; after 3, 4, 6, 8 and so on, unless told.
@@ -213,9 +213,9 @@ class NonInferiority:
 
     def _statistic(self) -> float:
         """The t statistic of how much better than "worse by the margin" the change is."""
-        above = [
-            self.sign * (new - old) + self.margin * (abs(old) if self.relative else 1.0) for old, new in self.pairs
-        ]
+        side = math.copysign(1.0, fmean(old for old, _ in self.pairs))  # the margin is a share of the mean's size
+        margins = [self.margin * (side * old if self.relative else 1.0) for old, _ in self.pairs]
+        above = [self.sign * (new - old) + more for (old, new), more in zip(self.pairs, margins, strict=True)]
         mean, error = fmean(above), stdev(above) / math.sqrt(len(above))
         if error == 0:
             return math.copysign(math.inf, mean) if mean else 0.0

@@ -166,3 +166,15 @@ def test_later_looks_ask_for_less_and_more_pairs_allow_more_noise():
     assert list(plan.bounds) == [4, 6, 8, 12, 16, 20]
     assert list(plan.bounds.values()) == sorted(plan.bounds.values(), reverse=True)
     assert plan.allowed_deviation > design((4, 6), 0.05, 0.8).allowed_deviation
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_relative_margin_is_a_share_of_the_mean_and_not_of_the_sizes(side):
+    baseline = [side * value for value in (11.0, -9.0)] * 10  # 1 or -1 in the mean, of size 10
+    lossy, harmless = (NonInferiority(0.05, most=20, relative=True, looks=[20]) for _ in range(2))
+    for value in baseline:
+        lossy.add(value, value - 0.4)  # 40 % of the mean, 4 % of the size
+        harmless.add(value, value + 0.6)
+    assert lossy.conclude() is not Outcome.PASS
+    assert lossy.evidence()["margin"] == pytest.approx(0.05)
+    assert harmless.conclude() is Outcome.PASS
