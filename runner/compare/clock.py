@@ -21,6 +21,7 @@ BLOCK_SECONDS = 0.1  # as many steps as take so long are a block: long against t
 WINDOW_SECONDS = 0.1
 STEADY = 0.95
 WARM_UP_SECONDS = 20.0
+STALLING = 1.1  # by this factor, the whole time and the median of the blocks are apart
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Timing:
 
     ratio: Ratio  # baseline / changed: above 1, the change is faster
     a_a: Ratio  # the baseline's even blocks against its odd ones: what the machine makes of no change at all
+    total: float  # the ratio of all the time that both took: a step that stalls now and then shows here alone
     baseline_ms: float  # of one step: the median over blocks
     changed_ms: float
     baseline_warm_up: WarmUp
@@ -98,8 +100,10 @@ class Timing:
         return effect(self.ratio, self.a_a)
 
     def __str__(self) -> str:
+        apart = not 1 / STALLING < self.total / self.ratio.value < STALLING
         return (
-            f"{self.effect}: {self.ratio}, {self.baseline_ms:.3g} ms -> {self.changed_ms:.3g} ms a step in "
+            f"{self.effect}: {self.ratio}, {f'but {self.total:.2f}x in all, for some stall, ' if apart else ''}"
+            f"{self.baseline_ms:.3g} ms -> {self.changed_ms:.3g} ms a step in "
             f"{self.ratio.rounds} rounds; A/A {self.a_a}; first step {self.baseline_warm_up.first_s:.3g} s -> "
             f"{self.changed_warm_up.first_s:.3g} s"
         )
@@ -130,7 +134,7 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
     baseline_ms, changed_ms = (1e3 * statistics.median(each.blocks) for each in (a, b))
     mine, theirs = (list(map(statistics.fmean, zip(it.blocks[::2], it.blocks[1::2], strict=True))) for it in (a, b))
     pair, a_a = ratio(mine, theirs), ratio(a.blocks[::2], a.blocks[1::2])
-    return Timing(pair, a_a, baseline_ms, changed_ms, a.warm_up, b.warm_up)
+    return Timing(pair, a_a, sum(a.blocks) / sum(b.blocks), baseline_ms, changed_ms, a.warm_up, b.warm_up)
 
 
 class _Runner:

@@ -1,3 +1,4 @@
+import itertools
 import sys
 import time
 from dataclasses import dataclass, field
@@ -75,6 +76,25 @@ def test_blocks_take_turns_and_a_machine_that_becomes_slower_favours_none(script
     assert timing.a_a.value == pytest.approx(1 / 1.01**3, rel=0.01)
     assert timing.effect is Effect.FASTER
     assert str(timing).startswith("faster: 2.0")
+
+
+def test_a_stall_now_and_then_shows_in_the_whole_time_alone(scripted, monkeypatch):
+    """The change takes 0.8 of the time, and once in 21 steps 10 seconds more."""
+    script = scripted([0.0])
+    monkeypatch.setattr(MODULE, "BLOCK_SECONDS", 1e-9)
+    steps = itertools.count(1)
+
+    def steady(_):
+        script.now += 1.0
+
+    def stalling(_):
+        script.now += 0.8 + (10.0 if next(steps) % 21 == 0 else 0.0)
+
+    timing = clock(lambda: Subject(steady, {}), lambda: Subject(stalling, {}), [None], rounds=21, seconds=1e9)
+    assert timing.ratio.value == pytest.approx(1 / 0.8)
+    assert timing.total == pytest.approx(1 / (0.8 + 10 / 21), rel=0.1)
+    assert f"but {timing.total:.2f}x in all, for some stall" in str(timing)
+    assert "stall" not in str(clock(*[lambda: Subject(steady, {})] * 2, [None], rounds=5))
 
 
 def test_batches_go_round_and_rounds_end_with_the_time(scripted):
