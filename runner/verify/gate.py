@@ -196,7 +196,10 @@ class Gate:
 
     def _judged_as_close(self, stages: tuple[str, ...]) -> Verdict:
         """The verdict on stages that promise to be Close, or would if they were asked."""
-        return verify(*self._subjects(stages), self._batches, Close())
+        verdict = verify(*self._subjects(stages), self._batches, Close())
+        if WHOLE_PROCESS in verdict.evidence["contract"]:
+            self._spoilt = stages
+        return verdict
 
     @cached_property
     def _batches(self) -> list[Any]:
