@@ -85,13 +85,11 @@ def _flushes_denormals() -> bool:
     return (torch.full((), 5e-324, dtype=torch.float64) * 1).item() == 0
 
 
-def _set_default_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)
-
-
 SETTINGS: dict[str, TorchSetting] = {
     "torch.get_default_dtype": TorchSetting(torch.get_default_dtype, torch.set_default_dtype),
-    "torch.get_default_device": TorchSetting(torch.get_default_device, _set_default_device),
+    "torch.get_default_device": TorchSetting(
+        torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)
+    ),
     "torch.get_num_threads": TorchSetting(torch.get_num_threads, torch.set_num_threads),
     "torch.is_grad_enabled": TorchSetting(torch.is_grad_enabled, torch.set_grad_enabled),
     "torch.get_deterministic_debug_mode": TorchSetting(

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from rich import box
@@ -134,12 +134,13 @@ def _chosen(variants: Sequence[Variant], kinds: Sequence[str]) -> list[tuple[str
 class Gate:
     """Judges sets of stages of one recipe."""
 
+    _spoilt: ClassVar[tuple[str, ...]] = ()
+    """The stages that have changed something for the whole process, after which nobody can compare anything in it."""
+
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
         self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
-        self._spoilt: tuple[str, ...] = ()
-        """The stages that have changed something for the whole process, after which nothing can be compared in it."""
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
 
@@ -157,7 +158,7 @@ class Gate:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
         if WHOLE_PROCESS in verdict.evidence.get("contract", verdict.evidence):
-            self._spoilt = stages
+            Gate._spoilt = stages
         if self._is_idle(stages) and verdict.outcome is not Outcome.FAIL:
             summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in self.idle(stages).items())
             return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
@@ -198,7 +199,7 @@ class Gate:
         """The verdict on stages that promise to be Close, or would if they were asked."""
         verdict = verify(*self._subjects(stages), self._batches, Close())
         if WHOLE_PROCESS in verdict.evidence["contract"]:
-            self._spoilt = stages
+            Gate._spoilt = stages
         return verdict
 
     @cached_property

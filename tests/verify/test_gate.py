@@ -143,6 +143,7 @@ class Spreading(Stage):
 @pytest.mark.parametrize("contract", ["Exact", "Close"])
 def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_it(contract, tmp_path, monkeypatch):
     monkeypatch.setattr(AgentsRole, "step", AgentsRole.step)
+    monkeypatch.setattr(Gate, "_spoilt", ())
     plugin = tmp_path / "spreading.py"
     plugin.write_text(SPREADING.format(contract=contract))
     registry = Registry([plugin])
@@ -157,6 +158,7 @@ def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_i
     for name in later:
         assert found[name].verdict is Outcome.INCONCLUSIVE
         assert "spreading has changed something for the whole process" in found[name].summary
+    assert quick(recipe, registry, ("forward_cache",)).outcome is Outcome.INCONCLUSIVE  # for another gate, too
 
 
 def test_what_several_stages_promise_is_what_the_weakest_does():
