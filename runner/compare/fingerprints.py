@@ -81,10 +81,8 @@ def beside(baseline: Remains, changed: Remains) -> dict[str, Any]:
 
 def objections(evidence: Mapping[str, Any], contract: str) -> list[Verdict]:
     """What such evidence says against a change that computes the same numbers."""
-    found = []
-    for name, update in list(evidence.get("overwritten", {}).items())[:1]:
-        summary = f"update {update}, slot 'step': '{name}' is overwritten by the next update; return a copy"
-        found.append(Verdict(Outcome.FAIL, contract, summary))
+    text = "update {1}, slot 'step': '{0}' is overwritten by the next update; return a copy"
+    found = [Verdict(Outcome.FAIL, contract, text.format(*each)) for each in evidence.get("overwritten", {}).items()]
     if missing := evidence.get("missing"):
         names = ", ".join(f"'{name}'" for name in missing)
         summary = f"{names} of the baseline's state cannot be compared: the changed one has nothing of that name"

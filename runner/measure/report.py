@@ -14,6 +14,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +28,7 @@ from runner.system.plots import NO_PLOTS, draw_all
 from runner.system.secrets import MASK, redact
 from runner.verify.variants import ALL
 
+_ENDLESS = 10_000
 _WIDE = 160  # columns from which on a terminal shows all figures
 _NONE = "-"
 _WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})  # columns that are no numbers
@@ -46,13 +48,15 @@ Row = Mapping[str, str]  # of a table: texts by column
 
 
 def print_table(console: Console, rows: Sequence[Row], title: str = "", narrowest: int | None = None) -> None:
-    """Prints rows, the first column no narrower than told."""
+    """Prints rows, the first column no narrower than told; then others fold."""
     table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         table.add_column(name, justify="left" if name in _WORDS else "right", overflow="fold")
-    table.columns[0].min_width = narrowest
     for row in rows:
         table.add_row(*map(Text, row.values()))
+    if narrowest is not None:  # a least width would be kept by cutting off what is on the right
+        too_wide = Measurement.get(console, console.options.update_width(_ENDLESS), table).maximum - console.width
+        table.columns[0].width = max(narrowest, max(len(next(iter(row.values()))) for row in rows) - max(0, too_wide))
     console.print(table)
 
 

@@ -101,8 +101,7 @@ SETTINGS: dict[str, TorchSetting] = {
     "torch.set_flush_denormal": TorchSetting(_flushes_denormals, torch.set_flush_denormal),
     "torch.is_anomaly_enabled": TorchSetting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     "torch.is_autocast_cache_enabled": TorchSetting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    **dict(_autocast("cpu")),
-    **dict(_autocast("cuda")),
+    **dict(each for device in ("cpu", "cuda") for each in _autocast(device)),
     # The older settings of precision write the newer ones below, so they come first.
     "torch.get_float32_matmul_precision": TorchSetting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision

@@ -9,7 +9,7 @@ from ablations import OFF, analysed, case, result
 from rich.console import Console
 
 from runner.measure.analysis import recommend
-from runner.measure.report import draw, markdown, show
+from runner.measure.report import draw, markdown, print_table, show
 from runner.system.plots import NO_PLOTS
 
 FACTORS = {"stacked_agents": 3.0, "fused_optimizer": 0.5}
@@ -36,6 +36,16 @@ def test_tables_fit_the_screen_and_name_every_variant(measured, width):
     assert ("published" in flat) == (width >= 160)
     assert "fails in critic_step" in flat
     assert "2 agents: use forward_cache, merged_critic_loss, stacked_agents" in flat
+
+
+@pytest.mark.parametrize("width", [76, 80, 81, 82])
+def test_a_long_name_does_not_push_the_verdict_off_the_screen(width):
+    words = {"ratio": "0.67x [0.63, 0.70]", "ms": "17.6", "effect": "inconclusive", "verdict": "INCONCLUSIVE"}
+    screen = io.StringIO()
+    rows = [{"variant": name} | words for name in ("activation_checkpointing", "all")]
+    print_table(Console(file=screen, width=width), rows, narrowest=len("activation_checkpointing"))
+    assert screen.getvalue().count("INCONCLUSIVE") == 2
+    assert "activation_checkpointing" in screen.getvalue()
 
 
 def test_the_report_is_whole(measured):
