@@ -276,7 +276,7 @@ def _training(result: Result, figure: Any) -> None:
             axes.barh(range(len(measured)), widths, left=left, color=colour, label=activity)
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.set(yticks=range(len(measured)), yticklabels=[name for name, _ in measured],
-                 xlabel=f"milliseconds of a whole training for each {unit}")  # fmt: skip
+                 xlabel=f"ms of a whole training for each {unit}", xlim=(0, 1.04 * max(left, default=1)))  # fmt: skip
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
 
