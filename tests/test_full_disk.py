@@ -112,7 +112,7 @@ def test_a_disk_that_fails_from_then_on_leaves_the_older_checkpoint(fault, tmp_p
     assert checkpoint.load_newest(run_dir / "checkpoints")["step"] == 20
 
 
-@pytest.mark.parametrize("fault", ["spool.append=enospc@4+", "spool.sync=raise@1+"])
+@pytest.mark.parametrize("fault", ["spool.append=enospc@2+", "spool.sync=raise@1+"])
 def test_no_checkpoint_goes_beyond_what_was_logged_durably(fault, tmp_path, migrated_workspace):
     child = faulty(tmp_path, fault, code=1)
     run_dir, ended, _ = status(migrated_workspace)
