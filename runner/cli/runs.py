@@ -62,7 +62,7 @@ def run(
             if record is not None and record.digest == loaded.digest and not folder.resumable:
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
                 resume(folder.name, allow_drift, given, plugin, quiet, as_json)
-    _say(changes)
+    _say_drift(changes)
 
     from runner.tracking import Workspace
     from runner.train.run import run as train
@@ -96,7 +96,7 @@ def resume(
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
     recipe, changes = _load_lock(lock, sets or (), registry, f"runner resume {folder.name}")
-    _say(changes)
+    _say_drift(changes)
     drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:
         raise UsageError(
@@ -214,7 +214,7 @@ def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command:
     return recipe, drift(lock, recipe, registry)
 
 
-def _say(changes: "Sequence[Drift]") -> None:
+def _say_drift(changes: "Sequence[Drift]") -> None:
     for change in changes:
         say(f"drift: {change}")
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from runner.compare import difference
 from runner.compare.difference import TOLERANCE, Difference, differing
-from runner.compare.fingerprints import WHOLE_PROCESS, Prints, Remains, beside, fingerprints, reaching
+from runner.compare.fingerprints import WHOLE_PROCESS, Prints, SideEffects, fingerprints, leak, side_effects
 from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update, named_parameters, on_host, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
@@ -46,12 +46,12 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
 
     Arguments and exceptions are those of ``verify``; ``states`` is how many single updates are taken at most.
     """
-    way = _way(baseline, batches, states, seed)
+    way = _reference(baseline, batches, states, seed)
     same_algebra = algebra(baseline, changed, batches, seed)
     if same_algebra.outcome is Outcome.FAIL or NARROWS in same_algebra.evidence:  # then float64 tells no truth either
         return same_algebra
-    anew = partial(_way, baseline, batches, states, seed)
-    reached = reaching(way.prints, anew().prints, lambda: anew().prints, way.parts)
+    anew = partial(_reference, baseline, batches, states, seed)
+    reached = leak(way.prints, anew().prints, lambda: anew().prints, way.parts)
     if reached is not None:
         return Verdict(Outcome.FAIL, CONTRACT, reached, same_algebra.evidence | {WHOLE_PROCESS: True})
     try:
@@ -64,7 +64,7 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
 
 
 def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
-    """Whether two subjects, both in float64, stay equal up to rounding; the evidence has what ``beside`` tells."""
+    """Whether two subjects, both in float64, stay equal up to rounding; the evidence has ``side_effects``."""
     trajectory = Trajectory(batches, seed, float64=True)
     try:
         update, told, seen, other = _parting(trajectory, baseline, changed)
@@ -111,7 +111,7 @@ def _parting(
         if any(differing(seen, other)):
             parted = update
             break
-    return parted, beside(*map(Remains.of, isolations)), seen, other
+    return parted, side_effects(*map(SideEffects.of, isolations)), seen, other
 
 
 class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -179,7 +179,7 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
 
 
-class _Way(NamedTuple):
+class _Reference(NamedTuple):
     """Where the baseline comes along, in its own precision."""
 
     starts: dict[int, Update]  # updates, spread evenly, by their number, with the state from which they start
@@ -187,12 +187,12 @@ class _Way(NamedTuple):
     parts: list[str]  # of the state
 
 
-def _way(baseline: Build, batches: Sequence[Any], states: int, seed: int) -> _Way:
+def _reference(baseline: Build, batches: Sequence[Any], states: int, seed: int) -> _Reference:
     way = Trajectory(batches, seed)
     isolation = way.isolated(baseline)
     count = min(states, len(batches))
     chosen = {round(i * (len(batches) - 1) / max(1, count - 1)) for i in range(count)}
-    found = _Way({}, [], list(isolation.subject.state))
+    found = _Reference({}, [], list(isolation.subject.state))
     for i, (update, frame) in enumerate(zip(way.updates[: max(chosen) + 1], way.frames(isolation), strict=False)):
         found.prints.extend(fingerprints([frame]))
         if i in chosen:

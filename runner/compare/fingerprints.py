@@ -14,7 +14,7 @@ WHOLE_PROCESS = "whole_process"  # under this name, evidence says that nothing e
 Prints = list[dict[Location, bytes]]  # of all that can be seen before the first update and after each
 
 
-class Remains(NamedTuple):
+class SideEffects(NamedTuple):
     """What a subject has besides what can be seen of it."""
 
     parts: list[str]  # of its state
@@ -23,7 +23,7 @@ class Remains(NamedTuple):
     settings: Mapping[str, Any]  # of torch, as it has left them
 
     @classmethod
-    def of(cls, isolation: Isolation) -> Remains:
+    def of(cls, isolation: Isolation) -> SideEffects:
         """Those of a subject."""
         return cls(list(isolation.subject.state), isolation.untrained, isolation.overwritten, isolation.settings)
 
@@ -33,10 +33,10 @@ def fingerprints(frames: Iterable[Frame]) -> Prints:
     return [{location: digest(value) for location, value in frame.items()} for frame in frames]
 
 
-def played(trajectory: Trajectory, build: Build) -> tuple[Prints, Remains]:
+def observed(trajectory: Trajectory, build: Build) -> tuple[Prints, SideEffects]:
     """A subject's fingerprints along a trajectory, and what else there was to it."""
     isolation = trajectory.isolated(build)
-    return fingerprints(trajectory.frames(isolation)), Remains.of(isolation)
+    return fingerprints(trajectory.frames(isolation)), SideEffects.of(isolation)
 
 
 def parting(one: Prints, other: Prints, states: Iterable[str]) -> tuple[int, Location] | None:
@@ -49,7 +49,7 @@ def parting(one: Prints, other: Prints, states: Iterable[str]) -> tuple[int, Loc
     return None
 
 
-def reaching(before: Prints, after: Prints, again: Callable[[], Prints], states: Iterable[str]) -> str | None:
+def leak(before: Prints, after: Prints, again: Callable[[], Prints], states: Iterable[str]) -> str | None:
     """Why a change that was made in between is not kept to itself; None if it is, as far as can be seen.
 
     All three are the baseline's; one that is not the same twice after the change either says nothing.
@@ -66,7 +66,7 @@ def reaching(before: Prints, after: Prints, again: Callable[[], Prints], states:
     )
 
 
-def beside(baseline: Remains, changed: Remains) -> dict[str, Any]:
+def side_effects(baseline: SideEffects, changed: SideEffects) -> dict[str, Any]:
     """Evidence: parts and gradients that only one of them has, outputs that are overwritten, settings that differ."""
     names = shared(baseline.parts, changed.parts)
     pairs = {name: (value, changed.settings[name]) for name, value in baseline.settings.items()}

@@ -173,10 +173,10 @@ class Isolation:
     def _look_back(self, output: Any) -> None:
         """Looks whether what the step before has returned is still what it was."""
         for name, tensor, kept in self._returned:
-            if not torch.allclose(tensor.detach(), kept, rtol=0.0, atol=0.0, equal_nan=True):
+            if not torch.allclose(tensor.detach().to_dense(), kept, rtol=0.0, atol=0.0, equal_nan=True):
                 self.overwritten.setdefault(name, self.updates - 1)
         returned = ((path or "output", value) for path, value in leaves(output) if isinstance(value, Tensor))
-        self._returned = [(path, tensor, tensor.detach().clone()) for path, tensor in returned]
+        self._returned = [(path, tensor, tensor.detach().to_dense().clone()) for path, tensor in returned]
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():

@@ -11,7 +11,7 @@ import torch
 
 from runner.compare.close import algebra, close
 from runner.compare.difference import Difference, comparable, locate, newly_untrained, not_same_bits, shared
-from runner.compare.fingerprints import WHOLE_PROCESS, beside, objections, parting, played, reaching
+from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observed, parting, side_effects
 from runner.compare.isolation import StepError, Trajectory, Update, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
@@ -68,15 +68,15 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
 
     The baseline is taken twice, before the changed one is made and after: where it does not repeat itself, nothing can
     be said, unless the change is the reason. One subject exists at a time, two if a difference has to be located.
-    Arguments and exceptions are those of ``verify``; the evidence has what ``fingerprints.beside`` tells.
+    Arguments and exceptions are those of ``verify``; the evidence has what ``fingerprints.side_effects`` tells.
     """
     trajectory = Trajectory(batches, seed)
     try:
-        first, own = played(trajectory, baseline)
-        prints, theirs = played(trajectory, changed)
-        again, _ = played(trajectory, baseline)
+        first, own = observed(trajectory, baseline)
+        prints, theirs = observed(trajectory, changed)
+        again, _ = observed(trajectory, baseline)
         if parted := parting(first, again, own.parts):
-            reached = reaching(first, again, lambda: played(trajectory, baseline)[0], own.parts)
+            reached = leak(first, again, lambda: observed(trajectory, baseline)[0], own.parts)
             if reached is not None:
                 return Verdict(Outcome.FAIL, "Exact", reached, {"update": parted[0], WHOLE_PROCESS: True})
             return _unstable(parted[0], locate(trajectory, baseline, baseline, parted[0], not_same_bits))
@@ -86,7 +86,7 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
     except StepError as error:
         return error.verdict("Exact", baseline)
     count = len(list(comparable(first[-1], prints[-1], names)))
-    evidence = {"updates": len(batches), "tensors": count} | beside(own, theirs)
+    evidence = {"updates": len(batches), "tensors": count} | side_effects(own, theirs)
     if parted is None:
         summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
         return Verdict(Outcome.PASS, "Exact", f"{summary} after each of {len(batches)} updates", evidence)
