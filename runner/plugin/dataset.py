@@ -149,13 +149,12 @@ class DatasetSource(Source):
 
     def _numbered(self, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
         """The number of every batch and which samples are in it."""
-        samples = self.epoch_samples(size)
-        assert samples  # an iterable dataset has none
-        for epoch in itertools.count(first * size // samples):
-            order = torch.randperm(len(self.train), generator=self._generator(f"epoch/{epoch}"))
-            batches = torch.split(order.to(self._home(self.train))[:samples], size)
-            begun = epoch * len(batches)
-            yield from itertools.islice(enumerate(batches, begun), max(0, first - begun), None)
+        each = (self.epoch_samples(size) or 0) // size  # only an iterable dataset has none
+        for epoch in itertools.count(first // each):
+            generator = self._generator(f"epoch/{epoch}")
+            order = torch.randperm(len(self.train), generator=generator).to(self._home(self.train))
+            for number in range(max(first, epoch * each), (epoch + 1) * each):
+                yield number, order[number % each * size :][:size]
 
     def _streamed(self, size: int) -> Iterator[Batch]:
         """The batches of an iterable dataset, from the very first one: it cannot begin elsewhere."""
