@@ -5,27 +5,40 @@ import json
 import logging
 import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import runner
+from runner.child import protocol, spawn
+from runner.cli import main
+from runner.system import faults
+from runner.system.secrets import register_environment
+
 _NUMBERS = itertools.count()
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What takes long to import: settings do, beside libraries, because their descriptions are looked up in the source.
 _CONTEXT.set_forkserver_preload(
     [
         "torch._dynamo",
-        "mlflow.store.tracking.sqlalchemy_store",
+        "torch.profiler._cupti_monitor",
+        "mlflow.store.tracking.sqlalchemy_workspace_store",
         "safetensors.torch",
         "typer",
         "optuna.importance",
+        "optuna.storages._rdb.models",
         "jinja2",
-        "matplotlib.backends.backend_agg",
-        "runner.recipe.loader",
+        "matplotlib.pyplot",
+        "sklearn.datasets",
+        # Before their own would be: settings take the longer the more modules there are, because their descriptions are
+        # looked up in the source.
+        *({each.name for each in pkgutil.walk_packages(runner.__path__, "runner.")} - {"runner.__main__"}),
         *{entry.module for entry in entry_points(group="runner.plugins")},
     ]
 )
@@ -93,10 +106,10 @@ def start(folder, *arguments, within=None, **variables):
 
 
 def _become_runner(arguments, where, environment, out, err):
-    os.chdir(where)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    _enter(where, environment)
+    # What it forks itself comes from the same server: one of its own would import everything anew.
+    forkserver._forkserver.ensure_running = lambda: None
+    spawn.attend = partial(_attend, where, environment)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     for path, descriptor in ((out, 1), (err, 2)):
@@ -105,11 +118,22 @@ def _become_runner(arguments, where, environment, out, err):
         os.close(file)
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # which the runner sees to where it imports MLflow itself
     sys.argv = ["runner", *arguments]
-    from runner.cli import main
-    from runner.system.secrets import register_environment
-
-    register_environment()  # as importing it does in a process that nothing was imported in before
+    # As importing them does in a process that nothing was imported in before.
+    register_environment()
+    faults._armed = faults.parse(os.environ.get(faults.VARIABLE, ""))
     main()
+
+
+def _attend(where, environment, *call):
+    _enter(where, environment)
+    protocol.attend(*call)
+
+
+def _enter(where, environment):
+    os.chdir(where)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
 
 
 @contextmanager
