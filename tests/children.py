@@ -19,7 +19,9 @@ from pathlib import Path
 import runner
 from runner.child import protocol, spawn
 from runner.cli import main
+from runner.cli.common import report
 from runner.system import faults
+from runner.system.errors import UsageError
 from runner.system.secrets import register_environment
 
 _NUMBERS = itertools.count()
@@ -120,7 +122,11 @@ def _become_runner(arguments, where, environment, out, err):
     sys.argv = ["runner", *arguments]
     # As importing them does in a process that nothing was imported in before.
     register_environment()
-    faults._armed = faults.parse(os.environ.get(faults.VARIABLE, ""))
+    try:
+        faults._armed = faults.parse(os.environ.get(faults.VARIABLE, ""))
+    except UsageError as error:
+        report(error)
+        sys.exit(error.exit_code)
     main()
 
 

@@ -107,6 +107,7 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
         no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         no_memory |= isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
         if not no_memory and not isinstance(error, RunnerError):  # a mistake, which needs its traceback
+            sys.stdout.flush()  # what was printed goes to the same place, and the error is the last word there
             raise
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code if isinstance(error, RunnerError) else OUT_OF_MEMORY)
