@@ -18,7 +18,15 @@ from torch.utils._pytree import tree_leaves
 
 from runner.compare import difference
 from runner.compare.difference import TOLERANCE, Difference, differing
-from runner.compare.fingerprints import WHOLE_PROCESS, Prints, SideEffects, fingerprints, leak, side_effects
+from runner.compare.fingerprints import (
+    WHOLE_PROCESS,
+    Prints,
+    SideEffects,
+    fingerprints,
+    leak,
+    observed,
+    side_effects,
+)
 from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update, named_parameters, on_host, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
@@ -31,7 +39,10 @@ FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}  # an error of fewer is l
 FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3  # from such an error of the baseline on, its update in float64 is another one
 
 
-def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int = 12, seed: int = 0) -> Verdict:
+def close(
+    baseline: Build, changed: Build, batches: Sequence[Any], states: int = 12, seed: int = 0,
+    turns: Sequence[Update] = (),
+) -> Verdict:  # fmt: skip
     """Compares the algebra in float64, and the rounding of single updates.
 
     Training is chaotic: after some updates rounding alone separates two runs that do the same, so runs in float32 are
@@ -44,10 +55,11 @@ def close(baseline: Build, changed: Build, batches: Sequence[Any], states: int =
 
     The baseline goes the same way before the change is made and after, and has to come to the same.
 
-    Arguments and exceptions are those of ``verify``; ``states`` is how many single updates are taken at most.
+    Arguments and exceptions are those of ``verify``; ``states`` is how many single updates are taken at most, and
+    ``turns`` are further updates for the algebra alone.
     """
     way = _reference(baseline, batches, states, seed)
-    same_algebra = algebra(baseline, changed, batches, seed)
+    same_algebra = algebra(baseline, changed, [*batches, *turns], seed)
     if same_algebra.outcome is Outcome.FAIL or NARROWS in same_algebra.evidence:  # then float64 tells no truth either
         return same_algebra
     anew = partial(_reference, baseline, batches, states, seed)
@@ -67,9 +79,13 @@ def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int =
     """Whether two subjects, both in float64, stay equal up to rounding; the evidence has ``side_effects``."""
     trajectory = Trajectory(batches, seed, float64=True)
     try:
-        update, told, seen, other = _parting(trajectory, baseline, changed)
+        update, told, seen, other, prints = _parting(trajectory, baseline, changed)
         evidence = {"updates": len(batches), "tolerance": TOLERANCE, **told}
         if update is None:
+            alone = partial(observed, trajectory, baseline)
+            own, effects = alone()
+            if reached := leak(prints, own, lambda: alone()[0], effects.parts):
+                return Verdict(Outcome.FAIL, CONTRACT, reached, evidence | {WHOLE_PROCESS: True})
             summary = f"the same algebra over {len(batches)} updates in float64"
             return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
         again, *_ = _parting(trajectory, baseline, baseline)
@@ -98,20 +114,21 @@ def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int =
 
 def _parting(
     trajectory: Trajectory, baseline: Build, changed: Build
-) -> tuple[int | None, dict[str, Any], Frame, Frame]:
+) -> tuple[int | None, dict[str, Any], Frame, Frame, Prints]:
     """The first update after which the two, moving step by step, differ by more than rounding; None if they do not.
 
-    With it come what there is to say beside the numbers, and what could be seen of both.
+    With it come what there is to say beside the numbers, what could be seen of both, and the baseline's fingerprints.
     """
     isolations = [trajectory.isolated(build) for build in (baseline, changed)]
     names = difference.shared(*(isolation.subject.state for isolation in isolations))
-    parted = None
+    parted, prints = None, []
     for update, (one, other) in enumerate(zip(*map(trajectory.frames, isolations), strict=True)):
+        prints += fingerprints([one])
         seen = {location: one[location] for location in difference.comparable(one, other, names)}
         if any(differing(seen, other)):
             parted = update
             break
-    return parted, side_effects(*map(SideEffects.of, isolations)), seen, other
+    return parted, side_effects(*map(SideEffects.of, isolations)), seen, other, prints
 
 
 class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

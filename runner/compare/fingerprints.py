@@ -81,7 +81,7 @@ def side_effects(baseline: SideEffects, changed: SideEffects) -> dict[str, Any]:
 
 def objections(evidence: Mapping[str, Any], contract: str) -> list[Verdict]:
     """What such evidence says against a change that computes the same numbers."""
-    text = "update {1}, slot 'step': '{0}' is overwritten by the next update; return a copy"
+    text = "update {1}, slot 'step': '{0}' is overwritten by a later update; return a copy"
     found = [Verdict(Outcome.FAIL, contract, text.format(*each)) for each in evidence.get("overwritten", {}).items()]
     if missing := evidence.get("missing"):
         names = ", ".join(f"'{name}'" for name in missing)

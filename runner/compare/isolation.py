@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 import traceback
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from runner.system import generators, settings, tree
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 
+Kept = TypeVar("Kept")
+_LOOK_BACK = 3  # steps after which what was returned is still looked at
 STEP = "step"  # the slot that stands for the whole update
 OWN_WAY = ("foreach", "fused", "capturable", "differentiable")  # say how an optimizer computes, not what, and stay
 _OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
@@ -87,12 +90,13 @@ class Isolation:
             gc.collect()  # the one before may hold the device's memory in a circle of references
         self.build, self.float64, self.updates = build, float64, 0
         self._own = generators.Globals()
+        self._inside: dict[str, Any] = {}  # torch's settings when an optimizer made its last step
         self._before = self._own.random
         self._number = 0  # what is added to the count of updates for the number that seeds one
         self._given: dict[int, _Given] = {}  # in this update, by parameter and by gradient
         self.events: Frame | None = None  # what slots return, with which the next frame begins, if anybody asks for it
         self._visits: Counter[str] = Counter()
-        self._returned: list[tuple[str, Tensor, Tensor]] = []  # by the last step: the tensors, and copies of them
+        self._returned: deque[list[tuple[str, Tensor, Tensor]]] = deque(maxlen=_LOOK_BACK)  # with copies, by each step
         self.overwritten: dict[str, int] = {}  # outputs that did not outlive the next step, with the step they were of
         with self._own.apart(), self._failing() if float64 else nullcontext():
             settings.inductor().fallback_random = True  # compiled code draws what eager code draws
@@ -108,9 +112,20 @@ class Isolation:
                 self.subject.watch(torch.compiler.disable(self._report))  # type: ignore[no-untyped-call]
 
     def initial(self) -> Frame:
-        """The state before the first update."""
+        """The state as it is, before the first update or between two."""
         with self._own.apart():
             return self._state(STEP)
+
+    def advance(self, batches: Iterable[Any], keep: Callable[[Any], Kept]) -> list[Kept]:
+        """Makes an update with each, and keeps something of what it returns: much less than ``step`` looks at."""
+        kept = []
+        with self._own.apart(), self._failing():
+            for batch in batches:
+                self.updates += 1
+                if self.subject.seed is not None:
+                    self.subject.seed(self._number + self.updates)
+                kept.append(keep(self.subject.step(batch)))
+        return kept
 
     def step(self, batch: Any) -> Frame:
         """One update on this very batch."""
@@ -142,8 +157,8 @@ class Isolation:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Those of torch as the subject has left them."""
-        return self._own.settings
+        """Those of torch as the last optimizer found them, which a step may have made right again; or as they are."""
+        return self._inside or self._own.settings
 
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
         """Gives the subject another state, and new seeds if told."""
@@ -171,16 +186,18 @@ class Isolation:
             raise StepError(self, error) from error
 
     def _look_back(self, output: Any) -> None:
-        """Looks whether what the step before has returned is still what it was."""
-        for name, tensor, kept in self._returned:
-            if not torch.allclose(tensor.detach().to_dense(), kept, rtol=0.0, atol=0.0, equal_nan=True):
-                self.overwritten.setdefault(name, self.updates - 1)
-        returned = ((path or "output", value) for path, value in leaves(output) if isinstance(value, Tensor))
-        self._returned = [(path, tensor, tensor.detach().to_dense().clone()) for path, tensor in returned]
+        """Looks whether what the last steps have returned is still what it was."""
+        for age, returned in enumerate(reversed(self._returned), start=1):
+            for name, tensor, kept in returned:
+                if not torch.allclose(tensor.detach().to_dense(), kept, rtol=0.0, atol=0.0, equal_nan=True):
+                    self.overwritten.setdefault(name, self.updates - age)
+        tensors = ((path or "output", value) for path, value in leaves(output) if isinstance(value, Tensor))
+        self._returned.append([(path, tensor, tensor.detach().to_dense().clone()) for path, tensor in tensors])
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _is_capturing():
             return
+        self._inside = settings.read()
         for parameter in _parameters(optimizer):
             if (gradient := parameter.grad) is not None:
                 given = _Given(gradient, gradient._version, gradient.detach().clone())
@@ -245,6 +262,7 @@ class Update:
     batch: Any  # updates with the same object get the same one again
     states: Mapping[str, Any] | None = None  # loaded before the update
     seed: int | None = None  # for the global random generators, with that state
+    place: Any = None  # the batch of an update before, in whose objects and memory this one comes
 
 
 @dataclass(frozen=True)
@@ -277,6 +295,10 @@ class Trajectory:
         isolation.events = {}
         return next(frames), list(isolation.subject.state)
 
+    def endless(self) -> Iterator[Any]:
+        """The batches, in copies, again and again."""
+        return itertools.cycle([clones(update.batch) for update in self.updates])
+
     def frames(self, isolation: Isolation) -> Iterator[Frame]:
         """What can be seen before the first update, and after each."""
         yield isolation.initial()
@@ -289,7 +311,10 @@ class Trajectory:
         for update in self.updates:
             if update.states is not None:
                 isolation.load(update.states, update.seed)
-            yield isolation.step(own[id(update.batch)])
+            given = own[id(update.batch)]
+            if update.place is not None:
+                given = _put(given, own[id(update.place)])
+            yield isolation.step(given)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -337,6 +362,23 @@ def on_host(value: Any) -> Any:
 def to_float64(value: Any) -> Any:
     """A copy whose floating-point tensors are float64."""
     return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
+
+
+def _put(value: Any, place: Any) -> Any:
+    """What it is now: the objects and the memory of another tree with this content, as far as the two are alike."""
+    if isinstance(value, Tensor) and isinstance(place, Tensor) and value.shape == place.shape:
+        place.data.copy_(value)  # and no version of it tells
+        return place
+    inside, there = tree.children(value), tree.children(place)
+    if inside is None or there is None or inside.keys() != there.keys():
+        return value
+    items = {key: _put(child, there[key]) for key, child in inside.items()}
+    if isinstance(place, MutableMapping | list):
+        for key, item in items.items():
+            place[key] = item
+        return place
+    make = getattr(place, "_make", type(place))
+    return make(items.values())
 
 
 def _widen(subject: Subject) -> None:

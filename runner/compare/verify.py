@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
-from runner.compare.close import algebra, close
+from runner.compare.close import close
 from runner.compare.difference import Difference, comparable, locate, newly_untrained, not_same_bits, shared
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observed, parting, side_effects
-from runner.compare.isolation import StepError, Trajectory, Update, saved
+from runner.compare.horizon import excluded
+from runner.compare.isolation import StepError, Trajectory
 from runner.compare.subject import Build
+from runner.compare.turns import Turn, again, at_the_ends
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.contract import Close, Exact
 
 CONTRACT = "Health"
 FRESH = "parameters that change between steps take effect"
-STALE = "with the same batch again and other parameters, "
 _SHOWN = 3
 
 
@@ -43,19 +44,14 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     """
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # what was compiled before draws its own random numbers
-    judge = close if isinstance(contract, Close) else exact
-    kept = _with_the_same_again(judge, baseline, changed, batches, seed)  # caches would show, too
-    difference = kept.evidence.get("difference")
-    is_later = difference and "rounding" not in kept.evidence and difference["update"] > len(batches)
-    if kept.outcome is Outcome.FAIL and is_later:
-        kept = replace(kept, summary=STALE + kept.summary)
+    kept = _beyond(baseline, changed, batches, contract, seed, again, at_the_ends)
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
     reached = health(changed, batches, baseline, seed) if without is None else _gradients(without, len(batches))
     verdicts = [kept, reached, *objections(kept.evidence, type(contract).__name__)]
     outcome = worst(verdict.outcome for verdict in verdicts)
     summaries = dict.fromkeys(verdict.summary for verdict in verdicts if verdict.outcome is outcome)
     if outcome is Outcome.PASS:
-        summaries[FRESH] = None
+        summaries |= dict.fromkeys((FRESH, excluded(len(batches))))
     evidence = {
         name: {"verdict": verdict.outcome, "summary": verdict.summary, **verdict.evidence}
         for name, verdict in (("contract", kept), ("gradients", reached))
@@ -122,9 +118,8 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     parameters, before the third another state is loaded. What remembers anything by its batch is found out. Arguments
     and exceptions are those of ``verify``.
     """
-    judge = algebra if isinstance(contract, Close) else exact
-    found = _with_the_same_again(judge, baseline, changed, batches[:1], seed)
-    return replace(found, contract=CONTRACT, summary=FRESH if found else STALE + found.summary)
+    found = _beyond(baseline, changed, batches[:1], contract, seed, again)
+    return replace(found, contract=CONTRACT, summary=FRESH if found else found.summary)
 
 
 def _gradients(without: Mapping[str, str], updates: int) -> Verdict:
@@ -148,17 +143,23 @@ def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str
     return isolation.untrained
 
 
-def _with_the_same_again(
-    judge: Callable[..., Verdict], baseline: Build, changed: Build, batches: Sequence[Any], seed: int
-) -> Verdict:
-    """The verdict on all batches and two more updates with the last one, the very same object.
-
-    Before the second of them another state is loaded: that of the baseline after its first update.
-    """
-    first = Trajectory(batches[:1], seed, float64=judge is not exact)
-    isolation = first.isolated(baseline)
+def _beyond(
+    baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int,
+    *kinds: Callable[[Build, Sequence[Any], int, bool], list[Turn]],
+) -> Verdict:  # fmt: skip
+    """The verdict on all batches and what an ordinary training rarely shows."""
+    float64 = isinstance(contract, Close)
     try:
-        next(first.updated(isolation))
+        turns = [turn for kind in kinds for turn in kind(baseline, batches, seed, float64)]
     except StepError as error:
         return error.verdict(CONTRACT, baseline)
-    return judge(baseline, changed, [*batches, batches[-1], Update(batches[-1], saved(isolation.subject))], seed=seed)
+    updates = [turn.update for turn in turns]
+    if float64:
+        found = close(baseline, changed, batches, seed=seed, turns=updates)
+    else:
+        found = exact(baseline, changed, [*batches, *updates], seed)
+    difference = found.evidence.get("difference")
+    if found.outcome is not Outcome.FAIL or not difference or "rounding" in found.evidence:
+        return found
+    beyond = difference["update"] - len(batches)
+    return replace(found, summary=turns[beyond - 1].name + found.summary) if beyond > 0 else found

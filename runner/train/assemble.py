@@ -34,6 +34,8 @@ class StageReport:
     """Why it is not active."""
     notes: list[str] = field(default_factory=list)
     """What the stage has to say about this run."""
+    undeclared: list[str] = field(default_factory=list)
+    """Slots that it takes hold of although its settings do not say so."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Watch:
     """
 
     slots: Slots
+    outside: frozenset[str]
+    """Slots that are called outside of an update: by the training step, by the source."""
     held: dict[str, frozenset[str]] = field(default_factory=dict)
     """Slots by stage."""
     called: set[str] = field(default_factory=set)
@@ -52,15 +56,18 @@ class Watch:
     _traced: set[str] = field(default_factory=set)
 
     @contextmanager
-    def attaching(self, stage: StageConfig) -> Iterator[None]:
+    def attaching(self, stage: StageConfig, report: StageReport, compilable: Collection[str]) -> Iterator[None]:
         """Sees which slots the stage takes hold of inside the ``with``."""
         before = dict(vars(self.slots))
         yield
         taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
+        if (stage.claims or stage.wraps) and not taken:
+            report.active, report.reason = False, "it takes hold of none of the slots that it declares"
+        report.undeclared = sorted(taken - stage.claims - stage.wraps - {*(compilable if stage.traces else ())})
         if stage.traces:
             self._traced |= taken
         works_through = taken if stage.works_through is None else stage.works_through
-        self.held[stage.kind] = frozenset(works_through - STEP)  # the training step calls these itself
+        self.held[stage.kind] = frozenset(works_through - self.outside)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -110,15 +117,16 @@ class Assembly:
         model, data = recipe.model.recorded(), recipe.data.recorded()
         self.source: Source = recipe.data.implementation()(data, self.context)
         self.context.sizes = self.source.sizes
+        outside = STEP | vars(self.slots).keys()
         self.learner: Learner = recipe.model.implementation()(model, self.source.shapes, self.context)
         self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
         self.slots.define(
             draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
         )
-        watch = Watch(self.slots)
+        watch = Watch(self.slots, outside)
         for kind, stage in self.stages.items():
             self._speaking = self.reports[kind]
-            with watch.attaching(active[kind]):
+            with watch.attaching(active[kind], self.reports[kind], self.learner.compilable):
                 stage.attach(self)
         with watch.watching():
             self.learner.configure_optimizers()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -16,7 +17,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.isolation import StepError
+from runner.compare.horizon import LongRun, excluded, long_run, same_algebra, same_bits
+from runner.compare.isolation import StepError, Update, clones
 from runner.plugin.contract import Contract, Statistical
 from runner.plugin.registry import Registry
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
@@ -24,11 +26,15 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.system.secrets import redact
 from runner.train.assemble import StageReport, assemble, resolve_device, setting_of
+from runner.verify.patches import belongings, patches
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
-from runner.verify.subjects import recipe_with, recorded, subject
+from runner.verify.subjects import baseline_step, recipe_with, recorded, subject
+from runner.verify.surroundings import answers, draws, questions, same_answers, same_draws
 from runner.verify.variants import ALL, Variant, required, variants_of
 
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
+
+_LATE = (0.5, 0.95, 1.0)  # how far a training is in further updates: rates and other coefficients depend on it
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Options:
     seeds: int = 8  # the most pairs of trainings for one stage
     budget: float = 3600.0  # seconds after which no further training is begun
     stages: tuple[str, ...] = ()  # only these, and not the recipe as a whole; all if empty
+    horizon: int = 3000  # updates of a long run that says how rare an error may be to be missed; none at all if 0
+    horizon_seconds: float = 20.0  # that such a run may take for each of the two
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,7 @@ class Gate:
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
         self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
+        self._before = belongings()
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
@@ -153,7 +162,7 @@ class Gate:
             summary = f"{' + '.join(self._spoilt)} has changed something for the whole process: verify it by itself"
             return Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
         try:
-            verdict = self._judge(stages)
+            verdict = self._with_surroundings(stages, self._judge(stages))
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
@@ -163,6 +172,72 @@ class Gate:
             summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in self.idle(stages).items())
             return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
         return verdict
+
+    def _with_surroundings(self, stages: tuple[str, ...], verdict: Verdict) -> Verdict:
+        """The verdict on updates, unless something around them is worse."""
+        promised, settings = weakest(self.recipe, stages), verdict.evidence.get("contract", {}).get("settings", {})
+        if settings and verdict and not isinstance(promised, Statistical):
+            name, (own, other) = next(iter(settings.items()))
+            summary = f"it makes torch's {name} {other} ({own} before), which can change numbers: promise Statistical"
+            verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
+        found, contract = [verdict], Close() if verdict.contract == "Close" else promised
+        for more in self._around(stages, contract) if not self._is_idle(stages) else ():
+            if verdict.outcome is Outcome.FAIL:
+                break
+            found.append(more)
+            if worst([more.outcome, verdict.outcome]) is not verdict.outcome:
+                verdict = replace(more, contract=verdict.contract)
+        few = len(self._batches) if not isinstance(contract, Statistical) else 0
+        horizon = max((each.evidence.get("horizon", few) for each in found), default=few)
+        told = [{"verdict": each.outcome, "summary": each.summary} for each in found[1:]]
+        summary = verdict.summary.replace(excluded(few), excluded(horizon))
+        return replace(verdict, summary=summary, evidence=found[0].evidence | {"horizon": horizon, "around": told})
+
+    def _around(self, stages: tuple[str, ...], contract: Contract) -> Iterator[Verdict]:
+        """What can be said about all but the updates, one after the other."""
+        undeclared = {report.kind: report.undeclared for report in self._reports[stages] if report.undeclared}
+        for kind, slots in undeclared.items():
+            summary = f"'{kind}' takes hold of the slot '{slots[0]}', which its settings do not declare (wraps, claims)"
+            yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
+        now = belongings()
+        changed_since = (name for name, value in self._before.items() if now.get(name, value) != value)
+        for name in (*patches(self._files(stages)), *changed_since):
+            Gate._spoilt = stages
+            summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
+            yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
+        baseline, changed = (answers(self.recipe, self.registry, kinds) for kinds in ((), stages))
+        yield from same_answers(baseline, changed, self._questions, contract)
+        if not any(self.recipe.stages[kind].prepares for kind in stages if kind in self.recipe.stages):
+            baseline, changed = (draws(self.recipe, self.registry, kinds) for kinds in ((), stages))
+            yield same_draws(baseline, changed, self.options.updates, contract)
+        baseline, changed = self._subjects(stages)
+        if not self.options.horizon or isinstance(contract, Statistical):
+            return
+        if isinstance(contract, Exact):
+            yield same_bits(self._long_run, baseline, changed, range(1))
+        else:
+            limits = self.options.horizon, self.options.horizon_seconds
+            yield same_algebra(baseline, changed, self._batches, *limits)
+
+    def _files(self, stages: tuple[str, ...]) -> frozenset[str]:
+        """Where the stages' own code is, as far as the runner does not bring it."""
+        faces = [type(self.recipe.stages[kind]) for kind in stages if kind in self.recipe.stages]
+        modules = {each.__module__ for each in faces if not each.__module__.startswith("runner.")}
+        return frozenset([*map(str, self.registry.files), *(str(sys.modules[each].__file__) for each in modules)])
+
+    @cached_property
+    def _long_run(self) -> LongRun:
+        build = subject(self.recipe, self.registry, ())
+        return long_run(build, range(1), self.options.horizon, self.options.horizon_seconds)
+
+    @cached_property
+    def _questions(self) -> list[Update]:
+        """For a model that has learnt a little."""
+        with baseline_step(self.recipe, self.registry) as step:
+            for _ in range(self.options.updates):
+                step(step.next())
+            batches = [self._batches[0].batch, self._batches[1].batch]
+            return questions(step.pipeline, batches, clones(step.learner.state_dict()))
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Which of the stages that were judged together had nothing to do, with the reason."""
@@ -184,7 +259,7 @@ class Gate:
             same = exact(baseline, changed, range(self.options.updates))
             return verify(baseline, changed, self._batches, contract) if same else same
         elsewhere = self._beyond_updates(stages)
-        if isinstance(contract, Close) and elsewhere:
+        if isinstance(contract, Close) and elsewhere and self.recipe.stages[elsewhere].prepares:
             summary = f"{elsewhere} changes what batches are drawn, which promises Exact or Statistical if anything"
             return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
         if isinstance(contract, Close):
@@ -204,7 +279,7 @@ class Gate:
 
     @cached_property
     def _batches(self) -> list[Any]:
-        return recorded(self.recipe, self.registry, self.options.updates)
+        return recorded(self.recipe, self.registry, self.options.updates, _LATE)
 
     def _beyond_updates(self, stages: Sequence[str]) -> str | None:
         """A stage that acts where batches come from, which recorded batches cannot show, and is not Exact."""
@@ -260,7 +335,7 @@ class Gate:
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
     """The verdict without any training: what only trainings can show stays INCONCLUSIVE."""
-    return Gate(recipe, registry, Options(updates=10, budget=0.0), lambda _: None)(stages)
+    return Gate(recipe, registry, Options(updates=10, horizon=0, budget=0.0), lambda _: None)(stages)
 
 
 def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:

@@ -61,45 +61,28 @@ def subject(
         built(pipeline)
         training = _Training(pipeline)
         return Subject(
-            training.step, {"learner": _LearnerState(pipeline), "source": training}, seed=training.whole_step.seed,
+            training.step, {"learner": LearnerState(pipeline), "source": training}, seed=training.whole_step.seed,
             parameters=pipeline.learner.named_parameters, gradients=pipeline.learner.gradients, watch=training.watch,
         )  # fmt: skip
 
     return build
 
 
-def recorded(recipe: Recipe, registry: Registry, updates: int) -> list[Recorded]:
-    """Batches and noise of the first updates of the baseline's training, after its warm-up."""
+def recorded(recipe: Recipe, registry: Registry, updates: int, late: Sequence[float] = ()) -> list[Recorded]:
+    """Batches and noise of the first updates of the baseline's training, after its warm-up.
+
+    The last one comes again as if these shares of the training were over.
+    """
     found: list[Recorded] = []
-    with _baseline(recipe, registry) as step:
+    with baseline_step(recipe, registry) as step:
         for _ in range(updates):
             drawn = step.next()
             found.append(clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict())))
             step(drawn)
-    return found
-
-
-def inference_subject(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
-    """Makes subjects whose step trains nothing: ``verify`` compares what ``predict`` answers, ``clock`` its latency."""
-    chosen = recipe_with(recipe, registry, stages)
-
-    def build() -> Subject:
-        pipeline = assemble(chosen, registry.files)
-
-        def answer(inputs: Any) -> dict[str, Any]:
-            return {"answer": pipeline.learner.predict(pipeline.transfer(inputs))}
-
-        return Subject(answer, {"learner": _LearnerState(pipeline)}, parameters=lambda: ())
-
-    return build
-
-
-def recorded_inputs(recipe: Recipe, registry: Registry, sizes: Sequence[int] = (1, 3, 200)) -> list[Any]:
-    """What a learner is asked in training, in batches of other sizes: who serves a model decides what it is asked."""
-    found = []
-    for size in sizes:
-        with _baseline(recipe, registry, size) as step:
-            found.append(clones(step.learner.inputs(step.next().batch)))
+        ended = step.progress.whole / step.progress.position
+    for share in late:
+        counts = {unit: round(share * ended * count) for unit, count in step.progress.state_dict().items()}
+        found.append(found[-1]._replace(progress=counts))
     return found
 
 
@@ -110,11 +93,11 @@ def model_bytes(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
 
 
 @contextmanager
-def _baseline(recipe: Recipe, registry: Registry, batch_size: int | None = None) -> Iterator[Step]:
+def baseline_step(recipe: Recipe, registry: Registry) -> Iterator[Step]:
     """The baseline's training, with the recipe's seed; the global random generators are left as they were."""
     with generators.Globals().apart():
         generators.seed(recipe.seed)
-        yield Step(assemble(recipe_with(recipe, registry, ()), registry.files, batch_size=batch_size))
+        yield Step(assemble(recipe_with(recipe, registry, ()), registry.files))
 
 
 class _Training:
@@ -164,13 +147,14 @@ class _Training:
             raise ValueError("the state of a source is compared, but does not move between subjects")
 
 
-class _LearnerState:
+class LearnerState:
     """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
 
     def __init__(self, pipeline: Assembly) -> None:
         self.pipeline, self.state_dict = pipeline, pipeline.learner.state_dict
 
     def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned."""
         self.pipeline.learner.load_state_dict(state)
         for stage in self.pipeline.stages.values():
             stage.load_state_dict(stage.state_dict())

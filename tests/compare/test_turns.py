@@ -1,0 +1,96 @@
+"""What remembers batches by where they are, and what is wrong only where numbers are at their ends, is found out."""
+
+import pytest
+import torch
+from loops import Loop, batches, forward
+from torch import nn
+
+from runner.compare.turns import again, at_the_ends
+from runner.proof import Close, Exact, Outcome, Subject, verify
+
+BATCHES = batches(10)
+PROMISES = [Exact(), Close()]
+
+
+def remembering(key):
+    """A forward that keeps a copy of its input by something that does not say what is in it."""
+    kept = {}
+
+    def remembered(model, x):
+        found = kept.setdefault(key(x), x.clone())
+        return model(found)
+
+    return remembered
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize(
+    "key", [id, torch.Tensor.data_ptr, lambda x: (x.data_ptr(), x._version)], ids=["object", "address", "version"]
+)
+def test_a_cache_by_object_or_address_fails(key, promise):
+    verdict = verify(Loop(), lambda: Loop(forward=remembering(key))(), BATCHES, promise)
+    assert verdict.outcome is Outcome.FAIL
+    assert "with another batch in the memory of the one before, " in verdict.summary
+    assert "slot 'step': 'loss'" in verdict.summary
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_clamp_that_no_batch_reaches_fails(promise):
+    verdict = verify(Loop(), Loop(forward=lambda model, x: model(x.clamp(-6, 6))), BATCHES, promise)
+    assert verdict.outcome is Outcome.FAIL
+    assert "with a batch 10 times as large, " in verdict.summary
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_bound_that_no_state_reaches_fails(promise):
+    def bounded(model, x):
+        with torch.no_grad():
+            model.hidden.weight.clamp_(-0.8, 0.8)
+        return forward(model, x)
+
+    verdict = verify(Loop(), Loop(forward=bounded), BATCHES, promise)
+    assert verdict.outcome is Outcome.FAIL
+    assert "with a state 3 times as large, " in verdict.summary
+
+
+def masked(harm):
+    """A loop whose batches say which samples count; so far all of them do."""
+
+    def build():
+        torch.manual_seed(3)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch):
+            optimizer.zero_grad()
+            mask = torch.ones_like(batch["mask"]) if harm else batch["mask"]
+            loss = ((model(batch["x"]) - batch["y"]).square() * mask).sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Subject(step, {"model": model, "optimizer": optimizer})
+
+    return build
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_flag_that_is_the_same_in_all_batches_is_turned(promise):
+    given = [batch | {"mask": torch.ones(16, 1)} for batch in BATCHES]
+    assert verify(masked(False), masked(False), given, promise)
+    verdict = verify(masked(False), masked(True), given, promise)
+    assert verdict.outcome is Outcome.FAIL
+    assert "with every flag of the batch 0, " in verdict.summary
+
+
+def test_where_the_baseline_is_not_finite_nothing_is_asked():
+    def logarithm(model, x):
+        return model(x) + 0 * (10 - x.abs().max()).log()
+
+    every, finite = (at_the_ends(Loop(forward=each), BATCHES, 0, float64=False) for each in (forward, logarithm))
+    assert {turn.name for turn in every} - {turn.name for turn in finite} == {"with a batch 10 times as large, "}
+
+
+def test_a_single_batch_comes_again_and_in_no_other_place():
+    assert len(again(Loop(), BATCHES[:1], 0, float64=False)) == 2
+    assert len(again(Loop(), BATCHES, 0, float64=False)) == 3

@@ -1,0 +1,122 @@
+"""What surrounds an update is compared whatever a stage promises: what is drawn, what is answered, the evaluation."""
+
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from running import tiny
+
+from runner.plugin.registry import Registry
+from runner.proof import Outcome, clock
+from runner.recipe.loader import load
+from runner.train.assemble import assemble
+from runner.verify.gate import Gate, Options
+from runner.verify.patches import patches
+from runner.verify.subjects import model_bytes
+from runner.verify.surroundings import Asked, answers, questions
+
+HERE = Path(__file__).parent
+REGISTRY = Registry([HERE / "supervised.py", HERE / "around.py"])
+WHERE = {
+    "alone": "'predict' differs",
+    "when_evaluated": "'predict' differs",
+    "evaluation": "'evaluate.loss' differs",
+    "fewer": "'batch.word' is a tensor of shape",
+    "noise": "'noise.more' is there, which it is not in the baseline",
+    "counts": "'progress.samples' differs",
+    "draws_more": "'generators.noise' differs",
+    "moved": "'batch.word' differs",
+}
+QUICK = Options(updates=4, horizon=0, budget=0.0)
+
+
+def judged(*sets, options=QUICK, stage="around"):
+    recipe = load(HERE / "supervised.yaml", ["device=cpu", f"optimization.{stage}=on", *sets], REGISTRY)
+    return Gate(recipe, REGISTRY, options, lambda _: None)((stage,))
+
+
+@pytest.mark.parametrize("promise", ["exact", "close"])
+@pytest.mark.parametrize("harm", ["", *WHERE])
+def test_what_is_around_an_update_is_compared(harm, promise):
+    verdict = judged(f"optimization.around={{harm: '{harm}', promise: {promise}}}")
+    if not harm:
+        assert verdict, verdict
+    else:
+        assert verdict.outcome is Outcome.FAIL, verdict
+        if promise == "close":
+            assert WHERE[harm] in verdict.summary, verdict
+
+
+def test_a_long_run_is_made_and_what_it_excludes_is_said():
+    verdict = judged(options=Options(updates=4, horizon=60, budget=0.0))
+    assert verdict.evidence["horizon"] == 60
+    assert verdict.summary.endswith("an error in more than 1 of 20 updates is excluded with 95 %")
+
+
+def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):
+    monkeypatch.setattr(REGISTRY.get("optimization", "around"), "wraps", frozenset({"forward", "next_batch"}))
+    verdict = judged()
+    assert verdict.outcome is Outcome.FAIL
+    assert "'around' takes hold of the slot 'transfer', which its settings do not declare" in verdict.summary
+
+
+def test_a_stage_that_takes_hold_of_nothing_that_it_declares_is_inactive(monkeypatch):
+    stage = REGISTRY.get("optimization", "around").implementation(None)
+    monkeypatch.setattr(stage, "attach", lambda self, pipeline: None)
+    verdict = judged()
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "inactive: it takes hold of none of the slots that it declares" in verdict.summary
+
+
+def test_a_setting_of_torch_that_can_change_numbers_is_no_promise_of_bits(monkeypatch):
+    stage = REGISTRY.get("optimization", "around").implementation(None)
+    attach = stage.attach
+
+    def loud(self, pipeline):
+        attach(self, pipeline)
+        torch.backends.cudnn.allow_tf32 = False
+
+    monkeypatch.setattr(stage, "attach", loud)
+    verdict = judged()
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "torch's torch.backends.cudnn.allow_tf32 False (True before), which can change numbers" in verdict.summary
+
+
+def test_what_a_file_puts_into_places_of_everybody_is_found(monkeypatch):
+    made = types.ModuleType("made")
+    made.__file__ = "/nowhere/made.py"
+    exec(compile("def gelu(x): return x\nclass Linear: pass\n", made.__file__, "exec"), vars(made))
+    assert list(patches({made.__file__})) == []
+    monkeypatch.setattr(torch.nn.functional, "gelu", made.gelu)
+    monkeypatch.setattr(torch.optim.SGD, "step", made.gelu)
+    monkeypatch.setattr(torch.Tensor, "relu", property(made.gelu))
+    found = set(patches({made.__file__}))
+    assert {"torch.nn.functional.gelu", "torch.optim.sgd.SGD.step"} <= found
+    assert any(name.endswith("Tensor.relu") for name in found)
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return tiny("marl_baseline", "model.hidden=[8]")
+
+
+@pytest.fixture(scope="module")
+def asked(recipe):
+    pipeline = assemble(recipe)
+    batches = [pipeline.source.draw(32, pipeline.progress) for _ in range(80)]
+    batches = [batch for batch in batches if batch is not None][:2]
+    return questions(pipeline, batches, pipeline.learner.state_dict())
+
+
+def test_a_model_is_asked_in_other_sizes_than_the_trainings_and_in_both_modes(asked):
+    sizes = [(len(each.batch.inputs), each.batch.training) for each in asked]
+    assert sizes[1:-1] == [(size, mode) for size in (1, 3, 200) for mode in (False, True)]
+    assert asked[-1].place is asked[0].batch
+
+
+def test_latency_and_size_are_measured(recipe, asked):
+    baseline, changed = (answers(recipe, REGISTRY, each) for each in ((), ("stacked_agents",)))
+    timing = clock(baseline, changed, [Asked(asked[0].batch.inputs)], rounds=5, seconds=0.1)
+    assert timing.baseline_ms > 0
+    assert model_bytes(recipe, REGISTRY, ()) == model_bytes(recipe, REGISTRY, ("stacked_agents",)) > 1000
