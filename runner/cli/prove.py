@@ -14,7 +14,7 @@ from runner.system.errors import ExitCode
 StageNames = Annotated[list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")]
 Compared = Annotated[int, Option(min=2, help="Updates that are compared for Exact and Close stages.")]
 Steps = Annotated[int | None, Option(min=1, help="Length of a training for Statistical stages; the recipe's own.")]
-Seeds = Annotated[int, Option(min=3, help="The most pairs of trainings for one stage.")]
+Seeds = Annotated[int, Option(min=8, help="The most pairs of trainings for one stage.")]
 Patience = Annotated[float, Option(min=0, help="Seconds after which no training is begun.")]
 Experiment = Annotated[
     str, Argument(metavar="EXPERIMENT|RECIPE", help="A file of kind ablation, a recipe, or a recipe that ships.")
@@ -40,7 +40,7 @@ def verify(
 
     [bold]runner verify marl_phase1[/]
 
-    [bold]runner verify marl_phase2 --stage amp --seeds 4[/]
+    [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
     """
     loaded, registry = load_recipe(recipe, sets, plugin)
 

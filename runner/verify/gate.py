@@ -43,7 +43,7 @@ class Options:
 
     updates: int = 20  # compared one by one for Exact and Close
     steps: int | None = None  # length of a training for Statistical; the recipe's own unless told
-    seeds: int = 8  # the most pairs of trainings for one stage
+    seeds: int = 8  # the most pairs of trainings for one stage; a PASS takes as many at least
     budget: float = 3600.0  # seconds after which no further training is begun
     stages: tuple[str, ...] = ()  # only these, and not the recipe as a whole; all if empty
     horizon: int = 3000  # updates of a long run that says how rare an error may be to be missed; none at all if 0

@@ -85,11 +85,11 @@ def statistical(
 
     What is learnt is the objective after the training less that before it. The changed recipe may lose less, in the
     mean over seeds, than the objective's margin: in its unit, or as a share of what the reference learns. If that is
-    not clear after the most seeds, it is INCONCLUSIVE.
+    not clear after the most seeds, or a training collapsed with the stage alone, it is INCONCLUSIVE.
     """
     name, sign = objective.name, objective.sign
     test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
-    for first, look in itertools.pairwise((0, *test.design.bounds)):
+    for first, look in itertools.pairwise((0, *test.looks)):
         if time.monotonic() > trainings.deadline:
             break
         seeds = [int(reference.recipe["seed"]) + 1 + i for i in range(first, look)]

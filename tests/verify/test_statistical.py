@@ -75,11 +75,13 @@ def gains(share, spread=0.002):
 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
-@pytest.mark.parametrize(("share", "outcome"), [(1.0, "PASS"), (1.2, "PASS"), (0.98, "PASS"), (0.9, "FAIL")])
-def test_it_is_clear_after_few_seeds_that_differ_from_the_recipes_own(share, outcome, direction):
-    verdict, trained = judged(gains(share), direction=direction)
+@pytest.mark.parametrize(
+    ("share", "outcome", "pairs"), [(1.0, "PASS", 8), (1.2, "PASS", 8), (0.98, "PASS", 8), (0.85, "FAIL", 5)]
+)
+def test_it_is_clear_after_few_seeds_that_differ_from_the_recipes_own(share, outcome, pairs, direction):
+    verdict, trained = judged(gains(share), direction=direction, seeds=20)
     assert verdict.outcome is Outcome(outcome)
-    assert trained == [43, 44, 45]
+    assert trained == list(range(43, 43 + pairs))
     assert verdict.evidence["metric"] == "return"
 
 
@@ -87,6 +89,17 @@ def test_what_noise_hides_is_inconclusive():
     verdict, trained = judged(lambda name, seed: 1000.0 + (seed % 2 * 400 - 250 if name == "changed" else 0))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert trained == list(range(43, 51))
+
+
+def test_a_training_that_collapses_with_the_change_alone_is_no_pass_and_is_told():
+    verdict, trained = judged(lambda name, seed: 400.0 if (name, seed) == ("changed", 46) else 1000.0 + seed)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert trained == list(range(43, 51))
+    assert verdict.evidence["collapses"] == 1
+    assert "1 of 8 lost 5" in verdict.summary
+    verdict, _ = judged(lambda name, seed: 400.0 if seed == 46 else 1000.0 + seed)
+    assert verdict.outcome is Outcome.PASS
+    assert "fewer than 1 in 3.2 do, with 95%" in verdict.summary
 
 
 def test_a_reference_that_learns_nothing_judges_nobody():
