@@ -1,5 +1,7 @@
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from runner.compare.verdict import Outcome
 seconds = st.floats(1e-4, 1e2)
 pairs = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=30)
 TRIALS = 600
+EVIDENCE = Path(__file__).parents[2] / "experiments/instrument/noninferiority.json"
 
 
 @given(pairs)
@@ -78,6 +81,16 @@ def test_what_are_no_pairs_of_times_is_refused(times):
 )
 def test_an_effect_that_the_noise_reaches_is_not_claimed(measured, a_a, said):
     assert effect(measured, a_a) is said
+
+
+def test_the_published_error_rates_are_of_these_bounds_and_at_most_6_percent_in_seven_families():
+    published = json.loads(EVIDENCE.read_text())["plans"]
+    for name, most in (("8 pairs", 8), ("20 pairs", 20)):
+        plan, found = published[name], NonInferiority(1.0, most).design
+        assert {int(look): bound for look, bound in plan["passes"].items()} == pytest.approx(found.passes, rel=0.02)
+        assert {int(look): bound for look, bound in plan["fails"].items()} == pytest.approx(found.fails, rel=0.02)
+        for row in list(plan["families"].values())[:7]:
+            assert max(row["false_pass"], row["false_fail"]) <= 0.06
 
 
 def standard(draw):

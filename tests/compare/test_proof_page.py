@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.proof import Timing
+from runner.proof import Outcome, Timing
 
 PAGE = Path(__file__).parents[2] / "docs" / "proof.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -17,11 +17,11 @@ def run(example):
     return names
 
 
-def test_there_are_two():
-    assert len(EXAMPLES) == 2
+def test_there_are_three():
+    assert len(EXAMPLES) == 3
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["a plain loop", "a module"])
+@pytest.mark.parametrize("example", EXAMPLES[:2], ids=["a plain loop", "a module"])
 def test_an_example_passes_its_own_test(example):
     names = run(example)
     (test,) = (value for name, value in names.items() if name.startswith("test_"))
@@ -40,3 +40,11 @@ def test_the_clock_of_the_example_gives_a_ratio():
     timing = names["clock"](names["build"], lambda: names["build"](fused=True), names["batches"](), seconds=0.5)
     assert isinstance(timing, Timing)
     assert timing.ratio.low <= timing.ratio.value <= timing.ratio.high
+
+
+@pytest.mark.parametrize(("lost", "outcome", "pairs"), [(0.0, Outcome.PASS, 8), (0.2, Outcome.FAIL, 5)])
+def test_the_example_that_judges_trainings_stops_when_it_is_clear(lost, outcome, pairs):
+    judge = run(EXAMPLES[2])["judge"]
+    found, summary, evidence = judge(lambda seed, changed: 100.0 + seed % 3 - (100 * lost + seed % 2) * changed)
+    assert (found, evidence["pairs"]) == (outcome, pairs)
+    assert f"{outcome} after {pairs} of 20 pairs" in summary
