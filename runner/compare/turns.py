@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.compare.difference import as_float64
-from runner.compare.isolation import StepError, Trajectory, Update, leaves, saved
+from runner.compare.isolation import Isolation, StepError, Trajectory, Update, leaves, saved
 from runner.compare.subject import Build
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
@@ -27,48 +27,41 @@ class Turn(NamedTuple):
     update: Update
 
 
-def again(baseline: Build, batches: Sequence[Any], seed: int, float64: bool) -> list[Turn]:
-    """Two more updates with the last batch, the very same object, and one with another batch in its memory.
+def turns(baseline: Build, batches: Sequence[Any], seed: int, float64: bool, ends: bool = True) -> list[Turn]:
+    """All of them for these batches; of ends only those at which the baseline's numbers stay finite.
 
-    Before the second of them a state is loaded: that of the baseline after its first update. Raises ``StepError``.
+    Raises ``StepError`` if the baseline fails in its first update, after which its state is loaded again and again.
     """
-    state, last = _state(baseline, batches, seed, float64), batches[-1]
-    turns = [Turn(STALE, Update(last)), Turn(STALE, Update(last, state))]
-    return turns + [Turn(_PLACE, Update(batches[0], place=last))] * (len(batches) > 1)
-
-
-def at_the_ends(baseline: Build, batches: Sequence[Any], seed: int, float64: bool) -> list[Turn]:
-    """Updates with the last batch, its numbers and those of the state at ends that trainings seldom reach.
-
-    All from the baseline's state after its first update; only those at which the baseline's numbers stay finite. Raises
-    ``StepError``.
-    """
-    state, last = _state(baseline, batches, seed, float64), batches[-1]
-    found = [Turn(name, Update(batch, state, seed)) for name, batch in _ends(last)]
-    grown = map_tensors(lambda tensor: tensor * _GROWN if tensor.is_floating_point() else tensor, state)
-    found.append(Turn(f"with a state {_GROWN} times as large, ", Update(last, grown, seed)))
-    return [turn for turn in found if _is_finite(baseline, turn.update, seed, float64)]
-
-
-def _state(baseline: Build, batches: Sequence[Any], seed: int, float64: bool) -> Mapping[str, Any]:
-    """The baseline's after its first update."""
     first = Trajectory(batches[:1], seed, float64)
     isolation = first.isolated(baseline)
     next(first.updated(isolation))
-    return saved(isolation.subject)
+    state = saved(isolation.subject)
+    found = _again(batches, state)
+    if ends:
+        ended = (Turn(name, Update(batch, given, seed)) for name, batch, given in _ends(batches[-1], state))
+        found += [turn for turn in ended if _is_finite(isolation, Trajectory([turn.update], seed, float64))]
+    return found
 
 
-def _ends(batch: Any) -> Iterator[tuple[str, Any]]:
-    """A batch with its zeros and ones (the end of an episode, a mask) all alike, and with its other numbers larger."""
+def _again(batches: Sequence[Any], state: Mapping[str, Any]) -> list[Turn]:
+    """The last batch, the very same object: with another state, too; and another batch in its memory."""
+    last = batches[-1]
+    found = [Turn(STALE, Update(last)), Turn(STALE, Update(last, state))]
+    return found + [Turn(_PLACE, Update(batches[0], place=last))] * (len(batches) > 1)
+
+
+def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """A batch with its flags (the end of an episode, a mask) all alike; larger numbers in it, or in a state."""
     flags = {id(each) for _, each in leaves(batch) if isinstance(each, Tensor) and _is_flag(each)}
     for value in (0, 1) if flags else ():
-        same = partial(_filled, flags, value)
-        yield f"with every flag of the batch {value}, ", map_tensors(same, batch)
+        yield f"with every flag of the batch {value}, ", map_tensors(partial(_filled, flags, value), batch), state
+    larger = map_tensors(lambda tensor: tensor if id(tensor) in flags else _times(_LARGER, tensor), batch)
+    yield f"with a batch {_LARGER} times as large, ", larger, state
+    yield f"with a state {_GROWN} times as large, ", batch, map_tensors(partial(_times, _GROWN), state)
 
-    def larger(tensor: Tensor) -> Tensor:
-        return tensor * _LARGER if tensor.is_floating_point() and id(tensor) not in flags else tensor
 
-    yield f"with a batch {_LARGER} times as large, ", map_tensors(larger, batch)
+def _times(factor: float, tensor: Tensor) -> Tensor:
+    return tensor * factor if tensor.is_floating_point() else tensor
 
 
 def _filled(flags: Container[int], value: int, tensor: Tensor) -> Tensor:
@@ -80,11 +73,10 @@ def _is_flag(tensor: Tensor) -> bool:
     return values.numel() > 0 and bool(((values == 0) | (values == 1)).all())
 
 
-def _is_finite(baseline: Build, update: Update, seed: int, float64: bool) -> bool:
-    """Whether the baseline survives an update with nothing but finite numbers."""
-    trajectory = Trajectory([update], seed, float64)
+def _is_finite(isolation: Isolation, trajectory: Trajectory) -> bool:
+    """Whether a subject survives an update with nothing but finite numbers."""
     try:
-        frame = next(trajectory.updated(trajectory.isolated(baseline)))
+        frame = next(trajectory.updated(isolation))
     except (StepError, RunnerError):
         return False
     return all(bool(as_float64(value).isfinite().all()) for value in frame.values() if isinstance(value, Tensor))

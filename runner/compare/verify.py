@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observe
 from runner.compare.horizon import excluded
 from runner.compare.isolation import StepError, Trajectory
 from runner.compare.subject import Build
-from runner.compare.turns import Turn, again, at_the_ends
+from runner.compare.turns import turns
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.contract import Close, Exact
 
@@ -44,7 +44,7 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     """
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # what was compiled before draws its own random numbers
-    kept = _beyond(baseline, changed, batches, contract, seed, again, at_the_ends)
+    kept = _beyond(baseline, changed, batches, contract, seed)
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
     reached = health(changed, batches, baseline, seed) if without is None else _gradients(without, len(batches))
     verdicts = [kept, reached, *objections(kept.evidence, type(contract).__name__)]
@@ -118,7 +118,7 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     parameters, before the third another state is loaded. What remembers anything by its batch is found out. Arguments
     and exceptions are those of ``verify``.
     """
-    found = _beyond(baseline, changed, batches[:1], contract, seed, again)
+    found = _beyond(baseline, changed, batches[:1], contract, seed, ends=False)
     return replace(found, contract=CONTRACT, summary=FRESH if found else found.summary)
 
 
@@ -144,16 +144,15 @@ def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str
 
 
 def _beyond(
-    baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int,
-    *kinds: Callable[[Build, Sequence[Any], int, bool], list[Turn]],
-) -> Verdict:  # fmt: skip
+    baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int, ends: bool = True
+) -> Verdict:
     """The verdict on all batches and what an ordinary training rarely shows."""
     float64 = isinstance(contract, Close)
     try:
-        turns = [turn for kind in kinds for turn in kind(baseline, batches, seed, float64)]
+        beyond = turns(baseline, batches, seed, float64, ends)
     except StepError as error:
         return error.verdict(CONTRACT, baseline)
-    updates = [turn.update for turn in turns]
+    updates = [turn.update for turn in beyond]
     if float64:
         found = close(baseline, changed, batches, seed=seed, turns=updates)
     else:
@@ -161,5 +160,5 @@ def _beyond(
     difference = found.evidence.get("difference")
     if found.outcome is not Outcome.FAIL or not difference or "rounding" in found.evidence:
         return found
-    beyond = difference["update"] - len(batches)
-    return replace(found, summary=turns[beyond - 1].name + found.summary) if beyond > 0 else found
+    number = difference["update"] - len(batches)
+    return replace(found, summary=beyond[number - 1].name + found.summary) if number > 0 else found

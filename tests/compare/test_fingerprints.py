@@ -157,6 +157,11 @@ def into_one_buffer(loss, kept, model):
     return {"loss": kept.setdefault("loss", torch.empty_like(loss)).copy_(loss)}
 
 
+def into_two_buffers(loss, kept, model):
+    buffers = kept.setdefault("two", itertools.cycle([torch.empty_like(loss), torch.empty_like(loss)]))
+    return {"loss": next(buffers).copy_(loss)}
+
+
 def into_one_view(loss, kept, model):
     history = kept.setdefault("history", loss.new_zeros(2, 1))
     history[0, 0] = loss
@@ -170,12 +175,12 @@ def out_of_an_array(loss, kept, model):
 
 
 @pytest.mark.parametrize("promise", PROMISES)
-@pytest.mark.parametrize("change", [into_one_buffer, into_one_view, out_of_an_array])
-def test_what_the_next_step_overwrites_fails(change, promise):
+@pytest.mark.parametrize("change", [into_one_buffer, into_two_buffers, into_one_view, out_of_an_array])
+def test_what_a_later_step_overwrites_fails(change, promise):
     baseline = returning(lambda loss, kept, model: {"loss": loss})
     verdict = verify(baseline, returning(change), BATCHES, promise)
     assert verdict.outcome is Outcome.FAIL, verdict
-    assert "update 1, slot 'step': 'loss' is overwritten by the next update; return a copy" in str(verdict)
+    assert "update 1, slot 'step': 'loss' is overwritten by a later update; return a copy" in str(verdict)
     assert verify(returning(change), returning(change), BATCHES, promise)  # as it was before
 
 

@@ -5,7 +5,7 @@ import torch
 from loops import Loop, batches, forward
 from torch import nn
 
-from runner.compare.turns import again, at_the_ends
+from runner.compare.turns import turns
 from runner.proof import Close, Exact, Outcome, Subject, verify
 
 BATCHES = batches(10)
@@ -87,10 +87,10 @@ def test_where_the_baseline_is_not_finite_nothing_is_asked():
     def logarithm(model, x):
         return model(x) + 0 * (10 - x.abs().max()).log()
 
-    every, finite = (at_the_ends(Loop(forward=each), BATCHES, 0, float64=False) for each in (forward, logarithm))
+    every, finite = (turns(Loop(forward=each), BATCHES, 0, float64=False) for each in (forward, logarithm))
     assert {turn.name for turn in every} - {turn.name for turn in finite} == {"with a batch 10 times as large, "}
 
 
 def test_a_single_batch_comes_again_and_in_no_other_place():
-    assert len(again(Loop(), BATCHES[:1], 0, float64=False)) == 2
-    assert len(again(Loop(), BATCHES, 0, float64=False)) == 3
+    assert len(turns(Loop(), BATCHES[:1], 0, float64=False, ends=False)) == 2
+    assert len(turns(Loop(), BATCHES, 0, float64=False, ends=False)) == 3
