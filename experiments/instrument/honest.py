@@ -1,0 +1,187 @@
+"""How often the gate is wrong about changes that are harmless.
+
+    python experiments/instrument/honest.py                       # all, with one thread
+    python experiments/instrument/honest.py --only Attention Flow # these models
+    python experiments/instrument/honest.py --shard 1/2 --out 1.json
+
+Every model of ``tests/compare/zoo`` is judged against itself with seven seeds, and against every rewrite of it. Each is
+judged as Close. What has the same bits, as a plain comparison of two trainings says that knows nothing of the gate, is
+judged as Exact, too.
+"""
+
+import argparse
+import copy
+import json
+import os
+import platform
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "compare"))
+
+from zoo import MODELS, Loop
+
+from runner.proof import Close, Exact, verify
+
+HERE = Path(__file__).parent
+SEEDS, UPDATES, FIRST_SEED = 7, 12, 100
+CONTRACTS = {"Close": Close(), "Exact": Exact()}
+REASONS = {
+    "draws random numbers inside the step": "true: in float64 the same seeds give other random numbers",
+    "in float64 the baseline itself rounds": "true: the baseline rounds its float64 numbers",
+}
+"""Of what is INCONCLUSIVE, by a part of what the verdict says; of a FAIL there is none."""
+
+
+class Pair(NamedTuple):
+    """What is compared with the baseline of a model: nothing is rewritten in A/A."""
+
+    model: str
+    way: tuple[str, ...]
+    seed: int
+
+    def batches(self):
+        draw = torch.Generator().manual_seed(self.seed)
+        return [MODELS[self.model].batch(draw) for _ in range(UPDATES)]
+
+    def builds(self):
+        kind = MODELS[self.model]
+        return [lambda way=frozenset(way): Loop(kind, way, self.seed).subject() for way in ((), self.way)]
+
+
+def pairs():
+    """All of them; each rewrite has a seed of its own."""
+    same = [Pair(name, (), seed) for name in MODELS for seed in range(SEEDS)]
+    ways = [(name, tuple(sorted(way))) for name, kind in MODELS.items() for way in kind.rewrites()]
+    return same + [Pair(name, way, FIRST_SEED + number) for number, (name, way) in enumerate(ways)]
+
+
+def have_the_same_bits(pair):
+    """Whether two plain trainings come to the same outputs, gradients and states."""
+    one, other = (recorded(build, pair) for build in pair.builds())
+    return one == other
+
+
+def recorded(build, pair):
+    """What a training shows: its last batch comes twice, then with the state from after the first update."""
+    with torch.random.fork_rng():
+        torch.manual_seed(pair.seed)
+        subject, found = build(), []
+        optimizers = [part for part in subject.state.values() if isinstance(part, torch.optim.Optimizer)]
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda each, *_: found.extend(bits(p.grad) for p in parameters(each)))
+        batches = copy.deepcopy(pair.batches())
+        for number, batch in enumerate([*batches, batches[-1], batches[-1]]):
+            if number == len(batches) + 1:
+                for name, state in early.items():
+                    subject.state[name].load_state_dict(state)
+            found.append(flat(subject.step(batch)))
+            found.append({name: flat(part.state_dict()) for name, part in subject.state.items()})
+            if number == 0:
+                early = {name: copy.deepcopy(part.state_dict()) for name, part in subject.state.items()}
+    return found
+
+
+def parameters(optimizer):
+    return [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+
+
+def flat(value):
+    """Nested containers with bits for tensors, and without what says how an optimizer computes."""
+    if isinstance(value, dict):
+        own_way = ("foreach", "fused")
+        return {str(k).replace("_orig_mod.", ""): flat(each) for k, each in value.items() if k not in own_way}
+    if isinstance(value, list | tuple):
+        return [flat(each) for each in value]
+    return bits(value) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def bits(tensor):
+    tensor = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    return str(tensor.dtype), tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def judged(pair, contract):
+    """A row: what the gate says of a pair."""
+    started = time.perf_counter()
+    try:
+        verdict = verify(*pair.builds(), pair.batches(), CONTRACTS[contract], seed=pair.seed)
+        outcome, summary = str(verdict.outcome), verdict.summary
+    except Exception as error:  # would be the gate's, or the model's
+        outcome, summary = "ERROR", f"{type(error).__name__}: {error}"
+    row = {**pair._asdict(), "contract": contract, "outcome": outcome, "summary": summary}
+    if outcome == "INCONCLUSIVE":
+        row["reason"] = next((why for part, why in REASONS.items() if part in summary), "not known")
+    return row | {"seconds": round(time.perf_counter() - started, 2)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
+    parser.add_argument("--way", help="rewrites with this in their name alone")
+    parser.add_argument("--shard", default="1/1", help="the first of two parts: 1/2")
+    parser.add_argument("--merge", nargs="+", type=Path, help="make the table of these parts, and judge nothing")
+    parser.add_argument("--out", type=Path, default=HERE / "honest.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="torch")
+    if options.merge:
+        parts = [json.loads(path.read_text()) for path in options.merge]
+        rows = [row for part in parts for row in part["rows"]]
+        write(rows, sum(part["seconds"] for part in parts), options.out)
+        return 0
+    part, parts = map(int, options.shard.split("/"))
+    chosen = [pair for pair in pairs() if pair.model in options.only]
+    if options.way:
+        chosen = [pair for pair in chosen if any(options.way in way for way in pair.way)]
+    rows, started = [], time.perf_counter()
+    for pair in chosen[part - 1 :: parts]:
+        torch.compiler.reset()
+        exact = not pair.way or have_the_same_bits(pair)
+        for contract in ("Close", "Exact") if exact else ("Close",):
+            row = judged(pair, contract)
+            rows.append(row)
+            if row["outcome"] != "PASS":
+                print(f"{row['outcome']} {contract} {pair}: {row['summary']}", flush=True)
+    write(rows, time.perf_counter() - started, options.out)
+    return 0
+
+
+def write(rows, seconds, path):
+    """The figures, and for all models together the table."""
+    rows = sorted(rows, key=lambda row: (list(MODELS).index(row["model"]), row["seed"], row["contract"]))
+    kinds = {"A/A": [row for row in rows if not row["way"]], "rewrites": [row for row in rows if row["way"]]}
+    counts = {
+        f"{kind}, {contract}": Counter(row["outcome"] for row in of_kind if row["contract"] == contract)
+        for kind, of_kind in kinds.items()
+        for contract in CONTRACTS
+    }
+    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    found = {
+        "machine": {"torch": torch.__version__, "processor": cpu, "python": platform.python_version(), "threads": 1},
+        "updates": UPDATES,
+        "seconds": round(seconds),
+        "counts": counts,
+        "did not pass": [row for row in rows if row["outcome"] != "PASS"],
+        "rows": rows,
+    }
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.with_suffix(".md").write_text(table(found))
+    print(json.dumps(counts))
+
+
+def table(found):
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
