@@ -111,7 +111,9 @@ def absolute_difference(one: Any, other: Any) -> Tensor | None:
 
 def as_float64(value: Any) -> Tensor:
     """A number or a tensor of numbers as a tensor of float64 (complex: pairs of them) on the host."""
-    return _real(torch.as_tensor(value).detach()).to("cpu", torch.float64)
+    if not isinstance(value, Tensor):  # which torch would round to its default type
+        value = torch.tensor(value, dtype=torch.complex128 if isinstance(value, complex) else torch.float64)
+    return _real(value.detach()).to("cpu", torch.float64)
 
 
 def _is_number(value: Any) -> bool:

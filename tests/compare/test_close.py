@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loops import Loop, Net, batches
+from loops import Counter, Loop, Net, batches
 from torch import nn
 from torch._inductor import config as inductor
 
@@ -291,3 +291,17 @@ def test_fused_sgd_on_16_bits_is_right_where_its_kernel_is():
 
     is_right = torch.allclose(moved(), moved(fused=True), rtol=0.02)
     assert bool(judge(loop(fused=True), loop())) is is_right
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3 + 0.1j])
+def test_a_number_of_python_has_all_its_digits(value):
+    def counting(number):
+        def build():
+            subject = Loop()()
+            return Subject(subject.step, {**subject.state, "counter": Counter(number=number)})
+
+        return build
+
+    dtype = torch.complex128 if isinstance(value, complex) else torch.float64
+    assert judge(counting(torch.tensor(value, dtype=dtype)), counting(value))
+    assert "'counter.number' differs by" in str(judge(counting(value * (1 + 1e-8)), counting(value)))
