@@ -140,9 +140,10 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
     def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         given = (each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
-        if self.narrowest is None and torch.float64 in given:
-            made = (each.dtype for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
-            self.narrowest = next((dtype for dtype in made if torch.finfo(dtype).bits < 64), None)
+        if self.narrowest is None and not {torch.float64, torch.complex128}.isdisjoint(given):
+            made = (each.dtype for each in tree_leaves(output) if isinstance(each, Tensor))
+            numbers = (dtype for dtype in made if dtype.is_floating_point or dtype.is_complex)
+            self.narrowest = next((dtype for dtype in numbers if torch.finfo(dtype).bits < 64), None)
             if self.narrowest is not None:
                 ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
                 last = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)][-1]

@@ -163,7 +163,7 @@ class Isolation:
     def load(self, states: Mapping[str, Any], seed: int | None = None) -> None:
         """Gives the subject another state, and new seeds if told."""
         with self._own.apart(), self._failing():
-            load(self.subject, states)
+            load(self.subject, to_float64(states) if self.float64 else states)  # optimizers widen no complex numbers
             if seed is not None:
                 generators.seed(seed)
                 self._number = seed - self.updates
@@ -360,8 +360,14 @@ def on_host(value: Any) -> Any:
 
 
 def to_float64(value: Any) -> Any:
-    """A copy whose floating-point tensors are float64."""
-    return map_tensors(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, clones(value))
+    """A copy whose floating-point tensors are float64, and whose complex ones are complex128."""
+    return map_tensors(_wide, clones(value))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float64))
+    return tensor
 
 
 def _put(value: Any, place: Any) -> Any:
@@ -385,9 +391,9 @@ def _widen(subject: Subject) -> None:
     """Makes modules float64; a parameter that insists on another type is an error."""
     for part in subject.state.values():
         if isinstance(part, nn.Module):
-            part.double()
+            part._apply(_wide)  # type: ignore[no-untyped-call]  # ``double`` leaves complex numbers out
     for name, parameter in named_parameters(subject).items():
-        if parameter.is_floating_point() and parameter.dtype != torch.float64:
+        if _wide(parameter) is not parameter:
             raise TypeError(f"'{name}' is still {parameter.dtype}; build it in the default type, torch.float64 here")
 
 

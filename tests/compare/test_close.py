@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -305,3 +306,47 @@ def test_a_number_of_python_has_all_its_digits(value):
     dtype = torch.complex128 if isinstance(value, complex) else torch.float64
     assert judge(counting(torch.tensor(value, dtype=dtype)), counting(value))
     assert "'counter.number' differs by" in str(judge(counting(value * (1 + 1e-8)), counting(value)))
+
+
+class Spectral(nn.Module):
+    """Complex weights on the Fourier transform of a row, the first two frequencies by default."""
+
+    product = staticmethod(partial(torch.einsum, "bi,io->bo"))
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 2, dtype=torch.cfloat))
+
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x)[:, :2]
+        return torch.fft.irfft(self.product(spectrum, self.weight), n=4)[:, :1]
+
+
+class Multiplied(Spectral):
+    product = staticmethod(torch.matmul)
+
+
+class LittleOff(Spectral):
+    product = staticmethod(lambda x, weight: x @ weight.mul(1 + 1e-8))
+
+
+class Narrow(Spectral):
+    def forward(self, x):
+        return torch.fft.irfft(self.rounded(torch.fft.rfft(x)[:, :2] @ self.weight), n=4)[:, :1]
+
+    def rounded(self, x):
+        return torch.zeros_like(x, dtype=torch.cfloat).copy_(x)
+
+
+class NarrowInThirds(Narrow):
+    def rounded(self, x):
+        return super().rounded(x) / 3 + super().rounded(x) * (2 / 3)
+
+
+def test_complex_numbers_are_compared_with_twice_the_digits():
+    baseline = Loop(net=Spectral)
+    assert judge(Loop(net=Multiplied), baseline)
+    assert "not the same algebra" in str(judge(Loop(net=LittleOff), baseline))
+    verdict = judge(Loop(net=NarrowInThirds), Loop(net=Narrow))
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict
+    assert "itself rounds to torch.complex64" in str(verdict)

@@ -16,7 +16,7 @@ from runner.api import Ring
 from runner.compare.isolation import clones, leaves, load, named_parameters, saved, to_float64
 
 NUMBERS = st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.none() | st.text(max_size=3)
-TENSORS = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]).map(
+TENSORS = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat]).map(
     lambda dtype: torch.ones(2, 3).to(dtype)
 )
 NESTED = st.recursive(
@@ -60,11 +60,12 @@ def test_copies_are_equal_and_share_nothing(value):
 
 
 @given(NESTED)
-def test_only_floating_point_tensors_are_doubled(value):
+def test_only_floating_point_and_complex_tensors_are_doubled(value):
     for (_, mine), (_, theirs) in zip(leaves(value), leaves(to_float64(value)), strict=True):
         if isinstance(mine, torch.Tensor):
-            assert theirs.dtype == (torch.float64 if mine.is_floating_point() else mine.dtype)
-            assert torch.equal(mine.double(), theirs.double())
+            doubled = torch.complex128 if mine.is_complex() else torch.float64
+            assert theirs.dtype == (doubled if mine.is_complex() or mine.is_floating_point() else mine.dtype)
+            assert torch.equal(mine.to(torch.complex128), theirs.to(torch.complex128))
         else:
             assert mine == theirs
 
