@@ -39,7 +39,11 @@ REASONS = {
     "draws random numbers inside the step": "true: in float64 the same seeds give other random numbers",
     "in float64 the baseline itself rounds": "true: the baseline rounds its float64 numbers",
 }
-"""Of what is INCONCLUSIVE, by a part of what the verdict says; of a FAIL there is none."""
+"""Of what does not pass, by a part of what the verdict says."""
+
+
+OUTCOMES = ("PASS", "FAIL", "INCONCLUSIVE", "ERROR")
+PASSED = ("model", "way", "seed", "contract", "outcome", "seconds")
 
 
 class Pair(NamedTuple):
@@ -119,7 +123,7 @@ def judged(pair, contract):
     except Exception as error:  # would be the gate's, or the model's
         outcome, summary = "ERROR", f"{type(error).__name__}: {error}"
     row = {**pair._asdict(), "contract": contract, "outcome": outcome, "summary": summary}
-    if outcome == "INCONCLUSIVE":
+    if outcome != "PASS":
         row["reason"] = next((why for part, why in REASONS.items() if part in summary), "not known")
     return row | {"seconds": round(time.perf_counter() - started, 2)}
 
@@ -136,7 +140,7 @@ def main():
     warnings.filterwarnings("ignore", module="torch")
     if options.merge:
         parts = [json.loads(path.read_text()) for path in options.merge]
-        rows = [row for part in parts for row in part["rows"]]
+        rows = [row for part in parts for row in (*part["did not pass"], *part["passed"])]
         write(rows, sum(part["seconds"] for part in parts), options.out)
         return 0
     part, parts = map(int, options.shard.split("/"))
@@ -157,30 +161,79 @@ def main():
 
 
 def write(rows, seconds, path):
-    """The figures, and for all models together the table."""
+    """The figures, and beside them a page with the table."""
     rows = sorted(rows, key=lambda row: (list(MODELS).index(row["model"]), row["seed"], row["contract"]))
-    kinds = {"A/A": [row for row in rows if not row["way"]], "rewrites": [row for row in rows if row["way"]]}
-    counts = {
-        f"{kind}, {contract}": Counter(row["outcome"] for row in of_kind if row["contract"] == contract)
-        for kind, of_kind in kinds.items()
-        for contract in CONTRACTS
-    }
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
     found = {
-        "machine": {"torch": torch.__version__, "processor": cpu, "python": platform.python_version(), "threads": 1},
+        "machine": {
+            "torch": torch.__version__, "processor": processor(), "python": platform.python_version(), "threads": 1
+        },
         "updates": UPDATES,
         "seconds": round(seconds),
-        "counts": counts,
+        "counts": {
+            f"{kind}, {contract}": counted(row for row in rows if kind_of(row) == kind and row["contract"] == contract)
+            for kind in ("A/A", "rewrites")
+            for contract in CONTRACTS
+        },
+        "models": len({row["model"] for row in rows}),
+        "rewrites": len({(row["model"], *row["way"]) for row in rows if row["way"]}),
         "did not pass": [row for row in rows if row["outcome"] != "PASS"],
-        "rows": rows,
-    }
+        "passed": [{name: row[name] for name in PASSED} for row in rows if row["outcome"] == "PASS"],
+    }  # fmt: skip
     path.write_text(json.dumps(found, indent=1) + "\n")
-    path.with_suffix(".md").write_text(table(found))
-    print(json.dumps(counts))
+    path.with_suffix(".md").write_text(page(found))
+    print(json.dumps(found["counts"]))
 
 
-def table(found):
-    return ""
+def kind_of(row):
+    return "rewrites" if row["way"] else "A/A"
+
+
+def counted(rows):
+    counts = Counter(row["outcome"] for row in rows)
+    return {outcome: counts[outcome] for outcome in OUTCOMES if counts[outcome] or outcome != "ERROR"}
+
+
+def processor():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def page(found):
+    rows = [*found["did not pass"], *found["passed"]]
+    machine = found["machine"]
+    lines = [
+        "# How often the gate is wrong about changes that are harmless", "",
+        "    python experiments/instrument/honest.py", "",
+        f"{found['models']} training steps, each against itself with {SEEDS} seeds (A/A), and in {found['rewrites']} "
+        "honest rewrites, alone and together. Each is judged as Close; what has the same bits in a plain "
+        "comparison that knows nothing of the gate is judged as Exact, too. "
+        f"torch {machine['torch']}, {machine['processor']}, one thread, {found['updates']} updates, "
+        f"{found['seconds'] / 60:.0f} min. Made by the script from `honest.json`.", "",
+        "| | PASS | FAIL | INCONCLUSIVE |", "|---|---|---|---|",
+    ]  # fmt: skip
+    counts = {**found["counts"], "all": counted(rows)}
+    for name, count in counts.items():
+        share = f" ({count['INCONCLUSIVE'] / max(1, sum(count.values())):.1%})"
+        lines.append(f"| {name} | {count['PASS']} | {count['FAIL']} | {count['INCONCLUSIVE']}{share} |")
+    lines += ["", "PASS of all, by model:", "", "| model | A/A | rewrites |", "|---|---|---|"]
+    for model in dict.fromkeys(row["model"] for row in sorted(rows, key=lambda row: list(MODELS).index(row["model"]))):
+        cells = []
+        for kind in ("A/A", "rewrites"):
+            own = [row["outcome"] for row in rows if row["model"] == model and kind_of(row) == kind]
+            cells.append(f"{own.count('PASS')} of {len(own)}")
+        what = " ".join(MODELS[model].__doc__.split())
+        lines.append(f"| {model}: {what} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "What did not pass:",
+        "",
+        "| model | rewrite | contract | seed | verdict | reason |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["did not pass"]:
+        cells = row["model"], ", ".join(row["way"]) or "none", row["contract"], str(row["seed"])
+        lines.append(f"| {' | '.join(cells)} | {row['outcome']}: {row['summary']} | {row['reason']} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,4 +3,15 @@
 from zoo import dense, generative, images, reinforcement, structures, tokens, updates
 from zoo.model import MODELS, Loop, Model
 
-__all__ = ["MODELS", "Loop", "Model", "dense", "generative", "images", "reinforcement", "structures", "tokens", "updates"]
+__all__ = [
+    "MODELS",
+    "Loop",
+    "Model",
+    "dense",
+    "generative",
+    "images",
+    "reinforcement",
+    "structures",
+    "tokens",
+    "updates",
+]

@@ -110,7 +110,10 @@ class Variational(Model):
     def forward(self, batch):
         hidden = self.encoder(batch["x"]).relu()
         if "two heads in one product" in self.way:
-            weight, bias = torch.cat([self.mean.weight, self.spread.weight]), torch.cat([self.mean.bias, self.spread.bias])
+            weight, bias = (
+                torch.cat([self.mean.weight, self.spread.weight]),
+                torch.cat([self.mean.bias, self.spread.bias]),
+            )
             mean, spread = functional.linear(hidden, weight, bias).chunk(2, 1)
         else:
             mean, spread = self.mean(hidden), self.spread(hidden)
@@ -156,7 +159,9 @@ class Flow(Model):
     def forward(self, batch):
         x = batch["x"] @ self.mix
         # torch's derivative of logdet is that of slogdet; both are of one decomposition
-        first = torch.linalg.slogdet(self.mix)[1] if "determinant by slogdet" in self.way else self.mix.det().abs().log()
+        first = (
+            torch.linalg.slogdet(self.mix)[1] if "determinant by slogdet" in self.way else self.mix.det().abs().log()
+        )
         determinants = [first.expand(len(x))]
         for net in self.nets:
             one, two = x.chunk(2, 1)

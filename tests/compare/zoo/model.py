@@ -91,7 +91,9 @@ class Loop:
         compiler = next((each for each in ("aot_eager", "inductor") if each in way), None)
         self.loss = torch.compile(self.model, backend=compiler) if compiler else self.model
         if "flat parameters" in way:
-            share_memory(self.model.parameters(), lambda parameter, part: setattr(parameter, "data", part.copy_(parameter)))
+            share_memory(
+                self.model.parameters(), lambda parameter, part: setattr(parameter, "data", part.copy_(parameter))
+            )
         if "flat gradients" in way:
             self.flat = share_memory(self.model.parameters(), lambda parameter, part: setattr(parameter, "grad", part))
         options = {name: True for name in ("foreach", "fused") if name in way}

@@ -45,7 +45,11 @@ class SoftActorCritic(Model):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
     def trained(self):
-        return {"critics'": [*self.critics.parameters()], "actor's": [*self.actor.parameters()], "its": [self.temperature]}
+        return {
+            "critics'": [*self.critics.parameters()],
+            "actor's": [*self.actor.parameters()],
+            "its": [self.temperature],
+        }
 
     def act(self, seen, noise):
         mean, spread = self.actor(seen).chunk(2, 1)
@@ -85,7 +89,9 @@ class SoftActorCritic(Model):
         loop.forget(acting)
         if "actions drawn first" not in self.way:
             action, density = self.act(batch["seen"], batch["noise"][1])
-        loss = loop.backward((weight * density - self.judge(self.critics, batch["seen"], action).amin(0)).mean(), acting)
+        loss = loop.backward(
+            (weight * density - self.judge(self.critics, batch["seen"], action).amin(0)).mean(), acting
+        )
         loop.apply(acting)
         loop.forget(tempering)
         heat = loop.backward(-self.temperature * (density.detach() + 2.0).mean(), tempering)
@@ -129,7 +135,9 @@ class ProximalPolicy(Model):
     def decide(self, seen):
         hidden = self.body(seen).tanh()
         if "one product for both heads" in self.way:
-            weight, bias = (torch.cat([getattr(h, name) for h in (self.policy, self.value)]) for name in ("weight", "bias"))
+            weight, bias = (
+                torch.cat([getattr(h, name) for h in (self.policy, self.value)]) for name in ("weight", "bias")
+            )
             logits, value = functional.linear(hidden, weight, bias).split([4, 1], 1)
         else:
             logits, value = self.policy(hidden), self.value(hidden)

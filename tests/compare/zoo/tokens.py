@@ -76,7 +76,9 @@ class Ragged(Model):
         if "padded and masked" in self.way:
             last = self.gru(x)[0][torch.arange(len(x)), lengths - 1]
         elif "one sequence at a time" in self.way:
-            last = torch.cat([self.gru(row[None, :length])[1][0] for row, length in zip(x, lengths.tolist(), strict=True)])
+            last = torch.cat(
+                [self.gru(row[None, :length])[1][0] for row, length in zip(x, lengths.tolist(), strict=True)]
+            )
         else:
             last = self.gru(rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0]
         return functional.mse_loss(self.head(last)[:, 0], batch["y"])
@@ -105,7 +107,9 @@ class Attention(Model):
 
     def attend(self, x):
         if "one product for all" in self.way:
-            weight, bias = (torch.cat([getattr(each, name) for each in (self.q, self.k, self.v)]) for name in ("weight", "bias"))
+            weight, bias = (
+                torch.cat([getattr(each, name) for each in (self.q, self.k, self.v)]) for name in ("weight", "bias")
+            )
             projected = functional.linear(x, weight, bias).chunk(3, -1)
         else:
             projected = self.q(x), self.k(x), self.v(x)
@@ -143,7 +147,12 @@ class Autocast(Model):
 
     def __init__(self, way):
         super().__init__(way)
-        self.one, self.norm, self.two, self.head = nn.Linear(6, 32), nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 5)
+        self.one, self.norm, self.two, self.head = (
+            nn.Linear(6, 32),
+            nn.LayerNorm(32),
+            nn.Linear(32, 32),
+            nn.Linear(32, 5),
+        )
 
     def forward(self, batch):
         cached = "autocast without a cache" not in self.way
@@ -162,7 +171,13 @@ class SparseWords(Model):
 
     optimizer = partial(optim.SparseAdam, lr=1e-2)
     own = ("rows by index", "coalesced first")
-    without = ("rate in a tensor", *set(BACKWARD) - {"autograd.grad", "scaled loss"}, "func.grad", "aot_eager", "micro-batches")
+    without = (
+        "rate in a tensor",
+        *set(BACKWARD) - {"autograd.grad", "scaled loss"},
+        "func.grad",
+        "aot_eager",
+        "micro-batches",
+    )
     rows = True
     batch = staticmethod(words)
 
