@@ -79,7 +79,7 @@ def recorded(build, pair):
     """What a training shows: its last batch comes twice, then with the state from after the first update."""
     with torch.random.fork_rng():
         torch.manual_seed(pair.seed)
-        subject, found = build(), []
+        subject, found, early = build(), [], {}
         optimizers = [part for part in subject.state.values() if isinstance(part, torch.optim.Optimizer)]
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda each, *_: found.extend(bits(p.grad) for p in parameters(each)))

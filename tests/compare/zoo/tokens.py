@@ -124,12 +124,14 @@ class Attention(Model):
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
-    def forward(self, batch):
-        tokens, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
-        x = self.embed(tokens) + self.place.weight
+    def logits(self, batch):
+        x = self.embed(batch["tokens"][:, :-1]) + self.place.weight
         x = x + self.attend(self.normal(x, self.norms[0]))
         x = x + self.mlp(self.normal(x, self.norms[1]))
-        return functional.cross_entropy((x @ self.embed.weight.t()).flatten(0, 1), targets.flatten())
+        return x @ self.embed.weight.t()
+
+    def forward(self, batch):
+        return functional.cross_entropy(self.logits(batch).flatten(0, 1), batch["tokens"][:, 1:].flatten())
 
 
 class Autocast(Model):
@@ -164,6 +166,36 @@ class Autocast(Model):
         if "log-sum-exp" in self.way:
             return (x.logsumexp(1) - x.gather(1, batch["y"][:, None])[:, 0]).mean()
         return functional.cross_entropy(x, batch["y"])
+
+
+class AutocastDropped(Autocast):
+    """Mixed precision with dropout, drawn inside the step."""
+
+    own = ("in-place activations", "written-out mask")
+    without = ("func.grad", "micro-batches", "other order of rows")
+    rows = False
+
+    def forward(self, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            x = functional.relu(self.norm(functional.relu(self.one(batch["x"]), "in-place activations" in self.way)))
+            if "written-out mask" in self.way:
+                x = x * torch.empty_like(x).bernoulli_(0.9).div_(0.9)
+            else:
+                x = functional.dropout(x, 0.1)
+            x = self.head(functional.relu(self.two(x)))
+        return functional.cross_entropy(x.to(torch.promote_types(x.dtype, torch.float32)), batch["y"])
+
+
+class AutocastAttention(Attention):
+    """A block of a transformer in mixed precision."""
+
+    own = ("written-out attention", "einsum attention", "one product for all", "written-out normalisation")
+    without = ("func.grad",)
+
+    def logits(self, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            x = super().logits(batch)
+        return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class SparseWords(Model):
