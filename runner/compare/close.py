@@ -165,7 +165,7 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     unrounded, isolation = in_float64.isolated(baseline), trajectory.isolated(baseline)
     truth = [on_host(frame) for frame in in_float64.updated(unrounded)]
     own = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(isolation), strict=True)]
-    foreign = _foreign(own, unrounded.draws or isolation.draws)
+    foreign = _foreign(own, not isolation.draws_as(unrounded))
     if foreign is not None:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, foreign, {"states": len(starts)})
     types = {parameter.dtype for parameter in named_parameters(isolation.subject).values()}

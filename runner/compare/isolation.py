@@ -168,12 +168,10 @@ class Isolation:
                 generators.seed(seed)
                 self._number = seed - self.updates
 
-    @property
-    def draws(self) -> bool:
-        """Whether the last step drew numbers from the global random generators."""
-        pairs = zip(leaves(self._before), leaves(self._own.random), strict=True)
-        same = (torch.equal(a, b) if isinstance(a, Tensor) else a == b for (_, a), (_, b) in pairs)
-        return not all(same)
+    def draws_as(self, other: Isolation) -> bool:
+        """Whether both can have drawn the same in their last step: as many numbers on the host, and none on a GPU."""
+        mine, own_gpus = self._own.random, self._own.random["cuda"]
+        return _equal(mine, other._own.random) and _equal(self._before["cuda"], own_gpus)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -245,6 +243,11 @@ class Isolation:
             for name, part in self.subject.state.items()
             for path, value in leaves(part.state_dict(), name)
         }
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = zip(leaves(one), leaves(other), strict=True)
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b) for (_, a), (_, b) in pairs)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

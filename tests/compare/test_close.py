@@ -350,3 +350,24 @@ def test_complex_numbers_are_compared_with_twice_the_digits():
     verdict = judge(Loop(net=NarrowInThirds), Loop(net=Narrow))
     assert verdict.outcome is Outcome.INCONCLUSIVE, verdict
     assert "itself rounds to torch.complex64" in str(verdict)
+
+
+class Dropped(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 32), nn.Dropout(0.25), nn.Linear(32, 1))
+
+
+def in_bfloat16(model, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        x = model(x)
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def test_numbers_that_float64_draws_alike_leave_the_rounding_to_be_compared_also_of_16_bits():
+    def noisy(model, x):
+        return in_bfloat16(model, x) + 1e-2 * torch.randn_like(x)[:, :1]
+
+    baseline = Loop(net=Dropped, forward=in_bfloat16)
+    assert judge(Loop(net=Dropped, forward=in_bfloat16, options={"lr": 1e-2, "foreach": True}), baseline)
+    verdict = judge(Loop(forward=noisy), Loop(forward=noisy))
+    assert "draws random numbers inside the step" in str(verdict)
