@@ -4,9 +4,9 @@
     python experiments/instrument/honest.py --only Attention Flow # these models
     python experiments/instrument/honest.py --shard 1/2 --out 1.json
 
-Every model of ``tests/compare/zoo`` is judged against itself with seven seeds, and against every rewrite of it. Each is
-judged as Close. What has the same bits, as a plain comparison of two trainings says that knows nothing of the gate, is
-judged as Exact, too.
+Every model of ``tests/compare/zoo`` is judged against itself with seven seeds, as Close and as Exact, and against every
+rewrite of it: as Exact where the bits are the same, as a plain comparison of two trainings says that knows nothing of the
+gate, else as Close.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from zoo import MODELS, Loop
 from runner.proof import Close, Exact, verify
 
 HERE = Path(__file__).parent
-SEEDS, UPDATES, FIRST_SEED = 7, 12, 100
+SEEDS, UPDATES, FIRST_SEED = 7, 10, 100
 CONTRACTS = {"Close": Close(), "Exact": Exact()}
 REASONS = {
     "draws random numbers inside the step": "true: in float64 the same seeds give other random numbers",
@@ -150,13 +150,12 @@ def main():
     rows, started = [], time.perf_counter()
     for pair in chosen[part - 1 :: parts]:
         torch.compiler.reset()
-        exact = not pair.way or have_the_same_bits(pair)
-        for contract in ("Close", "Exact") if exact else ("Close",):
+        for contract in CONTRACTS if not pair.way else ("Exact",) if have_the_same_bits(pair) else ("Close",):
             row = judged(pair, contract)
             rows.append(row)
             if row["outcome"] != "PASS":
                 print(f"{row['outcome']} {contract} {pair}: {row['summary']}", flush=True)
-    write(rows, time.perf_counter() - started, options.out)
+        write(rows, time.perf_counter() - started, options.out)
     return 0
 
 
@@ -181,7 +180,6 @@ def write(rows, seconds, path):
     }  # fmt: skip
     path.write_text(json.dumps(found, indent=1) + "\n")
     path.with_suffix(".md").write_text(page(found))
-    print(json.dumps(found["counts"]))
 
 
 def kind_of(row):
@@ -205,8 +203,8 @@ def page(found):
         "# How often the gate is wrong about changes that are harmless", "",
         "    python experiments/instrument/honest.py", "",
         f"{found['models']} training steps, each against itself with {SEEDS} seeds (A/A), and in {found['rewrites']} "
-        "honest rewrites, alone and together. Each is judged as Close; what has the same bits in a plain "
-        "comparison that knows nothing of the gate is judged as Exact, too. "
+        "honest rewrites, alone and together. A rewrite is judged as Exact where it has the same bits in a plain "
+        "comparison of two trainings that knows nothing of the gate, else as Close. "
         f"torch {machine['torch']}, {machine['processor']}, one thread, {found['updates']} updates, "
         f"{found['seconds'] / 60:.0f} min. Made by the script from `honest.json`.", "",
         "| | PASS | FAIL | INCONCLUSIVE |", "|---|---|---|---|",

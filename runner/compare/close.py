@@ -34,7 +34,7 @@ from runner.compare.verdict import Outcome, Verdict, worst
 CONTRACT = "Close"
 NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
-ALLOWED_ONCE = 4.0  # and in any single update
+ALLOWED_ONCE = 4.0  # and in any single update, of the baseline's largest error in one
 FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}  # an error of fewer is luck and counts as so many units
 FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3  # from such an error of the baseline on, its update in float64 is another one
 
@@ -51,7 +51,8 @@ def close(
     * both are run in float64 from the same start over all batches, and must stay equal up to 1e-9;
     * from states on the way of the baseline, single updates are taken by both in their own precision, and the changed
       one's may be at most twice as far from the update in float64 as the baseline's, in the median, and never more than
-      four times.
+      four times as far as the baseline ever is. What is, is looked at again from other states: those on the way with
+      the batches in reverse.
 
     The baseline goes the same way before the change is made and after, and has to come to the same.
 
@@ -68,6 +69,9 @@ def close(
         return Verdict(Outcome.FAIL, CONTRACT, reached, same_algebra.evidence | {WHOLE_PROCESS: True})
     try:
         rounded = rounding(baseline, changed, way.starts, seed)
+        if rounded.outcome is Outcome.FAIL:  # perhaps by chance, which does not come twice
+            other = _reference(baseline, [*reversed(batches)], states, seed)
+            rounded = rounding(baseline, changed, other.starts, seed) or rounded
     except StepError as error:
         rounded = error.verdict(CONTRACT, baseline)
     outcome = worst([same_algebra.outcome, rounded.outcome])
@@ -173,13 +177,19 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     other = trajectory.isolated(changed)
     parts = difference.shared(isolation.subject.state, other.subject.state)
     theirs = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(other), strict=True)]
-    ratios = {
-        group: [_ratio(group, a[group], b[group], precision) for a, b in zip(own, theirs, strict=True) if group in a]
+    errors = {
+        group: [(a[group], b[group]) for a, b in zip(own, theirs, strict=True) if group in a]
         for group in own[-1]
         if group in theirs[-1]
     }
+    ratios = {group: [_ratio(group, *each, precision) for each in pairs] for group, pairs in errors.items()}
+    # That the baseline is lucky in one update is not held against the change.
+    beyond = {
+        group: [_ratio(group, max(mine for mine, _ in pairs), error, precision) for _, error in pairs]
+        for group, pairs in errors.items()
+    }
     medians = {group: statistics.median(each) for group, each in ratios.items()}
-    largest = {group: max(each) for group, each in ratios.items()}
+    largest = {group: max(each) for group, each in beyond.items()}
     told, at_worst = (
         {_name(group): difference.plain(each) for group, each in found.items()} for found in (medians, largest)
     )
@@ -190,7 +200,8 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     if failed is None:
         summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
         return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
-    update, start = max(zip(starts.items(), ratios[failed], strict=False), key=itemgetter(1))[0]
+    by_update = (ratios if often else beyond)[failed]
+    update, start = max(zip(starts.items(), by_update, strict=False), key=itemgetter(1))[0]
     found = _locate_rounding(baseline, changed, update, start, parts, precision, seed)
     times, where = (medians, count) if often else (largest, f"one of {len(starts)} single updates")
     summary = f"rounds {times[failed]:.2g} times as much as the baseline ({_name(failed)}, {where}): {found}"

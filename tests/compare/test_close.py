@@ -371,3 +371,22 @@ def test_numbers_that_float64_draws_alike_leave_the_rounding_to_be_compared_also
     assert judge(Loop(net=Dropped, forward=in_bfloat16, options={"lr": 1e-2, "foreach": True}), baseline)
     verdict = judge(Loop(forward=noisy), Loop(forward=noisy))
     assert "draws random numbers inside the step" in str(verdict)
+
+
+def noted_in_16_bits(factor):
+    def build():
+        subject = Loop()()
+
+        def step(batch):
+            loss = subject.step(batch)["loss"]
+            return loss if loss.dtype is torch.float64 else (loss * factor).bfloat16().to(loss.dtype) / factor
+
+        return Subject(step, subject.state)
+
+    return build
+
+
+def test_what_the_baseline_rounds_well_by_chance_now_and_then_the_change_need_not():
+    found = {factor: judge(noted_in_16_bits(factor), noted_in_16_bits(1.0)) for factor in (1.1, 1.3, 1.5, 1.7, 1.9)}
+    assert all(found.values()), found
+    assert judge(lambda: noted_in_16_bits(1.0)()).outcome is Outcome.FAIL, "a baseline of 32 bits has no such chance"

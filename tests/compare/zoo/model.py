@@ -19,7 +19,7 @@ FORWARD = ("aot_eager", "checkpoint", "func.grad", "micro-batches", "other order
 """Ways to come to the same loss, for a step that has one loss."""
 TOGETHER = (
     ("flat gradients", "fused", "checkpoint"),
-    ("aot_eager", "foreach", "forgotten gradients"),
+    ("checkpoint", "foreach", "forgotten gradients"),
     ("flat parameters", "foreach", "micro-batches"),
     ("scaled loss", "autograd.grad", "other order of rows"),
 )
