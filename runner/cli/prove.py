@@ -12,6 +12,9 @@ from runner.cli.common import AsJson, Plugins, Quiet, RecipeName, Sets, load_rec
 from runner.system.errors import ExitCode
 
 StageNames = Annotated[list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")]
+Horizon = Annotated[
+    int, Option("--horizon", min=0, help="Updates of a long run, which says how rare an error may be to be missed.")
+]
 Compared = Annotated[int, Option(min=2, help="Updates that are compared for Exact and Close stages.")]
 Steps = Annotated[int | None, Option(min=1, help="Length of a training for Statistical stages; the recipe's own.")]
 Seeds = Annotated[int, Option(min=8, help="The most pairs of trainings for one stage.")]
@@ -29,7 +32,8 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 
 def verify(
     recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
-    updates: Compared = 20, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0, as_json: AsJson = False,
+    updates: Compared = 20, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
 
@@ -47,7 +51,8 @@ def verify(
     from runner.verify.gate import Options, show, verify_recipe
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
-    report = verify_recipe(loaded, registry, Options(updates, steps, seeds, budget, tuple(stage or ())), say)
+    options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
+    report = verify_recipe(loaded, registry, options, say)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
 

@@ -46,8 +46,8 @@ class Options:
     seeds: int = 8  # the most pairs of trainings for one stage; a PASS takes as many at least
     budget: float = 3600.0  # seconds after which no further training is begun
     stages: tuple[str, ...] = ()  # only these, and not the recipe as a whole; all if empty
-    horizon: int = 3000  # updates of a long run that says how rare an error may be to be missed; none at all if 0
-    horizon_seconds: float = 20.0  # that such a run may take for each of the two
+    horizon: int = 2040  # updates of a long run that says how rare an error may be to be missed; none at all if 0
+    horizon_seconds: float = 15.0  # that such a run may take for each of the two
 
 
 @dataclass(frozen=True)

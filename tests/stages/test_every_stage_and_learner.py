@@ -106,7 +106,7 @@ def test_stages_whose_slots_are_never_called_are_inactive_and_do_not_pass(tmp_pa
         verdict = quick(recipe, REGISTRY, [kind])
         assert verdict.outcome is Outcome.INCONCLUSIVE
         assert f"{kind} is inactive" in verdict.summary
-    found = verify_recipe(recipe, REGISTRY, Options(updates=3, budget=0.0), lambda _: None)
+    found = verify_recipe(recipe, REGISTRY, Options(updates=3, budget=0.0, horizon=0), lambda _: None)
     assert found.inactive.keys() == kinds.keys()
     assert {row.name for row in found.rows} == {"float32_matmul", "all"}
 

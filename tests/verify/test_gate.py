@@ -39,7 +39,7 @@ class Louder(Stage):
 
 def command(name, *more):
     sets = [part for setting in TINY_UAV for part in ("--set", setting)]
-    return ["verify", str(RECIPES / f"{name}.yaml"), "--json", "--updates", "6", *sets, *more]
+    return ["verify", str(RECIPES / f"{name}.yaml"), "--json", "--updates", "6", "--horizon", "60", *sets, *more]
 
 
 def test_phase_1_is_the_same_bits(tmp_path):
@@ -77,7 +77,9 @@ def test_what_cannot_be_verified_is_said(name, stages, message):
 def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
     said = []
     recipe = tiny("marl_phase2", "data.evaluation.episodes=3")
-    report = verify_recipe(recipe, REGISTRY, Options(updates=4, steps=96, seeds=2, stages=("amp",)), said.append)
+    report = verify_recipe(
+        recipe, REGISTRY, Options(updates=4, steps=96, seeds=2, stages=("amp",), horizon=0), said.append
+    )
     (row,) = report.rows
     assert row.contract == "Statistical"
     if "learns nothing" not in row.summary:
@@ -148,7 +150,7 @@ def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_i
     plugin.write_text(SPREADING.format(contract=contract))
     registry = Registry([plugin])
     recipe = tiny("marl_phase1", "optimization.spreading=on", registry=registry)
-    report = verify_recipe(recipe, registry, Options(updates=4), lambda _: None)
+    report = verify_recipe(recipe, registry, Options(updates=4, horizon=0), lambda _: None)
     found = {row.name: row for row in report.rows}
     order = [*found]
     assert found["spreading"].verdict is Outcome.FAIL
@@ -177,7 +179,7 @@ def test_the_worst_verdict_is_the_exit_code(outcomes, code):
 
 
 def test_a_gate_judges_a_close_stage_by_algebra():
-    gate = Gate(tiny("marl_phase2"), REGISTRY, Options(updates=6), lambda _: None)
+    gate = Gate(tiny("marl_phase2"), REGISTRY, Options(updates=6, horizon=0), lambda _: None)
     verdict = gate(("forward_cache", "merged_critic_loss", "stacked_agents"))
     assert verdict, verdict.summary
     assert verdict.contract == "Close"
