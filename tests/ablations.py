@@ -28,13 +28,14 @@ def variant_set(of):
     return variants_of(of.recipe, torch.device("cpu"))
 
 
-def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=None, agents=4):
+def entries(of, factors, noise=0.0, lucky=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=None, agents=4):
     """The log of a case in which every stage is ``factors[stage]`` times as fast, whatever is beside it.
 
     Args:
         of: the case.
         factors: by stage; 1 for those that are not named.
         noise: standard deviation of the logarithm of every time.
+        lucky: standard deviation of the logarithm of what a process is slower by for as long as it lives.
         a_a: by how much the second baseline is slower than the first.
         rounds: how many.
         overhead: seconds of start-up by stage.
@@ -55,10 +56,13 @@ def entries(of, factors, noise=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=N
         prepared = {"first_s": extra + seconds, "seconds": 5 * seconds, "steps": 5, "steady_s": seconds, "steady": True}
         prepared |= {"overhead_s": extra, "updates": 9, "batch_size": 16, "threads": 1, "device": "cpu", "notes": {}}
         yield {**whose, "variant": name, "prepared": prepared}
+    luck = {}
     for turn in range(1, rounds + 1):
-        update = {name: BASE_S / speed[name] * math.exp(draw.gauss(0, noise)) for name in variants}
+        if turn % 3 == 1:  # processes live for three rounds
+            luck = {name: math.exp(draw.gauss(0, lucky)) for name in variants}
+        update = {name: luck[name] * BASE_S / speed[name] * math.exp(draw.gauss(0, noise)) for name in variants}
         train = {name: block(seconds) for name, seconds in update.items()} if turn % 2 == 0 else {}
-        yield {**whose, "round": turn, "update": update, "train": train}
+        yield {**whose, "round": turn, "process": (turn + 2) // 3, "update": update, "train": train}
     for name in variants:
         yield {**whose, "variant": name, "memory": {"host_bytes": 2**28, "device_bytes": None}}
     for name, outcome in (verdicts or {}).items():

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from runner.compare.noninferiority import ratio
+from runner.compare.ratio import ratio
 from runner.system.hardware import hardware
 
 RESULTS = Path(__file__).with_name("results.json")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from runner.compare.isolation import clones
-from runner.compare.noninferiority import FEWEST_ROUNDS, Effect, Ratio, effect, ratio
+from runner.compare.ratio import FEWEST_ROUNDS, Effect, Ratio, effect, ratio
 from runner.compare.subject import Build
 from runner.system.generators import Globals
 from runner.system.tree import tensors
@@ -114,6 +114,10 @@ def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int =
 
     After the first call of each, and its warm-up, blocks of steps are timed in the order A B B A, so that a machine
     that becomes slower or faster favours neither.
+
+    What it says holds for the two objects that were built here. Where memory lies can make one of two that do the same
+    faster by several percent for as long as both live, and rounds do not show that: believe an effect of that size only
+    if it is the same in several processes, which is what ``runner ablate`` starts for the stages of a recipe.
 
     Args:
         baseline: makes what to compare with.

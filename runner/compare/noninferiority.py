@@ -1,13 +1,11 @@
-"""How sure a measurement is: ratios of times with intervals, and a sequential test for "not worse"."""
+"""A sequential test for "not worse"."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
-from operator import truediv
 from statistics import fmean, stdev
 from typing import Any
 
@@ -15,78 +13,9 @@ import torch
 
 from runner.compare.verdict import Outcome
 
-FEWEST_ROUNDS = 5  # with four, an interval of 95 % holds the truth in 89 % of cases; with five, in 94 %
-RESAMPLES = 4000
-CONFIDENCE = 0.95
 FEWEST_PAIRS = 8  # for a PASS: with fewer, not even a change with which every third training collapses would be seen
 COLLAPSE = 10.0  # margins, from which on a loss counts as a collapse
 PATHS = 60_000  # simulated experiments, from which boundaries are taken: the error of a rate of 5 % is then 0.09 %
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How many times as fast: above 1 is faster."""
-
-    value: float  # the median over rounds
-    low: float  # lower end of the 95 % bootstrap interval of the median
-    high: float
-    rounds: int
-
-    @property
-    def spread(self) -> float:
-        """By which factor the interval reaches away from 1, on its farther side; 1 if it is the point 1."""
-        return max(self.high, 1 / self.low)
-
-    @property
-    def half_width(self) -> float:
-        """Half the interval's width, relative to its middle."""
-        return math.sqrt(self.high / self.low) - 1
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
-
-
-def ratio(baseline_seconds: Sequence[float], changed_seconds: Sequence[float], seed: int = 0) -> Ratio:
-    """The ratio of two times that were measured in pairs, a pair a round; ``ValueError`` if they are no such times."""
-    if len(baseline_seconds) != len(changed_seconds) or not baseline_seconds:
-        raise ValueError(f"{len(baseline_seconds)} and {len(changed_seconds)} rounds are no pairs")
-    if not all(0 < seconds < math.inf for seconds in (*baseline_seconds, *changed_seconds)):
-        raise ValueError("every time must be a positive number of seconds")
-    return of_ratios(list(map(truediv, baseline_seconds, changed_seconds)), seed)
-
-
-def of_ratios(ratios: Sequence[float], seed: int = 0) -> Ratio:
-    """The median of ratios, one a round, with its percentile bootstrap interval (Efron and Tibshirani 1993).
-
-    Medians and intervals are taken of logarithms, so that a ratio and its inverse say the same.
-    """
-    logs = torch.tensor(ratios, dtype=torch.float64).log()
-    draw = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(logs), (RESAMPLES, len(logs)), generator=draw)
-    medians = logs[picks].quantile(0.5, dim=1)
-    tails = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64)
-    low, high = medians.quantile(tails).exp().tolist()
-    return Ratio(logs.quantile(0.5).exp().item(), low, high, len(logs))
-
-
-class Effect(StrEnum):
-    """What a measurement allows to say."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    INCONCLUSIVE = "inconclusive"
-
-
-def effect(of: Ratio, a_a: Ratio) -> Effect:
-    """Faster or slower, if the interval says so and the effect is larger than what A/A reaches; else inconclusive.
-
-    With fewer than five rounds the bootstrap's interval is too narrow to say anything. A/A is the baseline against
-    itself, on the same machine at the same time.
-    """
-    few = min(of.rounds, a_a.rounds) < FEWEST_ROUNDS
-    if few or of.low <= 1 <= of.high or max(of.value, 1 / of.value) <= a_a.spread:
-        return Effect.INCONCLUSIVE
-    return Effect.FASTER if of.value > 1 else Effect.SLOWER
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from runner.system.secrets import redact_values
 from runner.tracking.store import Store, params_of
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.signals import Stop, stop_on_signals
+from runner.verify.variants import AGAIN, BASELINE
 
 REPORT, RESULT, RUNS = "README.md", "result.json", "mlflow.json"
 """What is in the folder beside the log; the last has the ids of MLflow's runs, for publishing again."""
@@ -63,6 +64,7 @@ def ablate(
         "code": {case.name: code_of(case.recipe) for case in experiment.cases},
         "machine": {name: value for name, value in hardware().items() if name != "platform"},
         "torch": torch.__version__,
+        "log format": 2,  # the first did not say of which process a time is
     }
     with stop_on_signals() as stop:
         folder = _folder(workspace, identity, out, fresh)
@@ -126,9 +128,9 @@ def _measured(
     if gate is not None:
         for each in all_cases:
             each.judge(gate)
-    measured = [each for each in all_cases if not stop or each.lines.rounds]
+    measured = [each for each in all_cases if not stop or len(each.lines.ratios(AGAIN, BASELINE)) > 1]
     if not measured:
-        error = RunnerError("interrupted before a round was measured; the same command goes on")
+        error = RunnerError("interrupted before two processes of each were measured; the same command goes on")
         error.exit_code = ExitCode(128 + int(stop.asked or 0))
         raise error
     cases = tuple(analyse(each.case, each.variants, each.lines) for each in measured)
@@ -193,8 +195,8 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
                 figures["per_second"] = trained.per_second
                 figures |= {f"{name}_share": share for name, share in trained.shares.items()}
             metrics = [(name, float(value), now, 0) for name, value in figures.items() if value is not None]
-            metrics += [("update_ms", 1e3 * seconds[variant.name], now, number)
-                        for number, seconds in log.of(case.name).rounds.items() if variant.name in seconds]  # fmt: skip
+            metrics += [("update_ms", 1e3 * each["update"][variant.name], now, each["round"])
+                        for each in log.of(case.name).rounds if variant.name in each["update"]]  # fmt: skip
             store.send(below, metrics, params_of(values), params_of(tags))
             store.set_status(below, "FINISHED", now)
     for path in sorted(folder.iterdir()):

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.compare.noninferiority import Effect, Ratio, effect, of_ratios, ratio
+from runner.compare.ratio import Effect, Ratio, effect, of_processes
 from runner.compare.verdict import Outcome
 from runner.measure.experiment import Case
 from runner.measure.limit import Rates, UpdateCost
-from runner.measure.rounds import CaseLog
+from runner.measure.rounds import CaseLog, Entry, by_process
 from runner.system.errors import ExitCode, RunnerError
 from runner.verify.variants import AGAIN, ALL, BASELINE, BOTH, Variant, VariantSet, required
 
@@ -75,7 +75,7 @@ class CaseResult:
     batch_size: int
     unit: str  # what the recipe's training is counted in; of epochs, it is samples that are counted here
     planned_updates: int  # of the whole training
-    a_a: Ratio  # the baseline in one process against the baseline in another
+    a_a: Ratio  # the baseline against the baseline, in processes of their own
     baseline_ms: float
     limit_ms: float  # of one update in float32; a variant that may use 16 bits has a fraction of that type's limit
     cost: UpdateCost
@@ -151,29 +151,31 @@ class Result:
             plain["float32_flops"] = case.rates.float32_flops
             for own in plain.pop("variants"):
                 ratio = own.pop("ratio")
-                figures = {"ratio": ratio["value"], "ci95": [ratio["low"], ratio["high"]], "rounds": ratio["rounds"]}
+                figures = {"ratio": ratio["value"], "ci95": [ratio["low"], ratio["high"]]}
+                figures |= {what: ratio[what] for what in ("rounds", "processes")}
                 whole["variants"].append({"case": case.name, **own, **figures})
         return whole
 
 
 def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
     """What was measured of one case; a RunnerError if that is not even the baseline."""
-    rounds, counted, rated = list(log.rounds.values()), log.values("cost"), log.values("rates")
-    if not rounds or not counted or not rated:
-        raise RunnerError(f"{case.name or 'the ablation'}: no round was measured; give it a larger budget")
+    a_a, counted, rated = _ratio(log.ratios(AGAIN, BASELINE)), log.values("cost"), log.values("rates")
+    if a_a is None or not counted or not rated:
+        raise RunnerError(f"{case.name or 'the ablation'}: no two processes were measured; give it a larger budget")
     rates = max((Rates(**each) for each in rated), key=lambda each: each.float32_flops)
     cost = UpdateCost.of(counted[0])
-    a_a = ratio([each[BASELINE] for each in rounds], [each[AGAIN] for each in rounds])
-    base_s = statistics.median(each[BOTH] for each in rounds)
+    base_s = statistics.median(each["update"][BOTH] for each in log.rounds)
     prepared, failed = log.by_variant("prepared"), log.failed
     results, missing = [], {}
     for variant in variants.variants:
-        if variant.name in prepared and variant.name not in failed and log.ratios(variant.name):
+        measured = _ratio(log.ratios(variant.name))
+        if variant.name in prepared and variant.name not in failed and measured is not None:
             dtypes = (getattr(case.recipe.stages[kind], "dtype", None) for kind in variant.stages)
             limit_s = cost.limit_s(rates, next(filter(None, dtypes), None))
-            results.append(_variant(case, variant, log, a_a, base_s, limit_s))
+            results.append(_variant(case, variant, log, measured, a_a, base_s, limit_s))
         else:
-            missing[variant.name] = failed.get(variant.name, "its turn did not come")
+            unknown = "only one process was measured" if variant.name in prepared else "its turn did not come"
+            missing[variant.name] = failed.get(variant.name, unknown)
     trained = [each[BASELINE] for each in log.values("train") if each]
     share = sum(each["share"] for each in trained)
     worth, interaction = _worth(case, variants, log)
@@ -198,11 +200,12 @@ def slope(cases: Sequence[CaseResult]) -> float | None:
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
-def _variant(case: Case, variant: Variant, log: CaseLog, a_a: Ratio, base_s: float, limit_s: float) -> VariantResult:
+def _variant(
+    case: Case, variant: Variant, log: CaseLog, measured: Ratio, a_a: Ratio, base_s: float, limit_s: float
+) -> VariantResult:
     prepared, gate = log.by_variant("prepared"), log.by_variant("verdict").get(variant.name, {})
     own = prepared[variant.name]
     memory = log.by_variant("memory").get(variant.name, {"host_bytes": 0, "device_bytes": None})
-    measured = of_ratios(log.ratios(variant.name))
     steady_s = base_s / measured.value  # by the ratio, so that no variant gains from the quieter half of a session
     said = effect(measured, a_a) if variant.stages else Effect.INCONCLUSIVE
     break_even = None
@@ -215,22 +218,25 @@ def _variant(case: Case, variant: Variant, log: CaseLog, a_a: Ratio, base_s: flo
         peak_memory=memory["host_bytes"] if memory["device_bytes"] is None else memory["device_bytes"],
         peak_host_memory=memory["host_bytes"],
         break_even_updates=break_even, limit_fraction=limit_s / steady_s,
-        throughput=_throughput([each for each in log.values("train") if variant.name in each], variant.name),
+        throughput=_throughput([each for each in log.rounds if variant.name in each["train"]], variant.name),
         published=next((case.published[name] for name in variant.names if name in case.published), None),
         verdict=gate.get("outcome"), verdict_summary=gate.get("summary"),
         notes=tuple(f"{kind}: {note}" for kind, notes in own["notes"].items() for note in notes),
     )  # fmt: skip
 
 
-def _throughput(blocks: Sequence[dict[str, Any]], name: str) -> Throughput | None:
-    if not blocks:
+def _throughput(rounds: Sequence[Entry], name: str) -> Throughput | None:
+    def step_s(each: Entry, who: str) -> float:
+        return float(each["train"][who]["seconds"] / each["train"][who]["done"])
+
+    gained = _ratio(by_process(rounds, lambda each: step_s(each, BASELINE) / step_s(each, name)))
+    if gained is None:
         return None
-    own = [each[name] for each in blocks]
+    own = [each["train"][name] for each in rounds]
     seconds = sum(each["seconds"] for each in own)
     shares = {activity: sum(each["spent"][activity] for each in own) / seconds for activity in own[0]["spent"]}
     shares["other"] = max(0.0, 1.0 - sum(shares.values()))
-    baseline_s, step_s = ([each[who]["seconds"] / each[who]["done"] for each in blocks] for who in (BASELINE, name))
-    return Throughput(1 / statistics.median(step_s), ratio(baseline_s, step_s), shares)
+    return Throughput(1 / statistics.median(step_s(each, name) for each in rounds), gained, shares)
 
 
 def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageGain, ...], Ratio | None]:
@@ -248,10 +254,14 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
     if len(whole.stages) < 2 or len(pairs) < len(whole.stages):
         return tuple(gains), None
     needed = {whole.name, *(name for pair in pairs for name in pair)}
-    complete = (each for each in log.rounds.values() if needed <= each.keys())
-    helped = [each[BOTH] / each[whole.name] / math.prod(each[without] / each[with_it] for with_it, without in pairs)
-              for each in complete]  # fmt: skip
-    return tuple(gains), _ratio(helped)
+
+    def helped(each: Entry) -> float:
+        own = each["update"]
+        alone = math.prod(own[without] / own[with_it] for with_it, without in pairs)
+        return float(own[BOTH] / own[whole.name] / alone)
+
+    complete = (each for each in log.rounds if needed <= each["update"].keys())
+    return tuple(gains), _ratio(by_process(complete, helped))
 
 
 def _pair(changed: Variant | None, without: Variant | None) -> tuple[str, str] | None:
@@ -261,8 +271,9 @@ def _pair(changed: Variant | None, without: Variant | None) -> tuple[str, str] |
     return changed.name, without.name if without.stages else BOTH
 
 
-def _ratio(values: Sequence[float]) -> Ratio | None:
-    return of_ratios(values) if values else None
+def _ratio(ratios: Sequence[Sequence[float]]) -> Ratio | None:
+    """What several processes say; None where there is but one, of which nobody can tell how lucky it is."""
+    return of_processes(ratios) if len(ratios) > 1 else None
 
 
 def recommend(case: Case, result: CaseResult) -> Recommendation:

@@ -20,6 +20,8 @@ from runner.system.names import suggestion
 from runner.verify.variants import GROUPS, Group, names
 
 KIND: Final = "ablation"
+PROCESSES = 5  # one after the other, the fewest that every variant is measured in
+ROUNDS_A_PROCESS = 4  # more tell little, for a process keeps its luck, and fewer are not worth the start
 Assignments = list[Annotated[str, Field(min_length=1)]]
 
 
@@ -35,8 +37,8 @@ class CaseConfig(Config):
 class RoundsConfig(Config):
     """How often every variant is measured."""
 
-    least: Annotated[int, Field(ge=3)] = 8
-    """Rounds before the wanted precision counts."""
+    least: Annotated[int, Field(ge=3)] = 20
+    """Rounds before the wanted precision counts, in five processes at least."""
     most: Annotated[int, Field(ge=3)] = 60
     """Rounds after which a case is done anyway."""
 
@@ -45,6 +47,11 @@ class RoundsConfig(Config):
         if self.least > self.most:
             raise ValueError(f"least, {self.least}, is more than most, {self.most}")
         return self
+
+    @property
+    def a_process(self) -> int:
+        """After how many every process is started anew: four, or fewer where else there were no five processes."""
+        return max(1, min(ROUNDS_A_PROCESS, self.most // PROCESSES))
 
 
 class AblationConfig(Config):

@@ -142,8 +142,8 @@ def _peak_host_bytes() -> int:
 
 def main(parent: Parent) -> None:
     """Answers commands until there are no more."""
-    # Compiled code is made anew, or its compilation would be measured only once a machine.
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(parent.folder / "compiled")
+    # Compiled code is the variant's own, or its compilation would be measured only once a machine.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = parent.options["compiled"]
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     begun = time.perf_counter()

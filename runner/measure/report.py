@@ -38,12 +38,14 @@ _SOURCE_COLOURS = ("#4477aa", "#228833", "#aa3377")  # for what a source does ap
 _EFFECT_COLOURS = {"faster": "#228833", "slower": "#aa3377", "inconclusive": "#888888"}
 _INCH_A_ROW = 0.32
 _HOW_TO_READ = """\
-**ratio** is the baseline's time of one update over the variant's, the median over rounds with its 95 % bootstrap
-interval: above 1 is faster. **effect** is inconclusive where the interval holds 1, or where the effect is no larger
-than what the baseline shows against itself (A/A). **compile** is the first update, **warm-up** what follows until it is
-steady, **break-even** the number of updates after which the start-up has paid. **limit** is the share of the limit's
-speed that is reached. **verdict** is the gate's answer to whether the stages are harmless. *All but* a stage is also
-without what requires it, and a stage *alone* comes with what it requires."""
+**ratio** is the baseline's time of one update over the variant's: above 1 is faster. Every variant was measured in
+several processes, one after the other, for two that do the same differ as long as they live; the ratio is the mean of
+their medians, with Student's 95 % interval over processes. **effect** is inconclusive where the interval holds 1, or
+where the effect is no larger than that of the baseline against itself (A/A). **compile** is the first update, with
+nothing compiled yet, **warm-up** what follows until it is steady, **break-even** the number of updates after which the
+start-up has paid. **limit** is the share of the limit's speed that is reached. **verdict** is the gate's answer to
+whether the stages are harmless. *All but* a stage is also without what requires it, and a stage *alone* comes with what
+it requires."""
 Row = Mapping[str, str]  # of a table: texts by column
 
 
@@ -162,9 +164,7 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
 
 
 def _remarks(case: CaseResult) -> Iterator[str]:
-    yield f"A/A, the baseline in one process against the baseline in another: {case.a_a}"
-    if not case.a_a.low <= 1 <= case.a_a.high:
-        yield "A/A does not hold 1: two processes that do the same differ here by more than chance"
+    yield f"A/A, the baseline against the baseline: {case.a_a} in {case.a_a.processes} processes of each"
     if case.interaction is not None:
         said = "as much as"
         if not case.interaction.low <= 1 <= case.interaction.high:
@@ -247,7 +247,7 @@ def _panels(result: Result, figure: Any) -> Iterator[tuple[Any, CaseResult]]:
 
 
 def _ratios(result: Result, figure: Any) -> None:
-    """The ratio of every variant with its interval; what A/A reaches is shaded."""
+    """The ratio of every variant with its interval; that of A/A is shaded."""
     for axes, case in _panels(result, figure):
         variants = [variant for variant in case.variants if variant.stages]
         for row, variant in enumerate(variants):

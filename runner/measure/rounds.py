@@ -1,4 +1,7 @@
-"""Measures every variant of a recipe in a child process of its own, in rounds, until it is sure or out of time.
+"""Measures every variant of a recipe in child processes of its own, in rounds, until it is sure or out of time.
+
+Two processes that do the same differ for as long as they live. So all are started anew after a few rounds, and it is
+processes that the intervals count.
 
 What was measured is durable line by line, so that what was interrupted can go on.
 """
@@ -9,30 +12,34 @@ import fcntl
 import json
 import math
 import os
+import random
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runner.child.spawn import START_SECONDS, Child, ChildError
-from runner.compare.noninferiority import FEWEST_ROUNDS, of_ratios
+from runner.compare.ratio import of_processes
 from runner.compare.verdict import Verdict
-from runner.measure.experiment import AblationConfig, Case
+from runner.measure.experiment import PROCESSES, AblationConfig, Case
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError, UsageError
 from runner.system.files import sync, write_durably
 from runner.system.secrets import redact_values
+from runner.tracking.workspace import folder_name
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop
-from runner.verify.variants import AGAIN, BASELINE, BOTH, Variant, variants_of
+from runner.verify.variants import AGAIN, BASELINE, BOTH, variants_of
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
-SETUP_SHARE = 0.75  # of a squad's time: what is not ready by then would have nothing left to be measured in
+SETUP_SHARE = 0.75  # of a squad's time, for all starts: what takes more would leave nothing to be measured in
 MEMORY_SHARE = 0.8
-TRAIN_EVERY = 2  # every second round also trains a moment, for the throughput of a whole training
+TRAIN_EVERY = 2  # every second round of a process also trains a moment, for the throughput of a whole training
 Gate = Callable[[Recipe, Registry, Sequence[str]], Verdict]  # is a recipe with exactly these stages harmless?
 Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
 
@@ -52,10 +59,10 @@ class CaseLog:
         return {entry["variant"]: entry[key] for entry in self.entries if key in entry}
 
     @property
-    def rounds(self) -> dict[int, dict[str, float]]:
-        """Seconds of one update by round and variant; ``BOTH`` among them."""
-        updates = {entry["round"]: entry["update"] for entry in self.entries if "update" in entry}
-        return {number: {**own, BOTH: (own[BASELINE] + own[AGAIN]) / 2} for number, own in updates.items()}
+    def rounds(self) -> list[Entry]:
+        """The lines of rounds; ``update`` has the seconds of one update by variant, ``BOTH`` among them."""
+        lines = ((entry, entry["update"]) for entry in self.entries if "update" in entry)
+        return [{**entry, "update": {**own, BOTH: (own[BASELINE] + own[AGAIN]) / 2}} for entry, own in lines]
 
     @property
     def failed(self) -> dict[str, str]:
@@ -63,9 +70,18 @@ class CaseLog:
         last = {each["variant"]: each.get("failed") for each in self.entries if each.keys() & {"failed", "prepared"}}
         return {name: str(reason) for name, reason in last.items() if reason is not None}
 
-    def ratios(self, name: str, other: str = BOTH) -> list[float]:
-        """Seconds of ``other`` / seconds of ``name``, for each round that has them."""
-        return [each[other] / each[name] for each in self.rounds.values() if name in each and other in each]
+    def ratios(self, name: str, other: str = BOTH) -> list[list[float]]:
+        """Seconds of ``other`` / seconds of ``name`` in the rounds that have them, a list a process."""
+        both = (each for each in self.rounds if {name, other} <= each["update"].keys())
+        return by_process(both, lambda each: each["update"][other] / each["update"][name])
+
+
+def by_process(rounds: Iterable[Entry], figure: Callable[[Entry], float]) -> list[list[float]]:
+    """A figure of every round, in a list for each of the processes that a variant had, one after the other."""
+    found = defaultdict(list)
+    for each in rounds:
+        found[each["process"]].append(figure(each))
+    return list(found.values())
 
 
 class MeasurementLog:
@@ -143,6 +159,7 @@ class Measurement:
     def __post_init__(self) -> None:
         self.device = resolve_device(self.case.recipe.device)
         self.variants = variants_of(self.case.recipe, self.device, self.config.variants)
+        self.stages = {AGAIN: (), **{variant.name: variant.stages for variant in self.variants.variants}}
         self.children: dict[str, Child] = {}
         self.title = f"{self.case.name}: " if self.case.name else ""  # begins what is said of a case among others
 
@@ -165,24 +182,16 @@ class Measurement:
         A RunnerError if the recipe cannot run here, or not even its baseline could be measured.
         """
         settled = {name for names in self.lines.values("settled") for name in names}
-        left = [variant for variant in self.variants.variants[1:] if variant.name not in settled]
+        left = [variant.name for variant in self.variants.variants[1:] if variant.name not in settled]
         if not left:
             return
         self.tell("measuring what this machine can do at best")
         with Child("runner.measure.limit", options={"device": str(self.device)}) as child:
             self.add(rates=child.answer())
-        with ExitStack() as baselines:
-            try:
-                for name in (BASELINE, AGAIN):  # the least that there must be
-                    self._start(name, (), baselines, deadline + START_SECONDS)
-            except ChildError as error:
-                raise RunnerError(f"{self.title}the baseline cannot be measured: {error}") from error
-            memory = self.children[BASELINE].ask("memory")
-            side_by_side = max(1, int(MEMORY_SHARE * memory["free_bytes"] / memory["own_bytes"]))
-            for start in range(0, len(left), side_by_side):
-                now, squads = time.monotonic(), math.ceil((len(left) - start) / side_by_side)
-                self._squad(left[start : start + side_by_side], now + max(0.0, deadline - now) / squads)
-            self.add(variant=BASELINE, memory=self.children[BASELINE].ask("memory"))
+        with tempfile.TemporaryDirectory(prefix="runner-compiled-", ignore_cleanup_errors=True) as self.compiled:
+            while left and not self.stop:
+                with ExitStack() as self.processes:
+                    left = self._squad(left, deadline)
 
     def judge(self, gate: Gate) -> None:
         """Asks the gate about every variant that was measured, once."""
@@ -194,79 +203,109 @@ class Measurement:
                 told = {"outcome": str(found.outcome), "contract": found.contract, "summary": found.summary}
                 self.add(variant=variant.name, verdict=told)
 
-    def _start(self, name: str, stages: Sequence[str], processes: ExitStack, deadline: float) -> None:
-        recipe = replace(self.case.recipe, stages={kind: self.case.recipe.stages[kind] for kind in stages})
-        child = processes.enter_context(Child("runner.measure.measured", recipe, plugin_files=self.registry.files))
-        prepared = child.ask("prepare", min(START_SECONDS, max(30.0, deadline - time.monotonic())))
-        if name == BASELINE:
-            self.add(cost=child.ask("cost"))
-        self.children[name] = child
-        self.add(variant=name, prepared=prepared)
-
-    def _squad(self, squad: Sequence[Variant], deadline: float) -> None:
-        """Measures variants side by side."""
-        begun = time.monotonic()
-        with ExitStack() as processes:
-            for number, variant in enumerate(squad, start=1):
-                if self.stop:
-                    return
-                if time.monotonic() - begun > SETUP_SHARE * (deadline - begun):
-                    self.add(variant=variant.name, failed="the budget was spent before its turn came")
-                    continue
-                self.tell(f"starting {variant.name} ({number} of {len(squad)})")
-                try:
-                    self._start(variant.name, variant.stages, processes, deadline)
-                except ChildError as error:
-                    self.add(variant=variant.name, failed=str(error))
-            names = [variant.name for variant in squad if variant.name in self.children]
-            ended = self._rounds(names, deadline)
-            for name in names:
-                if (child := self.children.pop(name, None)) is not None:
-                    self.add(variant=name, memory=child.ask("memory"))
-            if not self.stop:
-                self.add(settled=[variant.name for variant in squad], done=ended)
-
-    def _rounds(self, names: Sequence[str], deadline: float) -> str:
-        """Measures rounds of all these variants and the baselines; returns why it stopped."""
-        limits, precision, half, rounds = self.config.rounds, self.config.precision, len(names) // 2, self.lines.rounds
-        every = [BASELINE, *names[:half], AGAIN, *names[half:]]  # A/A sees as much drift as the variants do
-        number, done = max(rounds, default=0), sum(each.keys() >= set(every) for each in rounds.values())
-        while done < limits.most:
+    def _squad(self, left: list[str], deadline: float) -> list[str]:
+        """Measures the first of these variants, as many as memory allows side by side; returns the others."""
+        begun, self.children = time.monotonic(), {}
+        again = self._compile(BASELINE) + self._compile(AGAIN)  # seconds of starting all once more
+        self.add(cost=self.children[BASELINE].ask("cost"))
+        memory = self.children[BASELINE].ask("memory")
+        side_by_side = max(1, int(MEMORY_SHARE * memory["free_bytes"] / memory["own_bytes"]))
+        squad, seconds = left[:side_by_side], max(0.0, deadline - begun) / math.ceil(len(left) / side_by_side)
+        for number, name in enumerate(squad, start=1):
+            spent = time.monotonic() - begun
             if self.stop:
-                return "interrupted"
-            number, done = number + 1, done + 1
-            update, train = {}, {}
-            for name in order([each for each in every if each in self.children], number):
-                try:
-                    seconds = self.children[name].ask("update")["seconds"]
-                    if number % TRAIN_EVERY == 0:
-                        train[name] = self.children[name].ask("train")
-                    update[name] = seconds
-                except ChildError as error:
-                    if name in (BASELINE, AGAIN):
-                        raise RunnerError(f"{self.title}the baseline failed: {error}") from error
-                    del self.children[name]
-                    self.add(variant=name, failed=str(error))
-            self.add(round=number, update=update, train=train)
-            lines = self.lines
-            ratios = [lines.ratios(AGAIN, BASELINE), *map(lines.ratios, names)]
-            widest = max(of_ratios(own).half_width if len(own) >= FEWEST_ROUNDS else math.inf for own in ratios)
-            sure = f", intervals up to +-{widest:.1%}" if math.isfinite(widest) else ""
-            left = max(0.0, deadline - time.monotonic())
-            self.tell(f"round {done} of {limits.most} at most{sure} (wanted {precision:.1%}), {left:.0f} s left")
-            if done >= limits.least and widest <= precision:
-                return f"every interval is within +-{precision:.1%} after {done} rounds"
-            if left == 0 and done >= FEWEST_ROUNDS:
-                return f"the budget was spent after {done} rounds"
-        return f"{limits.most} rounds were measured"
+                break
+            if spent + (PROCESSES - 1) * again > SETUP_SHARE * seconds:
+                self.add(variant=name, failed="the budget was spent before its turn came")
+                continue
+            self.tell(f"starting {name} ({number} of {len(squad)})")
+            again += self._compile(name, min(START_SECONDS, max(30.0, seconds - spent)))
+        ended = self._rounds(begun + seconds)
+        for name, child in self.children.items():
+            self.add(variant=name, memory=child.ask("memory"))
+        if not self.stop:
+            self.add(settled=squad, done=ended)
+        return left[side_by_side:]
+
+    def _compile(self, name: str, timeout: float = START_SECONDS) -> float:
+        """Starts a variant's first process; returns the seconds that the next will take, which finds compiled code."""
+        begun, known = time.monotonic(), self.lines
+        prepared = self._start([name], timeout).get(name)
+        if prepared is None:
+            return 0.0
+        if name in known.failed or name not in known.by_variant("prepared"):
+            self.add(variant=name, prepared=prepared)
+        return max(0.0, time.monotonic() - begun - float(prepared["first_s"]))
+
+    def _start(self, names: Sequence[str], timeout: float = START_SECONDS) -> dict[str, dict[str, Any]]:
+        """Gives each a process; they begin at the same time, and are prepared one after the other."""
+        for name in names:
+            recipe = replace(
+                self.case.recipe, stages={kind: self.case.recipe.stages[kind] for kind in self.stages[name]}
+            )
+            options = {"compiled": str(Path(self.compiled, folder_name(name)))}
+            child = Child("runner.measure.measured", recipe, plugin_files=self.registry.files, options=options)
+            self.children[name] = self.processes.enter_context(child)
+        answers = ((name, self._ask(name, "prepare", timeout)) for name in names)
+        return {name: prepared for name, prepared in answers if prepared is not None}
+
+    def _ask(self, name: str, command: str, timeout: float = 300.0) -> dict[str, Any] | None:
+        """The answer of a variant; None if it fails, which ends it here, and the whole if it is a baseline."""
+        try:
+            return self.children[name].ask(command, timeout)
+        except ChildError as error:
+            if name in (BASELINE, AGAIN):
+                raise RunnerError(f"{self.title}the baseline cannot be measured: {error}") from error
+            del self.children[name]
+            self.add(variant=name, failed=str(error))
+            return None
+
+    def _rounds(self, deadline: float) -> str:
+        """Measures rounds of all that have a process, which is another one every few rounds; returns why it stopped."""
+        limits, precision, rounds = self.config.rounds, self.config.precision, self.lines.rounds
+        done = sum(each["update"].keys() >= self.children.keys() for each in rounds)
+        number, process = (max((each[what] for each in rounds), default=0) for what in ("round", "process"))
+        while True:
+            process, begun = process + 1, time.monotonic()
+            for turn in range(min(limits.a_process, limits.most - done)):
+                if self.stop:
+                    return "interrupted"
+                number, done = number + 1, done + 1
+                self._round(number, process, train=turn % TRAIN_EVERY == 0)
+                fewest, widest = self._known()
+                sure = f", intervals up to +-{widest:.1%}" if math.isfinite(widest) else ""
+                left = max(0.0, deadline - time.monotonic())
+                self.tell(f"round {done} of {limits.most} at most{sure} (wanted {precision:.1%}), {left:.0f} s left")
+            fewest, widest = self._known()
+            after = f"after {done} rounds in {fewest} processes"
+            if fewest >= PROCESSES and done >= limits.least and widest <= precision:
+                return f"every interval is within +-{precision:.1%} {after}"
+            if fewest >= PROCESSES and 2 * time.monotonic() - begun > deadline:
+                return f"the budget was spent {after}"
+            if done >= limits.most:
+                return f"{limits.most} rounds were measured in {fewest} processes"
+            self.processes.close()
+            self._start(list(self.children))
+
+    def _round(self, number: int, process: int, train: bool) -> None:
+        """Measures an update of every variant, and with ``train`` a moment of training."""
+        update, trained = {}, {}
+        for name in order(list(self.children), number):
+            if (answer := self._ask(name, "update")) is None:
+                continue
+            update[name] = answer["seconds"]
+            if train and (answer := self._ask(name, "train")) is not None:
+                trained[name] = answer
+        self.add(round=number, process=process, update=update, train=trained)
+
+    def _known(self) -> tuple[int, float]:
+        """In how many processes all were measured that have one now, and half the widest interval of a ratio."""
+        lines = self.lines
+        ratios = [lines.ratios(AGAIN, BASELINE), *map(lines.ratios, self.children.keys() - {BASELINE, AGAIN})]
+        fewest = min(map(len, ratios))
+        return fewest, max(of_processes(own).half_width for own in ratios) if fewest > 1 else math.inf
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """The order of one round: turned by one place every second round, and backwards in every other one.
-
-    Over twice as many rounds as names, each takes every place equally often, and follows its neighbours as often as
-    they follow it: a machine that becomes slower or faster favours none.
-    """
-    start = number // 2 % max(1, len(names))
-    turned = [*names[start:], *names[:start]]
-    return turned[::-1] if number % 2 else turned
+    """The order of one round, by chance: load that comes back as often as a round does favours none of them."""
+    return random.Random(number).sample(names, len(names))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runner.compare.clock import Stopwatch, clock, warm_up
-from runner.compare.noninferiority import Effect
+from runner.compare.ratio import Effect
 from runner.compare.subject import Subject
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from ablations import BASE_S, OFF, analysed, case, entries, result, variant_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.compare.noninferiority import Effect
+from runner.compare.ratio import Effect
 from runner.measure.analysis import analyse, slope
 from runner.measure.rounds import CaseLog
 from runner.system.errors import ExitCode, RunnerError
@@ -57,6 +57,28 @@ def test_effects_that_a_a_reaches_are_inconclusive():
     assert noisy.named("stacked_agents").effect is Effect.FASTER
     assert analysed(CASE, factors).named("fused_optimizer").effect is Effect.FASTER
     assert analysed(CASE, {"stacked_agents": 0.5}).named("stacked_agents").effect is Effect.SLOWER
+
+
+def test_luck_of_a_process_is_in_the_interval_and_no_effect():
+    """No round is noisy here, and yet stages are told from luck by several processes alone."""
+    variants = analysed(CASE, {"stacked_agents": 3.0}, lucky=0.03, rounds=18).variants[1:]
+    assert {variant.ratio.processes for variant in variants} == {6}
+    for variant in variants:
+        assert 0.005 < variant.ratio.half_width < 0.2
+        assert variant.throughput.ratio.half_width > 0.005
+        assert variant.effect is (Effect.FASTER if "stacked_agents" in variant.stages else Effect.INCONCLUSIVE)
+
+
+def test_what_one_process_says_is_nothing():
+    own = list(entries(CASE, {"fused_optimizer": 2.0}))
+    for entry in own:
+        if "update" in entry and entry["process"] > 1:
+            del entry["update"]["fused_optimizer"]
+    found = analyse(CASE, variant_set(CASE), CaseLog(own))
+    assert found.missing == {"fused_optimizer": "only one process was measured"}
+    assert next(gain for gain in found.worth if gain.stage == "fused_optimizer").alone is None
+    with pytest.raises(RunnerError, match="no two processes"):
+        analyse(CASE, variant_set(CASE), CaseLog([e for e in own if e.get("process", 1) == 1]))
 
 
 def test_limit_shares_and_throughput():

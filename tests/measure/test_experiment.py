@@ -1,6 +1,6 @@
 import pytest
 
-from runner.measure.experiment import load_experiment
+from runner.measure.experiment import RoundsConfig, load_experiment
 from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError
 
@@ -35,6 +35,11 @@ def test_cases_are_recipes_with_the_assignments_of_all_of_one_and_of_the_command
     shorter = read(tmp_path, text, "train.batch_size=64", budget=10.0)
     assert (shorter.config.budget, shorter.digest) == (10.0, found.digest)
     assert found.digest != read(tmp_path, text).digest
+
+
+@pytest.mark.parametrize(("most", "a_process"), [(3, 1), (5, 1), (8, 1), (20, 4), (60, 4)])
+def test_there_are_five_processes_where_there_are_as_many_rounds(most, a_process):
+    assert RoundsConfig(least=3, most=most).a_process == a_process
 
 
 def test_a_bare_recipe_is_measured_with_default_settings(tmp_path):
