@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import truediv
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 import torch
 from scipy.special import stdtrit
@@ -68,21 +68,21 @@ def of_rounds(ratios: Sequence[float], seed: int = 0) -> Ratio:
     return Ratio(logs.quantile(0.5).exp().item(), low, high, len(logs))
 
 
-def of_processes(ratios: Sequence[Sequence[float]]) -> Ratio:
-    """The mean over processes of the median ratio in each, with Student's t interval over processes (1908).
+def of_processes(ratios: Sequence[float], rounds: int) -> Ratio:
+    """The geometric mean over processes, with Student's t interval (1908).
 
     Two processes that do the same differ for as long as they live, by where their memory lies. Rounds do not show this
     luck, so a process counts once, however many rounds it has. Of a handful a percentile bootstrap is too narrow;
     Student's interval holds the truth as often as it says if luck is normal. Of logarithms, as in ``of_rounds``.
 
     Args:
-        ratios: for each process, or pair of processes, those of its rounds; two at least, with a round at least.
+        ratios: one of each process, or of each pair of processes; two at least.
+        rounds: how many there were in all of them.
     """
-    medians = [median(map(math.log, own)) for own in ratios]
-    middle, error = fmean(medians), stdev(medians) / math.sqrt(len(medians))
-    reach = float(stdtrit(len(medians) - 1, (1 + CONFIDENCE) / 2)) * error
-    low, high = math.exp(middle - reach), math.exp(middle + reach)
-    return Ratio(math.exp(middle), low, high, sum(map(len, ratios)), len(medians))
+    logs = list(map(math.log, ratios))
+    middle, error = fmean(logs), stdev(logs) / math.sqrt(len(logs))
+    reach = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2)) * error
+    return Ratio(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), rounds, len(logs))
 
 
 class Effect(StrEnum):

@@ -128,7 +128,7 @@ def _measured(
     if gate is not None:
         for each in all_cases:
             each.judge(gate)
-    measured = [each for each in all_cases if not stop or len(each.lines.ratios(AGAIN, BASELINE)) > 1]
+    measured = [each for each in all_cases if not stop or each.lines.ratio(AGAIN, [BASELINE])]
     if not measured:
         error = RunnerError("interrupted before two processes of each were measured; the same command goes on")
         error.exit_code = ExitCode(128 + int(stop.asked or 0))

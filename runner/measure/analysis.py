@@ -12,9 +12,9 @@ from runner.compare.ratio import Effect, Ratio, effect, of_processes
 from runner.compare.verdict import Outcome
 from runner.measure.experiment import Case
 from runner.measure.limit import Rates, UpdateCost
-from runner.measure.rounds import CaseLog, Entry, by_process
+from runner.measure.rounds import CaseLog, Entry
 from runner.system.errors import ExitCode, RunnerError
-from runner.verify.variants import AGAIN, ALL, BASELINE, BOTH, Variant, VariantSet, required
+from runner.verify.variants import AGAIN, ALL, BASELINE, BASELINES, Variant, VariantSet, required
 
 
 @dataclass(frozen=True)
@@ -159,16 +159,16 @@ class Result:
 
 def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
     """What was measured of one case; a RunnerError if that is not even the baseline."""
-    a_a, counted, rated = _ratio(log.ratios(AGAIN, BASELINE)), log.values("cost"), log.values("rates")
+    a_a, counted, rated = log.ratio(AGAIN, [BASELINE]), log.values("cost"), log.values("rates")
     if a_a is None or not counted or not rated:
         raise RunnerError(f"{case.name or 'the ablation'}: no two processes were measured; give it a larger budget")
     rates = max((Rates(**each) for each in rated), key=lambda each: each.float32_flops)
     cost = UpdateCost.of(counted[0])
-    base_s = statistics.median(each["update"][BOTH] for each in log.rounds)
+    base_s = statistics.median(each["update"][name] for each in log.rounds for name in BASELINES)
     prepared, failed = log.by_variant("prepared"), log.failed
     results, missing = [], {}
     for variant in variants.variants:
-        measured = _ratio(log.ratios(variant.name))
+        measured = log.ratio(variant.name)
         if variant.name in prepared and variant.name not in failed and measured is not None:
             dtypes = (getattr(case.recipe.stages[kind], "dtype", None) for kind in variant.stages)
             limit_s = cost.limit_s(rates, next(filter(None, dtypes), None))
@@ -218,29 +218,32 @@ def _variant(
         peak_memory=memory["host_bytes"] if memory["device_bytes"] is None else memory["device_bytes"],
         peak_host_memory=memory["host_bytes"],
         break_even_updates=break_even, limit_fraction=limit_s / steady_s,
-        throughput=_throughput([each for each in log.rounds if variant.name in each["train"]], variant.name),
+        throughput=_throughput(log, variant.name),
         published=next((case.published[name] for name in variant.names if name in case.published), None),
         verdict=gate.get("outcome"), verdict_summary=gate.get("summary"),
         notes=tuple(f"{kind}: {note}" for kind, notes in own["notes"].items() for note in notes),
     )  # fmt: skip
 
 
-def _throughput(rounds: Sequence[Entry], name: str) -> Throughput | None:
-    def step_s(each: Entry, who: str) -> float:
-        return float(each["train"][who]["seconds"] / each["train"][who]["done"])
-
-    gained = _ratio(by_process(rounds, lambda each: step_s(each, BASELINE) / step_s(each, name)))
+def _throughput(log: CaseLog, name: str) -> Throughput | None:
+    gained = log.ratio(name, of=_step_s)
     if gained is None:
         return None
+    rounds = [each for each in log.rounds if name in each["train"]]
     own = [each["train"][name] for each in rounds]
     seconds = sum(each["seconds"] for each in own)
     shares = {activity: sum(each["spent"][activity] for each in own) / seconds for activity in own[0]["spent"]}
     shares["other"] = max(0.0, 1.0 - sum(shares.values()))
-    return Throughput(1 / statistics.median(step_s(each, name) for each in rounds), gained, shares)
+    return Throughput(1 / statistics.median(_step_s(each)[name] for each in rounds), gained, shares)
+
+
+def _step_s(entry: Entry) -> dict[str, float]:
+    """Seconds of one step of a whole training by variant."""
+    return {name: own["seconds"] / own["done"] for name, own in entry["train"].items()}
 
 
 def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageGain, ...], Ratio | None]:
-    """What each stage adds, and how they help each other, by the rounds in which all that it takes was measured."""
+    """What each stage adds, and how they help each other, by the processes in which all that it takes was measured."""
     whole = variants.named(ALL)
     if whole is None:
         return (), None
@@ -249,31 +252,21 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
         below = required(case.recipe.stages, stage)
         alone = _pair(variants.find({stage} | below), variants.find(below))
         together = _pair(whole, variants.named(f"all but {stage}"))
-        gains.append(StageGain(stage, *(_ratio(log.ratios(*pair)) if pair else None for pair in (alone, together))))
+        gains.append(StageGain(stage, *(log.ratio(*pair) if pair else None for pair in (alone, together))))
         pairs += [alone] if alone else []
     if len(whole.stages) < 2 or len(pairs) < len(whole.stages):
         return tuple(gains), None
-    needed = {whole.name, *(name for pair in pairs for name in pair)}
-
-    def helped(each: Entry) -> float:
-        own = each["update"]
-        alone = math.prod(own[without] / own[with_it] for with_it, without in pairs)
-        return float(own[BOTH] / own[whole.name] / alone)
-
-    complete = (each for each in log.rounds if needed <= each["update"].keys())
-    return tuple(gains), _ratio(by_process(complete, helped))
+    gained, adding = log.ratios(whole.name), [log.ratios(*pair) for pair in pairs]
+    common = set(gained).intersection(*adding)
+    helped = [gained[process] / math.prod(own[process] for own in adding) for process in sorted(common)]
+    return tuple(gains), of_processes(helped, len(log.rounds)) if len(helped) > 1 else None
 
 
-def _pair(changed: Variant | None, without: Variant | None) -> tuple[str, str] | None:
-    """The names of two variants whose times are compared, where there are both."""
+def _pair(changed: Variant | None, without: Variant | None) -> tuple[str, Sequence[str]] | None:
+    """A variant's name and those that its times are compared with, where there are both."""
     if changed is None or without is None:
         return None
-    return changed.name, without.name if without.stages else BOTH
-
-
-def _ratio(ratios: Sequence[Sequence[float]]) -> Ratio | None:
-    """What several processes say; None where there is but one, of which nobody can tell how lucky it is."""
-    return of_processes(ratios) if len(ratios) > 1 else None
+    return changed.name, [without.name] if without.stages else BASELINES
 
 
 def recommend(case: Case, result: CaseResult) -> Recommendation:

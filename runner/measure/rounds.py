@@ -15,15 +15,17 @@ import os
 import random
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from runner.child.spawn import START_SECONDS, Child, ChildError
-from runner.compare.ratio import of_processes
+from runner.compare.ratio import Ratio, of_processes
 from runner.compare.verdict import Verdict
 from runner.measure.experiment import PROCESSES, AblationConfig, Case
 from runner.plugin.registry import Registry
@@ -34,7 +36,7 @@ from runner.system.secrets import redact_values
 from runner.tracking.workspace import folder_name
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop
-from runner.verify.variants import AGAIN, BASELINE, BOTH, variants_of
+from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 SETUP_SHARE = 0.75  # of a squad's time, for all starts: what takes more would leave nothing to be measured in
@@ -42,6 +44,7 @@ MEMORY_SHARE = 0.8
 TRAIN_EVERY = 2  # every second round of a process also trains a moment, for the throughput of a whole training
 Gate = Callable[[Recipe, Registry, Sequence[str]], Verdict]  # is a recipe with exactly these stages harmless?
 Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
+Times = Callable[[Entry], Mapping[str, float]]  # seconds by variant, in the line of a round
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,8 @@ class CaseLog:
 
     @property
     def rounds(self) -> list[Entry]:
-        """The lines of rounds; ``update`` has the seconds of one update by variant, ``BOTH`` among them."""
-        lines = ((entry, entry["update"]) for entry in self.entries if "update" in entry)
-        return [{**entry, "update": {**own, BOTH: (own[BASELINE] + own[AGAIN]) / 2}} for entry, own in lines]
+        """The lines of rounds; ``update`` has the seconds of one update by variant."""
+        return [entry for entry in self.entries if "update" in entry]
 
     @property
     def failed(self) -> dict[str, str]:
@@ -70,18 +72,27 @@ class CaseLog:
         last = {each["variant"]: each.get("failed") for each in self.entries if each.keys() & {"failed", "prepared"}}
         return {name: str(reason) for name, reason in last.items() if reason is not None}
 
-    def ratios(self, name: str, other: str = BOTH) -> list[list[float]]:
-        """Seconds of ``other`` / seconds of ``name`` in the rounds that have them, a list a process."""
-        both = (each for each in self.rounds if {name, other} <= each["update"].keys())
-        return by_process(both, lambda each: each["update"][other] / each["update"][name])
+    def ratios(
+        self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")
+    ) -> dict[int, float]:
+        """Seconds of others / seconds of a variant by process: the median over its rounds, of all others in the mean.
 
+        Not of the others' mean: where load comes in bursts, the median of that ratio favours who is compared with it.
+        """
+        found = {}
+        for process, rounds in groupby(self._with({name, *others}, of), itemgetter("process")):
+            times = list(map(of, rounds))
+            medians = (median(math.log(own[other] / own[name]) for own in times) for other in others)
+            found[process] = math.exp(fmean(medians))
+        return found
 
-def by_process(rounds: Iterable[Entry], figure: Callable[[Entry], float]) -> list[list[float]]:
-    """A figure of every round, in a list for each of the processes that a variant had, one after the other."""
-    found = defaultdict(list)
-    for each in rounds:
-        found[each["process"]].append(figure(each))
-    return list(found.values())
+    def ratio(self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")) -> Ratio | None:
+        """What all processes say; None where there is but one, of which nobody can tell how lucky it is."""
+        found, rounds = self.ratios(name, others, of), self._with({name, *others}, of)
+        return of_processes(list(found.values()), len(rounds)) if len(found) > 1 else None
+
+    def _with(self, names: set[str], of: Times) -> list[Entry]:
+        return [each for each in self.rounds if names <= of(each).keys()]
 
 
 class MeasurementLog:
@@ -206,7 +217,7 @@ class Measurement:
     def _squad(self, left: list[str], deadline: float) -> list[str]:
         """Measures the first of these variants, as many as memory allows side by side; returns the others."""
         begun, self.children = time.monotonic(), {}
-        again = self._compile(BASELINE) + self._compile(AGAIN)  # seconds of starting all once more
+        again = sum(map(self._compile, BASELINES))  # seconds of starting all once more
         self.add(cost=self.children[BASELINE].ask("cost"))
         memory = self.children[BASELINE].ask("memory")
         side_by_side = max(1, int(MEMORY_SHARE * memory["free_bytes"] / memory["own_bytes"]))
@@ -254,7 +265,7 @@ class Measurement:
         try:
             return self.children[name].ask(command, timeout)
         except ChildError as error:
-            if name in (BASELINE, AGAIN):
+            if name in BASELINES:
                 raise RunnerError(f"{self.title}the baseline cannot be measured: {error}") from error
             del self.children[name]
             self.add(variant=name, failed=str(error))
@@ -301,9 +312,11 @@ class Measurement:
     def _known(self) -> tuple[int, float]:
         """In how many processes all were measured that have one now, and half the widest interval of a ratio."""
         lines = self.lines
-        ratios = [lines.ratios(AGAIN, BASELINE), *map(lines.ratios, self.children.keys() - {BASELINE, AGAIN})]
-        fewest = min(map(len, ratios))
-        return fewest, max(of_processes(own).half_width for own in ratios) if fewest > 1 else math.inf
+        ratios = [lines.ratio(AGAIN, [BASELINE]), *map(lines.ratio, self.children.keys() - set(BASELINES))]
+        known = [each for each in ratios if each is not None]
+        if len(known) < len(ratios):
+            return 1, math.inf
+        return min(each.processes for each in known), max(each.half_width for each in known)
 
 
 def order(names: Sequence[str], number: int) -> list[str]:

@@ -15,7 +15,7 @@ from runner.train.assemble import setting_of
 
 BASELINE = "baseline"
 AGAIN = "baseline again"  # the second child that measures the baseline, for A/A
-BOTH = "both baselines"  # stands for the mean of the two, with which variants are compared
+BASELINES = (BASELINE, AGAIN)  # with both of which variants are compared
 ALL = "all"
 Group = Literal["alone", "phases", "all", "all_but"]
 GROUPS: tuple[Group, ...] = get_args(Group)

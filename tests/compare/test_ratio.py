@@ -70,28 +70,31 @@ def test_an_effect_that_the_noise_reaches_is_not_claimed(measured, a_a, said):
     assert effect(measured, a_a) is said
 
 
-def test_of_processes_is_students_interval_of_their_medians():
-    found = of_processes([[1.0, 2.0, 3.0], [4.0], [1.0, 64.0]])
-    assert found.value == pytest.approx(4.0)  # of 2, 4 and 8
+def test_of_processes_is_students_interval_of_logarithms():
+    found = of_processes([2.0, 4.0, 8.0], 30)
+    assert found.value == pytest.approx(4.0)
     reach = 4.302653 * math.log(2) / math.sqrt(3)  # the table's quantile for 2 degrees of freedom
     assert math.log(found.high / 4) == pytest.approx(reach)
     assert math.log(4 / found.low) == pytest.approx(reach)
-    assert (found.rounds, found.processes) == (6, 3)
+    assert (found.rounds, found.processes) == (30, 3)
 
 
-@pytest.mark.parametrize("processes", [3, 5, 10])
-def test_luck_of_a_process_is_no_effect_however_many_rounds_it_has(processes):
-    """The interval over rounds takes that luck for an effect nearly always."""
+@pytest.mark.parametrize("processes", [2, 3, 5, 10])
+def test_luck_of_a_process_is_no_effect_however_few_there_are(processes):
     draw = torch.Generator().manual_seed(0)
-    luck = torch.randn(1000, processes, 1, generator=draw, dtype=torch.float64) * 0.03
-    trials = (luck + torch.randn(1000, processes, 20, generator=draw, dtype=torch.float64) * 0.01).exp().tolist()
-    wrong = sum(not (found := of_processes(trial)).low <= 1 <= found.high for trial in trials) / len(trials)
-    assert 0.03 <= wrong <= 0.07
-    naive = sum(not (found := of_rounds(trial[0])).low <= 1 <= found.high for trial in trials[:100])
-    assert naive > 60
+    trials = (torch.randn(2000, processes, generator=draw, dtype=torch.float64) * 0.03).exp().tolist()
+    wrong = sum(not (found := of_processes(trial, 20)).low <= 1 <= found.high for trial in trials) / len(trials)
+    assert 0.035 <= wrong <= 0.065
 
 
-def test_a_ratio_of_processes_and_its_inverse_say_the_same():
-    there = of_processes([[1.5, 1.4], [1.7], [1.3, 1.2, 1.6]])
-    back = of_processes([[1 / 1.5, 1 / 1.4], [1 / 1.7], [1 / 1.3, 1 / 1.2, 1 / 1.6]])
+def test_luck_of_a_process_is_an_effect_to_an_interval_over_its_rounds():
+    draw = torch.Generator().manual_seed(0)
+    luck = torch.randn(100, 1, generator=draw, dtype=torch.float64) * 0.03
+    trials = (luck + torch.randn(100, 20, generator=draw, dtype=torch.float64) * 0.01).exp().tolist()
+    assert sum(not (found := of_rounds(trial)).low <= 1 <= found.high for trial in trials) > 60
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=9))
+def test_a_ratio_of_processes_and_its_inverse_say_the_same(ratios):
+    there, back = of_processes(ratios, 9), of_processes([1 / each for each in ratios], 9)
     assert (there.value, there.low, there.high) == pytest.approx((1 / back.value, 1 / back.high, 1 / back.low))
