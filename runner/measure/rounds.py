@@ -276,27 +276,30 @@ class Measurement:
         limits, precision, rounds = self.config.rounds, self.config.precision, self.lines.rounds
         done = sum(each["update"].keys() >= self.children.keys() for each in rounds)
         number, process = (max((each[what] for each in rounds), default=0) for what in ("round", "process"))
-        while True:
-            process, begun = process + 1, time.monotonic()
+        begun = time.monotonic()
+        while not self.stop:
+            process += 1
             for turn in range(min(limits.a_process, limits.most - done)):
-                if self.stop:
-                    return "interrupted"
                 number, done = number + 1, done + 1
                 self._round(number, process, train=turn % TRAIN_EVERY == 0)
                 fewest, widest = self._known()
                 sure = f", intervals up to +-{widest:.1%}" if math.isfinite(widest) else ""
                 left = max(0.0, deadline - time.monotonic())
                 self.tell(f"round {done} of {limits.most} at most{sure} (wanted {precision:.1%}), {left:.0f} s left")
-            fewest, widest = self._known()
+                if self.stop:
+                    return "interrupted"
+            (fewest, widest), now = self._known(), time.monotonic()
             after = f"after {done} rounds in {fewest} processes"
             if fewest >= PROCESSES and done >= limits.least and widest <= precision:
                 return f"every interval is within +-{precision:.1%} {after}"
-            if fewest >= PROCESSES and 2 * time.monotonic() - begun > deadline:
+            if fewest >= PROCESSES and now + (now - begun) > deadline:  # the next ones would take as long as these
                 return f"the budget was spent {after}"
             if done >= limits.most:
                 return f"{limits.most} rounds were measured in {fewest} processes"
+            begun = now
             self.processes.close()
             self._start(list(self.children))
+        return "interrupted"
 
     def _round(self, number: int, process: int, train: bool) -> None:
         """Measures an update of every variant, and with ``train`` a moment of training."""

@@ -1,21 +1,27 @@
 import json
+import math
+import random
 import subprocess
 import sys
+import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 import yaml
 from running import TINY_UAV
 
+from runner.child.spawn import Cause, ChildError
 from runner.compare.verdict import Outcome, Verdict
 from runner.measure.ablate import RESULT, ablate
 from runner.measure.experiment import load_experiment
-from runner.measure.rounds import ROUNDS, CaseLog, Measurement, order
+from runner.measure.rounds import ROUNDS, CaseLog, Measurement, MeasurementLog, order
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.system.errors import ExitCode, UsageError
+from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.tracking import Workspace
 from runner.tracking.store import Store
 from runner.train.signals import Stop
@@ -154,6 +160,94 @@ def test_a_folder_of_another_ablation_is_left_alone(experiment, tmp_path):
     with pytest.raises(UsageError, match=r"another ablation \(code, digest, log format, machine, name, torch differ\)"):
         measure(experiment(), out=out)
     assert list(out.iterdir()) == [out / "ablation.json"]
+
+
+class Actor:
+    """A child in name only: every process of a variant has luck of its own, and says what a test wants."""
+
+    started: ClassVar[list] = []  # stages of each, and its folder for what it compiles
+    failing: ClassVar[set] = set()  # the last of a variant's stages, and which of its processes does not start
+    luck: ClassVar[random.Random]
+
+    def __init__(self, module, recipe=None, *, plugin_files=(), options=None):
+        self.options, self.stages = options, tuple(recipe.stages) if recipe else ()
+        if recipe:
+            self.started.append((self.stages, options["compiled"]))
+            self.life = sum(each == self.started[-1] for each in self.started)
+            self.seconds = 0.01 * (0.5 if self.stages else 1.0) * math.exp(self.luck.gauss(0, 0.002))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def answer(self):
+        return {"default_flops": 1.0, "relaxed_flops": 1.0, "relaxed_error": 0.0, "copy_bytes": 1.0, "half_flops": {}}
+
+    def ask(self, command, timeout=300.0):
+        if command == "prepare" and (self.stages[-1:], self.life) in self.failing:
+            raise ChildError(Cause.CRASHED, "no luck at all")
+        return {
+            "prepare": {"first_s": 0.0, "overhead_s": 0.0},
+            "cost": {"flop": 1, "optimizer_bytes": 1, "least": None},
+            "memory": {"free_bytes": 2**40, "own_bytes": 1, "host_bytes": 1, "device_bytes": None},
+            "update": {"seconds": self.seconds},
+            "train": {"seconds": 1.0, "done": 1, "share": 0.1, "updates": 1, "spent": {}},
+        }[command]
+
+
+@pytest.fixture
+def acted(experiment, monkeypatch, tmp_path):
+    """Measures with actors; returns the case's log."""
+    monkeypatch.setattr("runner.measure.rounds.Child", Actor)
+    monkeypatch.setattr(Actor, "started", [])
+    monkeypatch.setattr(Actor, "luck", random.Random(0), raising=False)
+
+    def acted(seconds=1e6, failing=(), **rounds):
+        monkeypatch.setattr(Actor, "failing", set(failing))
+        given = experiment(variants=["alone", "all"], rounds=rounds or {"least": 3, "most": 60})
+        (case,) = given.cases
+        with closing(MeasurementLog(tmp_path / "log", {})) as log:
+            Measurement(case, given.config, Registry(), log, lambda _: None, Stop()).run(time.monotonic() + seconds)
+            return log.of("")
+
+    return acted
+
+
+def test_all_are_started_anew_every_four_rounds_and_find_what_they_have_compiled(acted):
+    log = acted()
+    assert [(each["round"], each["process"]) for each in log.rounds] == [(n, (n + 3) // 4) for n in range(1, 21)]
+    assert [len(each["train"]) > 0 for each in log.rounds] == [True, False] * 10
+    assert log.values("done") == ["every interval is within +-2.0% after 20 rounds in 5 processes"]
+    assert set(Counter(Actor.started).values()) == {5}  # every one in a folder of its own, five times
+    assert len(set(Actor.started)) == 5
+    assert len(log.values("prepared")) == 5
+    assert {log.ratio(name).processes for name in ("all", "forward_cache")} == {5}
+
+
+def test_there_are_five_processes_also_where_the_budget_is_spent(acted, monkeypatch):
+    monkeypatch.setattr("runner.measure.rounds.SETUP_SHARE", 1e9)
+    log = acted(seconds=1e-3, least=60, most=60)
+    assert log.values("done") == ["the budget was spent after 20 rounds in 5 processes"]
+
+
+def test_what_cannot_be_started_five_times_within_the_budget_is_not_begun(acted):
+    log = acted(seconds=0.0)
+    assert set(log.failed.values()) == {"the budget was spent before its turn came"}
+    assert len(Actor.started) == 2 * 5  # the baselines
+
+
+def test_a_variant_whose_next_process_does_not_start_is_missing_and_the_others_go_on(acted):
+    log = acted(failing=[(("forward_cache",), 3)])
+    assert log.failed == {"forward_cache": "no luck at all"}
+    assert log.ratio("all").processes == 5
+    assert log.values("done") == ["every interval is within +-2.0% after 20 rounds in 5 processes"]
+
+
+def test_a_baseline_that_does_not_start_again_ends_the_ablation(acted):
+    with pytest.raises(RunnerError, match="the baseline cannot be measured: no luck at all"):
+        acted(failing=[((), 2)])
 
 
 def test_turns_are_by_chance_and_the_same_again():
