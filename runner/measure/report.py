@@ -42,11 +42,10 @@ _HOW_TO_READ = """\
 several processes, one after the other, for two that do the same differ as long as they live; the ratio is the mean of
 their medians, with Student's 95 % interval over processes. **effect** is inconclusive where the interval holds 1, or
 where the effect is no larger than that of the baseline against itself (A/A); one in twenty variants that do nothing is
-called faster or slower all the same. **compile** is the first update, with
-nothing compiled yet, **warm-up** what follows until it is steady, **break-even** the number of updates after which the
-start-up has paid. **limit** is the share of the limit's speed that is reached. **verdict** is the gate's answer to
-whether the stages are harmless. *All but* a stage is also without what requires it, and a stage *alone* comes with what
-it requires."""
+called faster or slower all the same. **compile** is the first update, with nothing compiled yet, **warm-up** what
+follows until it is steady, **break-even** the number of updates after which the start-up has paid. **limit** is the
+share of the limit's speed that is reached. **verdict** is the gate's answer to whether the stages are harmless. *All
+but* a stage is also without what requires it, and a stage *alone* comes with what it requires."""
 Row = Mapping[str, str]  # of a table: texts by column
 
 

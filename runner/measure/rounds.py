@@ -294,6 +294,8 @@ class Measurement:
                 return f"every interval is within +-{precision:.1%} {after}"
             if fewest >= PROCESSES and now + (now - begun) > deadline:  # the next ones would take as long as these
                 return f"the budget was spent {after}"
+            if fewest > 1 and self.children.keys() == set(BASELINES):
+                return "no variant was left to measure"
             if done >= limits.most:
                 return f"{limits.most} rounds were measured in {fewest} processes"
             begun = now

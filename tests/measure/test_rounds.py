@@ -3,11 +3,11 @@ import math
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -163,8 +163,9 @@ def test_a_folder_of_another_ablation_is_left_alone(experiment, tmp_path):
 
 
 class Actor:
-    """A child in name only: every process of a variant has luck of its own, and says what a test wants."""
+    """A child in name only, with luck of its own. To start takes a second, an update another, the rest nothing."""
 
+    now: ClassVar[float] = 0.0
     started: ClassVar[list] = []  # stages of each, and its folder for what it compiles
     failing: ClassVar[set] = set()  # the last of a variant's stages, and which of its processes does not start
     luck: ClassVar[random.Random]
@@ -188,6 +189,7 @@ class Actor:
     def ask(self, command, timeout=300.0):
         if command == "prepare" and (self.stages[-1:], self.life) in self.failing:
             raise ChildError(Cause.CRASHED, "no luck at all")
+        Actor.now += command in ("prepare", "update")
         return {
             "prepare": {"first_s": 0.0, "overhead_s": 0.0},
             "cost": {"flop": 1, "optimizer_bytes": 1, "least": None},
@@ -201,6 +203,8 @@ class Actor:
 def acted(experiment, monkeypatch, tmp_path):
     """Measures with actors; returns the case's log."""
     monkeypatch.setattr("runner.measure.rounds.Child", Actor)
+    monkeypatch.setattr("runner.measure.rounds.time", SimpleNamespace(monotonic=lambda: Actor.now))
+    monkeypatch.setattr(Actor, "now", 0.0)
     monkeypatch.setattr(Actor, "started", [])
     monkeypatch.setattr(Actor, "luck", random.Random(0), raising=False)
 
@@ -209,7 +213,7 @@ def acted(experiment, monkeypatch, tmp_path):
         given = experiment(variants=["alone", "all"], rounds=rounds or {"least": 3, "most": 60})
         (case,) = given.cases
         with closing(MeasurementLog(tmp_path / "log", {})) as log:
-            Measurement(case, given.config, Registry(), log, lambda _: None, Stop()).run(time.monotonic() + seconds)
+            Measurement(case, given.config, Registry(), log, lambda _: None, Stop()).run(seconds)
             return log.of("")
 
     return acted
@@ -226,16 +230,24 @@ def test_all_are_started_anew_every_four_rounds_and_find_what_they_have_compiled
     assert {log.ratio(name).processes for name in ("all", "forward_cache")} == {5}
 
 
-def test_there_are_five_processes_also_where_the_budget_is_spent(acted, monkeypatch):
-    monkeypatch.setattr("runner.measure.rounds.SETUP_SHARE", 1e9)
-    log = acted(seconds=1e-3, least=60, most=60)
-    assert log.values("done") == ["the budget was spent after 20 rounds in 5 processes"]
+@pytest.mark.parametrize(("seconds", "processes"), [(27.0, 5), (149.0, 5), (151.0, 6)])
+def test_there_are_five_processes_in_any_case_and_more_if_they_fit_in_the_budget(acted, seconds, processes):
+    """Five take turns: five seconds to start, and twenty for four rounds."""
+    log = acted(seconds, least=60, most=60)
+    assert log.values("done") == [f"the budget was spent after {4 * processes} rounds in {processes} processes"]
 
 
 def test_what_cannot_be_started_five_times_within_the_budget_is_not_begun(acted):
+    log = acted(seconds=26.0)  # of which three quarters are not enough for five children
+    assert log.failed == {"merged_critic_loss": "the budget was spent before its turn came"}
+    assert len(Actor.started) == 4 * 5
+
+
+def test_baselines_with_which_nothing_is_compared_are_not_measured_on(acted):
     log = acted(seconds=0.0)
-    assert set(log.failed.values()) == {"the budget was spent before its turn came"}
-    assert len(Actor.started) == 2 * 5  # the baselines
+    assert len(log.failed) == 3
+    assert len(Actor.started) == 2 * 2
+    assert log.values("done") == ["no variant was left to measure"]
 
 
 def test_a_variant_whose_next_process_does_not_start_is_missing_and_the_others_go_on(acted):
