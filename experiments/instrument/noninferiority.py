@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.compare.noninferiority import COLLAPSE, NonInferiority, hall, of_ratios
+from runner.compare.noninferiority import COLLAPSE, NonInferiority, hall
+from runner.compare.ratio import of_rounds
 from runner.compare.verdict import Outcome
 
 HERE = Path(__file__).parent
@@ -171,7 +172,7 @@ def coverage(rounds: int, noise: str) -> float:
         "lognormal": 0.05 * (numbers.exp() - 1),  # of the ratio's logarithm: a tail to one side
         "periodic": 0.05 * (2 * math.pi * (torch.arange(rounds) / 6 + phase)).sin() + 0.02 * numbers,
     }[noise]
-    found = [of_ratios(row) for row in logs.exp().tolist()]
+    found = [of_rounds(row) for row in logs.exp().tolist()]
     return sum(each.low <= 1 <= each.high for each in found) / INTERVALS
 
 

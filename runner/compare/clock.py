@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from runner.compare.isolation import clones
 from runner.compare.ratio import FEWEST_ROUNDS, Effect, Ratio, effect, ratio
+from runner.compare.states import clones
 from runner.compare.subject import Build
 from runner.system.generators import Globals
 from runner.system.tree import tensors

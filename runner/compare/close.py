@@ -27,7 +27,8 @@ from runner.compare.fingerprints import (
     observed,
     side_effects,
 )
-from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update, named_parameters, on_host, saved
+from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
+from runner.compare.states import named_parameters, on_host, saved
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 

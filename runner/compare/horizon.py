@@ -11,17 +11,13 @@ from typing import Any, NamedTuple
 from runner.compare.close import algebra
 from runner.compare.difference import digest, shared
 from runner.compare.fingerprints import Prints, fingerprints, parting
-from runner.compare.isolation import STEP, Location, StepError, Trajectory, Update, leaves, saved
+from runner.compare.isolation import STEP, Location, StepError, Trajectory, Update
+from runner.compare.states import leaves, saved
 from runner.compare.subject import Build
-from runner.compare.verdict import Outcome, Verdict
+from runner.compare.verdict import Outcome, Verdict, excluded
 
 _PIECE = 50  # updates between two looks at the state, where only bits count: an error stays in it
 _APART = 10  # updates in float64, after which rounding alone has grown too large to be told from an error
-
-
-def excluded(updates: int) -> str:
-    """What so many updates without an error exclude: the rule of three (Hanley and Lippman-Hand, JAMA 1983)."""
-    return f"an error in more than 1 of {max(1, updates // 3):,} updates is excluded with 95 %"
 
 
 class LongRun(NamedTuple):

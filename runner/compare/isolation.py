@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import gc
 import itertools
-import re
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from runner.compare.subject import Build, Subject
+from runner.compare.states import clones, leaves, load, named_parameters, on_host, put, to_float64, widen
+from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
-from runner.plugin.source import Ring
-from runner.system import generators, settings, tree
+from runner.system import generators, settings
 from runner.system.errors import RunnerError
-from runner.system.tree import map_tensors
 
 Kept = TypeVar("Kept")
 _LOOK_BACK = 3  # steps after which what was returned is still looked at
 STEP = "step"  # the slot that stands for the whole update
-OWN_WAY = ("foreach", "fused", "capturable", "differentiable")  # say how an optimizer computes, not what, and stay
-_OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
 
 
 class Location(NamedTuple):
@@ -105,7 +100,7 @@ class Isolation:
                 torch.set_default_dtype(torch.float64)
             self.subject = build()
             if float64:
-                _widen(self.subject)
+                widen(self.subject)
             # Parameters that no finite gradient other than zero has reached so far, with the reason.
             self.untrained = dict.fromkeys(named_parameters(self.subject), "receives no gradient")
             if watching and self.subject.watch is not None:
@@ -316,121 +311,5 @@ class Trajectory:
                 isolation.load(update.states, update.seed)
             given = own[id(update.batch)]
             if update.place is not None:
-                given = _put(given, own[id(update.place)])
+                given = put(given, own[id(update.place)])
             yield isolation.step(given)
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in nested mappings, sequences, dataclasses and rings that is none of these, with its dotted path.
-
-    It is a tensor, a number, a text or None; of anything else only what kind of thing it is.
-    """
-    for name, leaf in tree.leaves(value, path, _inside):
-        if _OWN_SETTING.search(name):
-            continue
-        found = leaf
-        if isinstance(leaf, np.ndarray | np.generic):
-            found = torch.as_tensor(leaf)
-        elif isinstance(leaf, torch.dtype | torch.device):
-            found = str(leaf)
-        elif leaf is not None and not isinstance(leaf, Tensor | bool | int | float | complex | str | bytes):
-            found = type(leaf).__qualname__
-        yield _plain_name(name), found
-
-
-def _inside(value: Any) -> Mapping[Any, Any] | None:
-    if isinstance(value, Ring):
-        rows = [rows for _, rows in value.pieces()]
-        return {"written": value.written, "rows": torch.cat(rows) if rows else None}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return tree.children(value)
-
-
-def _plain_name(name: str) -> str:
-    """A parameter's name without what ``torch.compile`` adds to it."""
-    return name.replace("_orig_mod.", "")
-
-
-def clones(value: Any) -> Any:
-    """A copy whose tensors have memory of their own."""
-    return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), value)
-
-
-def on_host(value: Any) -> Any:
-    """A copy whose tensors are in the host's memory."""
-    return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
-
-
-def to_float64(value: Any) -> Any:
-    """A copy whose floating-point tensors are float64, and whose complex ones are complex128."""
-    return map_tensors(_wide, clones(value))
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.to(torch.promote_types(tensor.dtype, torch.float64))
-    return tensor
-
-
-def _put(value: Any, place: Any) -> Any:
-    """What it is now: the objects and the memory of another tree with this content, as far as the two are alike."""
-    if isinstance(value, Tensor) and isinstance(place, Tensor) and value.shape == place.shape:
-        place.data.copy_(value)  # and no version of it tells
-        return place
-    inside, there = tree.children(value), tree.children(place)
-    if inside is None or there is None or inside.keys() != there.keys():
-        return value
-    items = {key: _put(child, there[key]) for key, child in inside.items()}
-    if isinstance(place, MutableMapping | list):
-        for key, item in items.items():
-            place[key] = item
-        return place
-    make = getattr(place, "_make", type(place))
-    return make(items.values())
-
-
-def _widen(subject: Subject) -> None:
-    """Makes modules float64; a parameter that insists on another type is an error."""
-    for part in subject.state.values():
-        if isinstance(part, nn.Module):
-            part._apply(_wide)  # type: ignore[no-untyped-call]  # ``double`` leaves complex numbers out
-    for name, parameter in named_parameters(subject).items():
-        if _wide(parameter) is not parameter:
-            raise TypeError(f"'{name}' is still {parameter.dtype}; build it in the default type, torch.float64 here")
-
-
-def named_parameters(subject: Subject) -> dict[str, Tensor]:
-    """The trainable parameters."""
-    if subject.parameters is not None:
-        found = list(subject.parameters())
-    else:
-        modules = [(name, part) for name, part in subject.state.items() if isinstance(part, nn.Module)]
-        found = [(f"{name}.{own}", each) for name, module in modules for own, each in module.named_parameters()]
-    return {_plain_name(name): parameter for name, parameter in found if parameter.requires_grad}
-
-
-def saved(subject: Subject) -> dict[str, Any]:
-    """A copy of a subject's state that nothing changes any more."""
-    return {name: clones(part.state_dict()) for name, part in subject.state.items()}
-
-
-def load(subject: Subject, states: Mapping[str, Any]) -> None:
-    """Gives a subject a state that another one had; parts that only one of the two has stay as they are."""
-    for name, part in subject.state.items():
-        if name in states:
-            part.load_state_dict(_adapted(clones(states[name]), part.state_dict()))
-
-
-def _adapted(state: Any, own: Any) -> Any:
-    """A state in the words of a thing whose own state is ``own``: its names, and its own way to compute."""
-    if isinstance(state, Mapping) and isinstance(own, Mapping):
-        names = {_plain_name(str(key)): key for key in own}
-        keys = {key: names.get(_plain_name(str(key)), key) for key in state}
-        result = {keys[key]: _adapted(child, own.get(keys[key])) for key, child in state.items()}
-        if "params" in own:  # a group of an optimizer
-            result |= {name: own[name] for name in OWN_WAY if name in own}
-        return result
-    if isinstance(state, list) and isinstance(own, Sequence) and len(state) == len(own):
-        return [_adapted(child, mine) for child, mine in zip(state, own, strict=True)]
-    return state

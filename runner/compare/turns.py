@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from runner.compare.difference import as_float64
-from runner.compare.isolation import Isolation, StepError, Trajectory, Update, leaves, saved
+from runner.compare.isolation import Isolation, StepError, Trajectory, Update
+from runner.compare.states import leaves, saved
 from runner.compare.subject import Build
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
@@ -38,7 +39,10 @@ def turns(baseline: Build, batches: Sequence[Any], seed: int, float64: bool, end
     state = saved(isolation.subject)
     found = _again(batches, state)
     if ends:
-        ended = (Turn(name, Update(batch, given, seed)) for name, batch, given in _ends(batches[-1], state))
+        ended = (
+            Turn(name, Update(batch, given, seed))
+            for name, batch, given in _ends(batches[-1], state)
+        )
         found += [turn for turn in ended if _is_finite(isolation, Trajectory([turn.update], seed, float64))]
     return found
 
@@ -51,7 +55,7 @@ def _again(batches: Sequence[Any], state: Mapping[str, Any]) -> list[Turn]:
 
 
 def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """A batch with its flags (the end of an episode, a mask) all alike; larger numbers in it, or in a state."""
+    """A batch with its flags (a mask, an end) all alike; larger numbers in it, or in a state."""
     flags = {id(each) for _, each in leaves(batch) if isinstance(each, Tensor) and _is_flag(each)}
     for value in (0, 1) if flags else ():
         yield f"with every flag of the batch {value}, ", map_tensors(partial(_filled, flags, value), batch), state

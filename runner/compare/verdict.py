@@ -22,6 +22,11 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
     return next((each for each in (Outcome.FAIL, Outcome.INCONCLUSIVE) if each in found), Outcome.PASS)
 
 
+def excluded(updates: int) -> str:
+    """What so many updates without an error exclude: the rule of three (Hanley and Lippman-Hand, JAMA 1983)."""
+    return f"an error in more than 1 of {max(1, updates // 3):,} updates is excluded with 95 %"
+
+
 @dataclass(frozen=True, repr=False)
 class Verdict:
     """One gate's judgement; it is true if the gate was passed."""

@@ -12,11 +12,10 @@ import torch
 from runner.compare.close import close
 from runner.compare.difference import Difference, comparable, locate, newly_untrained, not_same_bits, shared
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observed, parting, side_effects
-from runner.compare.horizon import excluded
 from runner.compare.isolation import StepError, Trajectory
 from runner.compare.subject import Build
 from runner.compare.turns import turns
-from runner.compare.verdict import Outcome, Verdict, worst
+from runner.compare.verdict import Outcome, Verdict, excluded, worst
 from runner.plugin.contract import Close, Exact
 
 CONTRACT = "Health"

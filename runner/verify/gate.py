@@ -17,8 +17,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.horizon import LongRun, excluded, long_run, same_algebra, same_bits
-from runner.compare.isolation import StepError, Update, clones
+from runner.compare.horizon import LongRun, long_run, same_algebra, same_bits
+from runner.compare.isolation import StepError, Update
+from runner.compare.states import clones
+from runner.compare.verdict import excluded
 from runner.plugin.contract import Contract, Statistical
 from runner.plugin.registry import Registry
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from runner.compare.isolation import clones
+from runner.compare.states import clones
 from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, State

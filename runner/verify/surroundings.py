@@ -10,7 +10,8 @@ from torch import Tensor
 
 from runner.compare.close import algebra, close
 from runner.compare.difference import MISSING, absolute_difference, described, digest
-from runner.compare.isolation import Frame, Isolation, Location, StepError, Update, saved
+from runner.compare.isolation import Frame, Isolation, Location, StepError, Update
+from runner.compare.states import saved
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
 from runner.compare.verify import exact

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import Loop, batches, forward
 
-from runner.compare.horizon import excluded, long_run, same_algebra, same_bits
+from runner.compare.horizon import long_run, same_algebra, same_bits
+from runner.compare.verdict import excluded
 from runner.proof import Close, Exact, Outcome, verify
 
 BATCHES = batches(10)

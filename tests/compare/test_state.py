@@ -13,7 +13,7 @@ from loops import Loop, Net, batches
 from torch import nn
 
 from runner.api import Ring
-from runner.compare.isolation import clones, leaves, load, named_parameters, saved, to_float64
+from runner.compare.states import clones, leaves, load, named_parameters, saved, to_float64
 
 NUMBERS = st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.none() | st.text(max_size=3)
 TENSORS = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat]).map(

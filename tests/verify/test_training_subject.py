@@ -10,7 +10,8 @@ import pytest
 import torch
 from running import tiny
 
-from runner.compare.isolation import Isolation, Location, Trajectory, clones, saved
+from runner.compare.isolation import Isolation, Location, Trajectory
+from runner.compare.states import clones, saved
 from runner.plugin.registry import GROUP, Registry
 from runner.proof import Close, Exact, Outcome, exact, verify
 from runner.recipe.document import RecipeError
