@@ -197,11 +197,14 @@ class Isolation:
                 self._given[id(parameter)] = self._given[id(gradient)] = given
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if _is_capturing() or getattr(optimizer, "grad_scale", None) is not None:  # it was to unscale them
+        if _is_capturing():
             return
+        unscales = getattr(optimizer, "grad_scale", None) is not None  # and writes over what it was given
         for parameter in _parameters(optimizer):
             if given := self._given.get(id(parameter)):
-                self._given[id(given.tensor)] = given._replace(version=given.tensor._version)
+                kept = given.tensor.detach().clone() if unscales else given.kept
+                given = given._replace(version=given.tensor._version, kept=kept)
+                self._given[id(parameter)] = self._given[id(given.tensor)] = given
 
     def _report(self, slot: str, output: Any) -> None:
         if self.events is None or _is_capturing():
