@@ -422,3 +422,29 @@ def test_gradients_that_a_fused_optimizer_unscales_are_compared_unscaled(optimiz
         return Subject(step, subject.state)
 
     assert judge(scaled, Loop(optimizer=optimizer, forgets=forgets))
+
+
+class Keyed(nn.Module):
+    """Attention over three places, whose keys' bias has a gradient of zero: only its rounding is left."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.head = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        places = torch.stack([x, x.roll(1, 1), x.roll(2, 1)], 1)
+        return self.head(self.attend(self.query(places), self.key(places), places))[:, 0, :1]
+
+    def attend(self, query, key, value):
+        return nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+class KeyedByHand(Keyed):
+    def attend(self, query, key, value):
+        return (query @ key.transpose(1, 2) / 2).softmax(2) @ value
+
+
+def test_the_rounding_of_a_gradient_of_zero_is_no_other_algebra_also_where_the_state_is_larger():
+    options = {"lr": 1e-2, "eps": 1e-9}  # by which Adam divides it
+    verdict = verify(Loop(net=Keyed, options=options), Loop(net=KeyedByHand, options=options), BATCHES, Close())
+    assert verdict, verdict
