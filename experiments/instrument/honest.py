@@ -5,8 +5,8 @@
     python experiments/instrument/honest.py --shard 1/2 --out 1.json
 
 Every model of ``tests/compare/zoo`` is judged against itself with seven seeds, as Close and as Exact, and against every
-rewrite of it: as Exact where the bits are the same, as a plain comparison of two trainings says that knows nothing of the
-gate, else as Close.
+rewrite of it: as Exact where the bits are the same, as a plain comparison of two trainings says that knows nothing of
+the gate, else as Close. Parts are put together with ``--merge 1.json 2.json``.
 """
 
 import argparse
@@ -28,9 +28,9 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "compare"))
 
-from zoo import MODELS, Loop
+from zoo import MODELS, Loop  # noqa: E402
 
-from runner.proof import Close, Exact, verify
+from runner.proof import Close, Exact, verify  # noqa: E402
 
 HERE = Path(__file__).parent
 SEEDS, UPDATES, FIRST_SEED = 7, 10, 100
@@ -178,7 +178,7 @@ def write(rows, seconds, path):
         "did not pass": [row for row in rows if row["outcome"] != "PASS"],
         "passed": [{name: row[name] for name in PASSED} for row in rows if row["outcome"] == "PASS"],
     }  # fmt: skip
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps(found) + "\n")
     path.with_suffix(".md").write_text(page(found))
 
 
