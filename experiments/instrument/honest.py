@@ -76,7 +76,11 @@ def have_the_same_bits(pair):
 
 
 def recorded(build, pair):
-    """What a training shows: its last batch comes twice, then with the state from after the first update."""
+    """What a training shows.
+
+    Its last batch comes twice, then with the state from after the first update, then ten times as large: zeros get
+    another sign where gradients are added to zeros, which is another bit.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(pair.seed)
         subject, found, early = build(), [], {}
@@ -84,8 +88,9 @@ def recorded(build, pair):
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda each, *_: found.extend(bits(p.grad) for p in parameters(each)))
         batches = copy.deepcopy(pair.batches())
-        for number, batch in enumerate([*batches, batches[-1], batches[-1]]):
-            if number == len(batches) + 1:
+        larger = {name: 10 * each if each.is_floating_point() else each for name, each in batches[-1].items()}
+        for number, batch in enumerate([*batches, batches[-1], batches[-1], larger]):
+            if number > len(batches):
                 for name, state in early.items():
                     subject.state[name].load_state_dict(state)
             found.append(flat(subject.step(batch)))
