@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import wrong_stages
 from running import COMPANY, host_of, tiny
+from wrong_base import MARL
 
 from runner.api import Close, Exact, Statistical
 from runner.plugin.context import PIPELINE
@@ -15,16 +16,6 @@ from runner.train.assemble import resolve_device, setting_of
 from runner.verify.subjects import recipe_with, recorded, subject
 
 REGISTRY = Registry([Path(wrong_stages.__file__)])
-SMALL = (
-    "data.followers=1",
-    "data.envs=64",
-    "model.hidden=[8]",
-    "data.replay.capacity=4000",
-    "train.env_steps=20000",
-    "data.warmup=1920",
-    "data.updates_per_step=0.05",
-    "train.batch_size=64",
-)
 UPDATES = 6
 CRITIC = r"critics\.0\.q1\.trunk\.0\.weight"
 WRONG = {
@@ -54,7 +45,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def recipe():
-    return tiny("marl_baseline", *SMALL, registry=REGISTRY)
+    return tiny("marl_baseline", *MARL, registry=REGISTRY)
 
 
 @pytest.fixture(scope="module")

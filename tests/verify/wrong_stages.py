@@ -4,43 +4,13 @@ Every one still trains: nothing but the numbers shows what is wrong. The two nam
 """
 
 import copy
-import sys
 
 import torch
+from wrong_base import Wrong, stage
 
-from runner.api import Close, Exact, Stage, StageConfig
+from runner.api import Close
 from runner.plugins.marl.stages.forward_cache import ForwardCache
 from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLoss
-
-
-def stage(kind, promise=None):
-    """Registers a stage's works under a kind, with settings that promise the same bits unless told."""
-
-    def register(works):
-        methods = {
-            "contract": lambda self, setting: promise or Exact(),
-            "implementation": lambda self: works,
-        }
-        face = type(StageConfig)(f"{works.__name__}Config", (StageConfig,), {
-            "__module__": works.__module__, "__doc__": works.__doc__, "kind": kind, "phase": 1, **methods,
-        }, use_attribute_docstrings=False)  # fmt: skip  # there are none, and to look for them takes long
-        setattr(sys.modules[works.__module__], face.__name__, face)
-        return works
-
-    return register
-
-
-class Wrong(Stage):
-    """Takes hold of slots."""
-
-    def attach(self, pipeline):
-        self.pipeline, self.slots, self.learner = pipeline, pipeline.slots, pipeline.learner
-        self.take_hold()
-
-    def wrap(self, name, changed):
-        """Replaces a slot by ``changed(step, *args)``."""
-        self.slots.wrap(name, lambda step: lambda *args: changed(step, *args))
-
 
 # --- caches -----------------------------------------------------------------------------------------------------------
 

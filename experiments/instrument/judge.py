@@ -1,0 +1,85 @@
+"""The gate's verdict on one stage, asked in a process of its own: what is wrong with a stage may reach all of a process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+WRONG_STAGES = ROOT / "tests" / "verify"
+sys.path.append(str(WRONG_STAGES))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+PRELOADED = (
+    "runner.verify.gate", "runner.plugins.marl.uav.source", "runner.plugins.marl.stacked",
+    "runner.plugins.vision.classifier", "runner.plugins.sequences.gpt", "sklearn.datasets", "torch._inductor.config",
+)  # fmt: skip
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload([*PRELOADED])
+
+INACTIVE, REFUSED, CRASHED, LATE = "inactive", "refused", "crashed", "out of time"
+"""What may come of it beside PASS, FAIL and INCONCLUSIVE."""
+
+
+def in_child(function: Callable[..., dict[str, Any]], *arguments: Any, timeout: float = 300.0) -> dict[str, Any]:
+    """What a function returns in a process of its own."""
+    receiver, sender = _processes.Pipe(duplex=False)
+    process = _processes.Process(target=_answer, args=(sender, function, arguments))
+    began = time.perf_counter()
+    process.start()
+    sender.close()
+    try:
+        found = receiver.recv() if receiver.poll(timeout) else {"verdict": LATE, "summary": f"after {timeout:.0f} s"}
+    except EOFError:
+        found = {"verdict": CRASHED, "summary": "the process died"}
+    process.kill()
+    process.join()
+    return found | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def _answer(sender: Any, function: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        found = function(*arguments)
+    except Exception as error:  # it is the answer
+        found = {"verdict": CRASHED, "summary": f"{type(error).__name__}: {error}"[:300]}
+    sender.send(found)
+    sender.close()
+
+
+def verdict_of(
+    kind: str, recipe: str, sets: Sequence[str], files: Sequence[Path] = (), updates: int | None = None
+) -> dict[str, Any]:
+    """What ``runner verify`` says of one stage of a recipe that ships; nothing is trained for it."""
+    from runner.plugin.registry import Registry
+    from runner.recipe.loader import load
+    from runner.system.errors import UsageError
+    from runner.verify.gate import Options, verify_recipe
+
+    registry = Registry(files)
+    # The recipe's own stages stay on: only the one that is named is judged, with what it requires.
+    loaded = load(ROOT / "recipes" / f"{recipe}.yaml", ["device=cpu", *sets, f"optimization.{kind}=on"], registry)
+    options = Options(updates or Options.updates, budget=0.0, stages=(kind,))
+    try:
+        report = verify_recipe(loaded, registry, options, lambda _: None)
+    except UsageError as error:
+        idle = "does anything here" in str(error) or "no active stage" in str(error)
+        return {"verdict": INACTIVE if idle else REFUSED, "summary": str(error)}
+    (row,) = report.rows
+    contract = row.evidence.get("contract", row.evidence)
+    difference = contract.get("difference") or {}
+    return {
+        "verdict": str(row.verdict),
+        "contract": row.contract,
+        "summary": row.summary,
+        "slot": difference.get("slot"),
+        "tensor": difference.get("tensor"),
+        "update": difference.get("update"),
+    }
