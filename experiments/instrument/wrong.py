@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,16 @@ from judge import INACTIVE, WRONG_STAGES, in_child, verdict_of
 
 HERE = Path(__file__).parent
 RESULTS, TABLE = HERE / "wrong.json", HERE / "wrong.md"
-NAMES_A_PLACE = ("slot", "'")
+VERDICTS = ("FAIL", "INCONCLUSIVE", INACTIVE, "PASS")
+PROMISES = {"both": ("exact", "close"), "exact": ("exact",), "close": ("close",)}
+PLACE = re.compile(r"'\S+'|the changed step raises")
+"""A slot or a tensor by its name, or the line that raises."""
 
 
 def cases_of(file: Path) -> dict[str, Any]:
     """The stages of one file."""
     import wrong_base
+
     from runner.plugin.registry import Registry
 
     Registry([file])
@@ -51,53 +56,51 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     """What ``wrong.md`` says."""
     import wrong_base
 
-    lines = ["# What the gate says of stages that are wrong on purpose", "", "Made by `wrong.py` from `wrong.json`.", ""]
-    columns = ["FAIL", "INCONCLUSIVE", INACTIVE, "PASS", "other"]
-    lines += ["| hole | stages | asked | " + " | ".join(columns) + " |", "|---|---|---" + "|---" * len(columns) + "|"]
-    rows = list(results.values())
+    rows = sorted(results.values(), key=lambda row: (row["hole"], row["kind"], row["promised"]))
+    lines = ["# What the gate says of stages that are wrong on purpose", "", "Made by `wrong.py` from `wrong.json`."]
+    lines += ["", _row("hole", "stages", "asked", *VERDICTS, "other"), "|---" * (len(VERDICTS) + 4) + "|"]
     for hole, name in wrong_base.HOLES.items():
-        mine = [row for row in rows if row["hole"] == hole]
-        counts = Counter(row["verdict"] if row["verdict"] in columns else "other" for row in mine)
-        kinds = len({row["kind"] for row in mine})
-        lines.append(f"| {hole}: {name} | {kinds} | {len(mine)} | " + " | ".join(str(counts[c]) for c in columns) + " |")
-    counts = Counter(row["verdict"] if row["verdict"] in columns else "other" for row in rows)
-    kinds = len({row["kind"] for row in rows})
-    lines.append(f"| all | {kinds} | {len(rows)} | " + " | ".join(str(counts[c]) for c in columns) + " |")
+        lines.append(_counts(f"{hole}: {name}", [row for row in rows if row["hole"] == hole]))
     learners = Counter(recipe for _, recipe in {(row["kind"], row["recipe"]) for row in rows})
-    lines += ["", "Learners: " + ", ".join(f"{count} on `{name}`" for name, count in sorted(learners.items())) + ".", ""]
-    for title, wanted in (
-        ("Those that pass", lambda row: row["verdict"] == "PASS"),
-        ("Those that fail without the name of a slot or a tensor", lambda row: row["verdict"] == "FAIL" and not _placed(row)),
-        ("All", lambda row: True),
-    ):
-        lines += [f"## {title}", "", "| stage | hole | recipe | promises | verdict | what is wrong | what the gate says |"]
-        lines.append("|---|---|---|---|---|---|---|")
-        for row in sorted(filter(wanted, rows), key=lambda row: (row["hole"], row["kind"], row["promised"])):
+    lines += [_counts("all", rows), "", "Stages by recipe: ", ""]
+    lines += [f"* `{name}`: {count}" for name, count in sorted(learners.items())]
+    passed = [row for row in rows if row["verdict"] == "PASS"]
+    unplaced = [row for row in rows if row["verdict"] == "FAIL" and not PLACE.search(row["summary"])]
+    titles = {"Those that pass": passed, "Those that fail, and nobody is told where": unplaced, "All": rows}
+    for title, chosen in titles.items():
+        lines += ["", f"## {title}: {len(chosen)}", ""]
+        lines += [_row("stage", "hole", "recipe", "promises", "verdict", "what is wrong", "what the gate says")]
+        lines += ["|---" * 7 + "|"]
+        for row in chosen:
             said = row["summary"].replace("|", "\\|").replace("\n", " ")[:200]
-            cells = (f"`{row['kind']}`", row["hole"], row["recipe"], row["promised"], row["verdict"], row["about"], said)
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-        lines.append("")
-    return "\n".join(lines)
+            told = (row["hole"], row["recipe"], row["promised"], row["verdict"], row["about"], said)
+            lines.append(_row(f"`{row['kind']}`", *told))
+    return "\n".join(lines) + "\n"
 
 
-def _placed(row: dict[str, Any]) -> bool:
-    """Whether a verdict says where: a slot or a tensor by its name."""
-    return bool(row.get("tensor")) or ("'" in row["summary"])
+def _counts(title: str, rows: list[dict[str, Any]]) -> str:
+    counts = Counter(row["verdict"] if row["verdict"] in VERDICTS else "other" for row in rows)
+    return _row(title, len({row["kind"] for row in rows}), len(rows), *(counts[each] for each in (*VERDICTS, "other")))
+
+
+def _row(*cells: Any) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="kinds, or numbers of holes, with commas")
     parser.add_argument("--shard", default="1/1", help="i/n")
-    parser.add_argument("--promise", choices=("declared", "both", "exact", "close"), default="declared")
+    parser.add_argument("--promise", choices=("declared", *PROMISES), default="declared")
+    parser.add_argument("--table", action="store_true", help="only make the table anew")
     arguments = parser.parse_args()
     part, parts = map(int, arguments.shard.split("/"))
     only = set(filter(None, arguments.only.split(",")))
-    cases = [case for case in every_case() if not only or {case["kind"], str(case["hole"])} & only]
+    cases = [] if arguments.table else every_case()
+    cases = [case for case in cases if not only or {case["kind"], str(case["hole"])} & only]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for case in cases[part - 1 :: parts]:
-        promises = {"declared": [case["promise"]], "both": ["exact", "close"]}.get(arguments.promise, [arguments.promise])
-        for promise in promises:
+        for promise in PROMISES.get(arguments.promise, (case["promise"],)):
             row = case | {"promised": promise} | in_child(judged, case, promise)
             if RESULTS.exists():  # another shard may have written meanwhile
                 results = json.loads(RESULTS.read_text())
@@ -105,7 +108,7 @@ def main() -> None:
             RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
             print(f"{case['hole']:2} {case['kind']:28} {promise:6} {row['verdict']:13} {row['seconds']:5} s "
                   f"{row['summary'][:150]}", flush=True)  # fmt: skip
-    TABLE.write_text(table(results))
+    TABLE.write_text(table(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class ThirdEpoch(Wrong):
     def take_hold(self):
         each = self.source.epoch_samples(self.pipeline.batch_size) // self.pipeline.batch_size
         self.wrap_method(
-            self.source, "_numbered", lambda step, size, first: step(size, first if first < each else each)
+            self.source, "_numbered", lambda step, size, first: step(size, min(each, first))
         )
         generator = self.source._generator
         names = lambda name: f"epoch/{min(1, int(name[6:]))}" if name.startswith("epoch/") else name  # noqa: E731
@@ -98,14 +98,14 @@ class OverflowingCounter(Wrong):
 
 @stage("bf16_after_twelve", Close(), hole=9)
 class Bf16AfterTwelve(Wrong):
-    """Computes in bf16 from the 13th update on."""
+    """Computes in bf16 from the 14th update on."""
 
     def take_hold(self):
         self.count()
         self.slots.replace("precision", self.precision)
 
     def precision(self):
-        return torch.autocast("cpu", torch.bfloat16) if self.updates >= 12 else nullcontext()
+        return torch.autocast("cpu", torch.bfloat16) if self.updates >= 13 else nullcontext()
 
 
 @stage("left_in_evaluation", hole=9, recipe="digits_classifier")

@@ -67,7 +67,7 @@ class WhenLossRises(Wrong):
         self.wrap("backward", self.backward)
 
     def backward(self, step, loss):
-        rises, self.last = float(loss) > self.last, float(loss)
+        rises, self.last = loss.item() > self.last, loss.item()
         step(loss * 1.01 if rises else loss)
 
 

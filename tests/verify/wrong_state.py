@@ -1,6 +1,7 @@
 """Stages that keep a part of the state elsewhere, under another name, or lose it."""
 
 import copy
+from dataclasses import replace
 
 import torch
 from wrong_base import Wrong, stage
@@ -13,16 +14,14 @@ class AverageEveryTenth(Wrong):
     """Moves the averaged parameters in every tenth update only, ten times as far."""
 
     def take_hold(self):
-        self.own = self.learner.average
+        self.often = self.learner.context
         self.wrap("update", self.update)
 
     def update(self, step, *args):
         self.updates += 1
-        self.learner.average = self.own if self.updates % 10 == 0 else None
-        try:
-            return step(*args)
-        finally:
-            self.learner.average = self.own
+        decay = self.often.ema**10 if self.updates % 10 == 0 else 1.0
+        self.learner.context = replace(self.often, ema=decay)
+        return step(*args)
 
 
 @stage("renamed_average", Close(), hole=8, recipe="digits_classifier", sets=("train.ema=0.9",))

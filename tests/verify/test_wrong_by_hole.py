@@ -1,0 +1,67 @@
+"""Some ways in which a wrong stage may stay unseen, and one for each that does not."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import wrong_base
+from running import RECIPES
+from torch import nn
+
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
+from runner.system.errors import UsageError
+from runner.verify.gate import Gate, Options, verify_recipe
+
+HERE = Path(wrong_base.__file__).parent
+PATCHES = HERE / "wrong_import.py"  # importing it is what is wrong with it
+FILES = [file for file in sorted(HERE.glob("wrong_*.py")) if file not in (PATCHES, Path(wrong_base.__file__))]
+REGISTRY = Registry(FILES)
+UPDATES = 3
+FOUND = [
+    ("autocast_left_on", "exact", r"update 1, slot 'forward': 'output' differs"),
+    ("windows_by_their_first", "exact", r"update 1, slot 'forward': 'output' differs"),
+    ("temperature_by_version", "close", r"update 2, slot 'targets': 'output' differs"),
+    ("unaveraged", "exact", r"update 1, slot 'step': 'predict' differs"),
+    ("uniform_draws", "exact", r"update 1, slot 'next_batch': '\w+' differs"),
+    ("when_loss_rises", "close", r"update 2, slot 'step': 'model\.stem\.0\.weight\.grad' differs"),
+    ("second_targets", "close", r"update 2, slot 'targets': 'output' differs"),
+    ("loss_buffer", "exact", r"update 1, slot 'step': 'loss\.sum' is overwritten by the next update"),
+]
+"""Stages, what they promise, and where each is found out."""
+
+
+def judged(kind, promise):
+    """The report on one stage of the recipe that it is made for."""
+    case = wrong_base.CASES[kind]
+    sets = [*wrong_base.SETTINGS[case.recipe], *case.sets, "device=cpu", f"optimization.{kind}.promise={promise}"]
+    recipe = load(RECIPES / f"{case.recipe}.yaml", sets, REGISTRY)
+    return verify_recipe(recipe, REGISTRY, Options(UPDATES, budget=0.0, stages=(kind,)), lambda _: None)
+
+
+@pytest.mark.parametrize(("kind", "promise", "where"), FOUND)
+def test_a_wrong_stage_fails_with_the_slot_and_the_tensor(kind, promise, where):
+    (row,) = judged(kind, promise).rows
+    assert row.verdict == "FAIL"
+    assert re.search(where, row.summary), row.summary
+
+
+def test_what_reaches_the_baseline_fails_with_what_it_changes_there(monkeypatch):
+    monkeypatch.setattr(nn.LayerNorm, "forward", nn.LayerNorm.forward)  # put back afterwards
+    monkeypatch.setattr(Gate, "_spoilt", ())
+    (row,) = judged("epsilon_for_all", "exact").rows
+    assert row.verdict == "FAIL"
+    assert "the change reaches the baseline, too: update 1, slot 'step': 'critic_loss'" in row.summary
+
+
+def test_a_stage_whose_slot_nobody_calls_is_inactive_and_does_not_pass():
+    with pytest.raises(UsageError, match="uncalled_unscale: the learner never calls its slot 'unscale'"):
+        judged("uncalled_unscale", "exact")
+
+
+def test_there_are_six_or_more_for_every_hole_on_three_learners():
+    count = Counter(case.hole for case in wrong_base.CASES.values())
+    assert count.keys() == wrong_base.HOLES.keys()
+    assert min(count.values()) >= 6
+    assert {case.recipe for case in wrong_base.CASES.values()} == wrong_base.SETTINGS.keys()
