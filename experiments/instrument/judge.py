@@ -1,4 +1,4 @@
-"""The gate's verdict on one stage, asked in a process of its own: what is wrong with a stage may reach all of a process."""
+"""The gate's verdict on one stage, asked in a process of its own, because what is wrong may reach all of a process."""
 
 from __future__ import annotations
 

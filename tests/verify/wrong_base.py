@@ -1,7 +1,7 @@
 """What stages that are wrong on purpose have in common: how one is registered, and how it takes hold of slots.
 
-Every file ``wrong_*.py`` beside this one is a plugin file. A stage says in its docstring what is wrong with it, and when
-it is registered which hole it goes for, on which recipe, and what it falsely promises.
+Every file ``wrong_*.py`` beside this one is a plugin file. A stage says in its docstring what is wrong with it, and
+when it is registered which hole it goes for, on which recipe, and what it falsely promises.
 """
 
 import sys
@@ -37,7 +37,14 @@ MARL = (
     "data.evaluation.episodes=5",
 )
 DIGITS = ("model.widths=[8]", "train={epochs: 36, batch_size: 64}")
-GPT = ("model.layers=1", "model.width=16", "model.heads=2", "data.context=16", "data.held_out=0.005", "train.batch_size=4")
+GPT = (
+    "model.layers=1",
+    "model.width=16",
+    "model.heads=2",
+    "data.context=16",
+    "data.held_out=0.005",
+    "train.batch_size=4",
+)
 SETTINGS = {"marl_baseline": MARL, "digits_classifier": DIGITS, "shakespeare_gpt": GPT}
 """What makes a recipe small, and leaves its training long: the first updates are not the last ones, too."""
 
@@ -60,7 +67,13 @@ CASES: dict[str, Case] = {}
 
 
 def stage(
-    kind: str, promise: Any = None, *, hole: int = 0, recipe: str = "marl_baseline", sets: tuple[str, ...] = (), **face: Any
+    kind: str,
+    promise: Any = None,
+    *,
+    hole: int = 0,
+    recipe: str = "marl_baseline",
+    sets: tuple[str, ...] = (),
+    **face: Any,
 ):
     """Registers a stage's works under a kind, with settings that promise the same bits unless told.
 

@@ -1,0 +1,295 @@
+"""Changes the code of the stages in one place at a time, and asks the gate whether it notices.
+
+    python experiments/instrument/mutate.py --list               # how many changes there are, by file
+    python experiments/instrument/mutate.py                      # those that ``mutants.json`` does not have yet
+    python experiments/instrument/mutate.py --only forward_cache --shard 1/2 --every 3
+    python experiments/instrument/mutate.py --again PASS --updates 20   # those that passed, at the gate's own length
+
+Two sorts: a change in the file of a stage, which is put into the module before anybody asks for it, and a change in a
+method of a learner that is a slot, which a stage then puts in its place (``slot_mutant.py``). Each is judged in a
+process of its own. Before that, the unchanged code is judged with every line that is run recorded: what is changed in a
+line that never runs here, such as one for a GPU, cannot be noticed here, and is counted apart.
+
+What the gate passes is explained by hand, in ``survivors.yaml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from judge import CRASHED, INACTIVE, LATE, REFUSED, ROOT, in_child, verdict_of
+from mutations import changes
+
+HERE = Path(__file__).parent
+RESULTS, TABLE, EXPLAINED = HERE / "mutants.json", HERE / "mutants.md", HERE / "survivors.yaml"
+SLOT_PLUGIN = HERE / "slot_mutant.py"
+FEWEST = 4
+"""Updates by which a change is tried at first; most are noticed in one."""
+NOT_RUN = "not run"
+"""Of a change in a line that the unchanged code does not run here."""
+
+
+class Target(NamedTuple):
+    """Code that is changed, and the stage and the recipe by which it is judged."""
+
+    file: str
+    kind: str
+    recipe: str
+    sets: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+    """If any: methods of a learner in the file, which ``mutated_slot`` replaces; otherwise it is a stage's file."""
+    owner: str = ""
+    """The class with these methods."""
+    reload: tuple[str, ...] = ()
+    """Modules that have imported names of this one."""
+    traced_only: bool = False
+    """Whether what is compiled is run by eager kernels, because compiling C++ takes most of a minute."""
+
+    @property
+    def module(self) -> str:
+        """Its name."""
+        return "runner." + self.file.removesuffix(".py").replace("/", ".")
+
+    @property
+    def name(self) -> str:
+        """What it is called in results."""
+        return f"{self.file} by {self.kind} on {self.recipe}"
+
+    def wanted(self, name: str) -> bool:
+        """Whether a function is to be changed: no face of a plugin, whose words people read."""
+        if self.slots:
+            return name in {f"{self.owner}.{slot}" for slot in self.slots}
+        return not name.rpartition(".")[0].endswith("Config")
+
+
+THREE = ("data.followers=2",)
+"""Agents; with two, their number is that of an agent's critics, and the one may stand for the other."""
+PAIR = (*THREE, "optimization.forward_cache=on", "optimization.merged_critic_loss=on")
+STACKED = (*PAIR, "optimization.stacked_agents=on")
+MASAC = (
+    "target", "targets", "critic_step", "actor_step", "temperature_step", "target_step", "critic_gradients",
+    "actor_gradients", "temperature_gradients", "critic_loss", "actor_loss", "temperature_loss", "next_actions",
+    "current_action", "actor_forward", "critic_forward", "temperatures",
+)  # fmt: skip
+DROPOUT = ("model.dropout=0.1",)
+STAGES, MARL = "plugins/stages", "plugins/marl"
+LEARNER = "runner/plugin/learner.py"
+TARGETS = (
+    Target(f"{MARL}/stages/forward_cache.py", "forward_cache", "marl_baseline", THREE),
+    Target(f"{MARL}/stages/merged_critic_loss.py", "merged_critic_loss", "marl_baseline", THREE),
+    Target(f"{MARL}/stages/stacked_agents.py", "stacked_agents", "marl_baseline", STACKED),
+    Target(f"{MARL}/stacked.py", "stacked_agents", "marl_baseline", STACKED),
+    Target(f"{MARL}/layout.py", "stacked_agents", "marl_baseline", STACKED, reload=("runner.plugins.marl.stacked",)),
+    Target(f"{STAGES}/activation_checkpointing.py", "activation_checkpointing", "shakespeare_gpt", DROPOUT),
+    Target(f"{STAGES}/amp.py", "amp", "digits_classifier"),
+    Target(f"{STAGES}/channels_last.py", "channels_last", "digits_classifier"),
+    Target(f"{STAGES}/compile.py", "compile", "digits_classifier", traced_only=True),
+    Target(f"{STAGES}/float32_matmul.py", "float32_matmul", "shakespeare_gpt"),
+    Target(f"{STAGES}/fused_optimizer.py", "fused_optimizer", "digits_classifier"),
+    Target(
+        f"{STAGES}/gradient_accumulation.py", "gradient_accumulation", "digits_classifier",
+        ("optimization.gradient_accumulation.micro_batch=24",),
+    ),
+    Target(f"{STAGES}/heap_retention.py", "heap_retention", "digits_classifier"),
+    Target(f"{MARL}/masac.py", "mutated_slot", "marl_baseline", THREE, slots=MASAC, owner="Masac"),
+    Target("plugins/vision/classifier.py", "mutated_slot", "digits_classifier", slots=("loss",), owner="Classifier"),
+    Target("plugins/sequences/gpt.py", "mutated_slot", "shakespeare_gpt", slots=("loss",), owner="Gpt"),
+    Target(
+        LEARNER, "mutated_slot", "digits_classifier", ("train.ema=0.9",), slots=("forward", "forward_backward"),
+        owner="GradientLearner",
+    ),
+)  # fmt: skip
+ELSEWHERE = {
+    f"{STAGES}/async_transfer.py": "needs a GPU",
+    f"{STAGES}/cuda_graph.py": "needs a GPU",
+    f"{STAGES}/empty_cache.py": "needs a GPU",
+    f"{STAGES}/batch_autotune.py": "chooses a batch size by timing child processes, which only trainings can judge",
+}
+"""Files whose code is not run here, with the reason; their changes are counted."""
+VERDICTS = ("FAIL", INACTIVE, "INCONCLUSIVE", REFUSED, CRASHED, LATE, "PASS", NOT_RUN)
+
+
+def enumerated(target: Target) -> list[dict[str, Any]]:
+    """All changes of a target by number."""
+    tree = ast.parse((ROOT / target.file).read_text())
+    found = []
+    for number, change in enumerate(changes(tree, target.wanted)):
+        compiles = _code(tree, target) is not None
+        found.append(change._asdict() | {"number": number, "key": f"{target.file}:{change.line}: {change.what}",
+                                         "target": target.name, "compiles": compiles})  # fmt: skip
+    return found
+
+
+def _code(tree: ast.Module, target: Target) -> Any:
+    try:
+        return compile(tree, str(ROOT / target.file), "exec")
+    except (SyntaxError, ValueError, TypeError):
+        return None
+
+
+def changed_verdict(position: int, number: int, updates: int) -> dict[str, Any]:
+    """What the gate says of one change; in a process of its own."""
+    target = TARGETS[position]
+    tree = ast.parse((ROOT / target.file).read_text())
+    for found, _ in enumerate(changes(tree, target.wanted)):
+        if found == number:
+            break
+    return _verdict(target, _code(tree, target), updates)
+
+
+def unchanged_verdict(position: int, updates: int) -> dict[str, Any]:
+    """What the gate says of the code as it is, and which lines of it were run."""
+    target = TARGETS[position]
+    path = str(ROOT / target.file)
+    lines: set[int] = set()
+
+    def of_line(frame: Any, event: str, _: Any) -> Any:
+        if event == "line":
+            lines.add(frame.f_lineno)
+        return of_line
+
+    def of_call(frame: Any, *_: Any) -> Any:
+        return of_line if frame.f_code.co_filename == path else None
+
+    sys.settrace(of_call)
+    threading.settrace(of_call)
+    try:
+        found = _verdict(target, _code(ast.parse(Path(path).read_text()), target), updates)
+    finally:
+        sys.settrace(None)
+    return found | {"lines": sorted(lines)}
+
+
+def _verdict(target: Target, code: Any, updates: int) -> dict[str, Any]:
+    module = importlib.import_module(target.module)
+    sets = list(target.sets)
+    files = []
+    if target.traced_only:
+        from functools import partial
+
+        import torch
+
+        torch.compile = partial(torch.compile, backend="aot_eager")
+    if target.slots:
+        namespace = dict(vars(module))
+        exec(code, namespace)
+        from runner.plugin.registry import Registry
+
+        Registry([SLOT_PLUGIN])
+        plugin = next(found for name, found in sys.modules.items() if name.startswith("runner_plugin_slot_mutant"))
+        plugin.CHANGED.update({slot: vars(namespace[target.owner])[slot] for slot in target.slots})
+        files.append(SLOT_PLUGIN)
+    else:
+        exec(code, vars(module))
+        for name in target.reload:
+            importlib.reload(importlib.import_module(name))
+    import wrong_base
+
+    return verdict_of(target.kind, target.recipe, [*wrong_base.SETTINGS[target.recipe], *sets], files, updates)
+
+
+def _is_run(change: dict[str, Any], lines: set[int]) -> bool:
+    return any(line in lines for line in range(change["first"], change["last"] + 1))
+
+
+def every(only: str) -> Iterator[tuple[int, Target]]:
+    """The targets whose name has that in it."""
+    return ((position, target) for position, target in enumerate(TARGETS) if only in target.name)
+
+
+def explained() -> dict[str, str]:
+    """Why a change that passes may pass, by its key."""
+    return yaml.safe_load(EXPLAINED.read_text()) or {} if EXPLAINED.exists() else {}
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """What ``mutants.md`` says."""
+    rows, why = list(results.values()), explained()
+    lines = ["# What the gate notices of small changes in the code of stages", ""]
+    lines += ["Made by `mutate.py` from `mutants.json`.", ""]
+    lines += ["| code | changes | " + " | ".join(VERDICTS) + " | of those that run, noticed |"]
+    lines.append("|---|---" + "|---" * len(VERDICTS) + "|---|")
+    by_target: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_target[row["target"]].append(row)
+    for name, mine in [*sorted(by_target.items()), ("all", rows)]:
+        counts = Counter(row["verdict"] for row in mine)
+        ran = len(mine) - counts[NOT_RUN]
+        share = f"{1 - counts['PASS'] / ran:.0%}" if ran else ""
+        lines.append(f"| {name} | {len(mine)} | " + " | ".join(str(counts[v]) for v in VERDICTS) + f" | {share} |")
+    lines += ["", "Not run at all here:", ""]
+    for file, reason in ELSEWHERE.items():
+        count = sum(1 for _ in changes(ast.parse((ROOT / file).read_text()), Target(file, "", "").wanted))
+        lines.append(f"* `{file}`, {count} changes: {reason}")
+    survivors = sorted((row["key"], row) for row in rows if row["verdict"] == "PASS")
+    unexplained = [key for key, _ in survivors if key not in why]
+    lines += ["", f"## The {len(survivors)} that pass", "", f"Without an explanation: {len(unexplained)}.", ""]
+    lines += ["| change | why it passes |", "|---|---|"]
+    for key, _ in survivors:
+        lines.append(f"| {_cell(key)} | {_cell(why.get(key, '**not explained**'))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table", action="store_true", help="only make the table anew")
+    parser.add_argument("--only", default="", help="a part of the name of what is changed")
+    parser.add_argument("--shard", default="1/1", help="i/n")
+    parser.add_argument("--every", type=int, default=1, help="one change in so many")
+    parser.add_argument("--updates", type=int, default=FEWEST, help="compared one by one")
+    parser.add_argument("--again", default="", help="ask anew about those with this verdict")
+    arguments = parser.parse_args()
+    part, parts = map(int, arguments.shard.split("/"))
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if arguments.list:
+        for _, target in every(arguments.only):
+            found = enumerated(target)
+            print(f"{len(found):4} {sum(each['compiles'] for each in found):4} {target.name}")
+        return
+    if not arguments.table:
+        for position, target in every(arguments.only):
+            chosen = slice((part - 1) * arguments.every, None, parts * arguments.every)
+            _judge(position, target, results, enumerated(target)[chosen], arguments.again, arguments.updates)
+    TABLE.write_text(table(json.loads(RESULTS.read_text())))
+
+
+def _judge(
+    position: int, target: Target, results: dict[str, Any], found: list[dict[str, Any]], again: str, updates: int
+) -> None:
+    verdicts = {each["key"]: results.get(each["key"], {}).get("verdict", "") for each in found if each["compiles"]}
+    wanted = [each for each in found if verdicts.get(each["key"]) == again]
+    if not wanted:
+        return
+    plain = in_child(unchanged_verdict, position, updates)
+    lines = set(plain.pop("lines", ()))
+    print(f"--- {target.name}: unchanged {plain['verdict']}, {plain['summary'][:120]}", flush=True)
+    for change in wanted:
+        if _is_run(change, lines):
+            said = in_child(changed_verdict, position, change["number"], updates, timeout=120.0)
+        else:
+            said = {"verdict": NOT_RUN, "summary": "this line is not run here", "seconds": 0.0}
+        if RESULTS.exists():  # another shard may have written meanwhile
+            results = json.loads(RESULTS.read_text())
+        results[change["key"]] = {"key": change["key"], "target": target.name, "updates": updates} | said
+        RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+        print(f"{said['verdict']:13} {said['seconds']:5} s {change['key'].rpartition('/')[2][:110]}  "
+              f"{said['summary'][:70]}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""A stage that puts changed methods of the learner into the slots of the same name; whoever makes it gives them."""
+
+from types import MethodType
+
+from runner.api import Close, Stage, StageConfig
+
+CHANGED = {}
+"""Functions by the name of their slot."""
+
+
+class MutatedSlotConfig(StageConfig):
+    """Replaces slots by changed copies of what they hold."""
+
+    kind = "mutated_slot"
+    phase = 1
+
+    def contract(self, setting):
+        return Close()
+
+    def implementation(self):
+        return MutatedSlot
+
+
+class MutatedSlot(Stage):
+    def attach(self, pipeline):
+        for name, function in CHANGED.items():
+            pipeline.slots.replace(name, MethodType(function, pipeline.learner))
