@@ -48,9 +48,7 @@ class ThirdEpoch(Wrong):
 
     def take_hold(self):
         each = self.source.epoch_samples(self.pipeline.batch_size) // self.pipeline.batch_size
-        self.wrap_method(
-            self.source, "_numbered", lambda step, size, first: step(size, min(each, first))
-        )
+        self.wrap_method(self.source, "_numbered", lambda step, size, first: step(size, min(each, first)))
         generator = self.source._generator
         names = lambda name: f"epoch/{min(1, int(name[6:]))}" if name.startswith("epoch/") else name  # noqa: E731
         self.source._generator = lambda name: generator(names(name))
