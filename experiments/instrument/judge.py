@@ -65,7 +65,7 @@ def verdict_of(
 
     registry = Registry(files)
     # The recipe's own stages stay on: only the one that is named is judged, with what it requires.
-    loaded = load(ROOT / "recipes" / f"{recipe}.yaml", ["device=cpu", *sets, f"optimization.{kind}=on"], registry)
+    loaded = load(ROOT / "recipes" / f"{recipe}.yaml", ["device=cpu", f"optimization.{kind}=on", *sets], registry)
     options = Options(updates or Options.updates, budget=0.0, stages=(kind,))
     try:
         report = verify_recipe(loaded, registry, options, lambda _: None)

@@ -58,7 +58,8 @@ class Target(NamedTuple):
     @property
     def module(self) -> str:
         """Its name."""
-        return "runner." + self.file.removesuffix(".py").replace("/", ".")
+        name = self.file.removesuffix(".py").replace("/", ".")
+        return name if name.startswith("runner.") else f"runner.{name}"
 
     @property
     def name(self) -> str:
@@ -216,8 +217,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     """What ``mutants.md`` says."""
     rows, why = list(results.values()), explained()
     lines = ["# What the gate notices of small changes in the code of stages", ""]
-    lines += ["Made by `mutate.py` from `mutants.json`.", ""]
-    lines += ["| code | changes | " + " | ".join(VERDICTS) + " | of those that run, noticed |"]
+    lines += ["Made by `mutate.py` from `mutants.json` and `survivors.yaml`.", ""]
+    lengths = " or ".join(map(str, sorted({row["updates"] for row in rows})))
+    lines += [f"Each was tried by {lengths} updates; of some files only every second or third change was.", ""]
+    lines += ["| code | tried | " + " | ".join(VERDICTS) + " | of those that run, noticed |"]
     lines.append("|---|---" + "|---" * len(VERDICTS) + "|---|")
     by_target: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -276,7 +279,9 @@ def _judge(
     if not wanted:
         return
     plain = in_child(unchanged_verdict, position, updates)
-    lines = set(plain.pop("lines", ()))
+    if plain["verdict"] in (CRASHED, REFUSED, LATE, "FAIL"):
+        raise SystemExit(f"{target.name}, unchanged: {plain['verdict']}, {plain['summary']}")
+    lines = set(plain.pop("lines"))
     print(f"--- {target.name}: unchanged {plain['verdict']}, {plain['summary'][:120]}", flush=True)
     for change in wanted:
         if _is_run(change, lines):
