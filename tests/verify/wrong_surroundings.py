@@ -76,7 +76,7 @@ class CountedTwice(Wrong):
         self.wrap_method(self.source, "counts", double)
 
 
-@stage("rounded_on_the_way", Close(), hole=5, recipe="digits_classifier")
+@stage("rounded_on_the_way", Close(), hole=5)
 class RoundedOnTheWay(Wrong):
     """Moves batches to the device in bf16."""
 
