@@ -4,6 +4,8 @@ Every file ``wrong_*.py`` beside this one is a plugin file. A stage says in its 
 when it is registered which hole it goes for, on which recipe, and what it falsely promises.
 """
 
+import inspect
+import re
 import sys
 from typing import Any, Literal, NamedTuple
 
@@ -89,6 +91,7 @@ def stage(
             "kind": kind,
             "phase": 1,
             "promise": said,
+            "wraps": _held(works),
             "contract": lambda self, setting: _CONTRACTS[self.promise](),
             "implementation": lambda self: works,
             **face,
@@ -101,6 +104,13 @@ def stage(
         return works
 
     return register
+
+
+def _held(works):
+    """The slots that a stage takes hold of by name, as its code says."""
+    written = "".join(inspect.getsource(each) for each in works.__mro__[:-3] if each is not Wrong)
+    counted = {"update"} if "self.count()" in written else set()
+    return frozenset(re.findall(r'(?:wrap|replace)\(\s*"(\w+)"', written)) | counted
 
 
 class Wrong(Stage):
