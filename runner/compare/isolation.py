@@ -264,6 +264,7 @@ class Update:
     states: Mapping[str, Any] | None = None  # loaded before the update
     seed: int | None = None  # for the global random generators, with that state
     place: Any = None  # the batch of an update before, in whose objects and memory this one comes
+    in_memory: bool = True  # or in its objects alone, with tensors of its own
 
 
 @dataclass(frozen=True)
@@ -314,5 +315,5 @@ class Trajectory:
                 isolation.load(update.states, update.seed)
             given = own[id(update.batch)]
             if update.place is not None:
-                given = put(given, own[id(update.place)])
+                given = put(given, own[id(update.place)], update.in_memory)
             yield isolation.step(given)

@@ -73,15 +73,15 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def put(value: Any, place: Any) -> Any:
-    """What it is now: the objects and the memory of another tree with this content, as far as the two are alike."""
-    if isinstance(value, Tensor) and isinstance(place, Tensor) and value.shape == place.shape:
+def put(value: Any, place: Any, in_memory: bool = True) -> Any:
+    """What it is now: the objects of another tree with this content, as far as the two are alike, or its memory too."""
+    if in_memory and isinstance(value, Tensor) and isinstance(place, Tensor) and value.shape == place.shape:
         place.data.copy_(value)  # and no version of it tells
         return place
     inside, there = tree.children(value), tree.children(place)
     if inside is None or there is None or inside.keys() != there.keys():
         return value
-    items = {key: put(child, there[key]) for key, child in inside.items()}
+    items = {key: put(child, there[key], in_memory) for key, child in inside.items()}
     if isinstance(place, MutableMapping | list):
         for key, item in items.items():
             place[key] = item

@@ -18,6 +18,7 @@ from runner.system.tree import map_tensors
 
 STALE = "with the same batch again and other parameters, "
 _PLACE = "with another batch in the memory of the one before, "
+_OBJECTS = "with another batch in the objects of the one before, "
 _LARGER, _GROWN = 10, 3  # times, of inputs and of a state: enough for a clamp, too little to overflow
 
 
@@ -39,19 +40,19 @@ def turns(baseline: Build, batches: Sequence[Any], seed: int, float64: bool, end
     state = saved(isolation.subject)
     found = _again(batches, state)
     if ends:
-        ended = (
-            Turn(name, Update(batch, given, seed))
-            for name, batch, given in _ends(batches[-1], state)
-        )
+        ended = (Turn(name, Update(batch, given, seed)) for name, batch, given in _ends(batches[-1], state))
         found += [turn for turn in ended if _is_finite(isolation, Trajectory([turn.update], seed, float64))]
     return found
 
 
 def _again(batches: Sequence[Any], state: Mapping[str, Any]) -> list[Turn]:
-    """The last batch, the very same object: with another state, too; and another batch in its memory."""
+    """The last batch, the very same object: with another state, too; and others in its memory and objects."""
     last = batches[-1]
     found = [Turn(STALE, Update(last)), Turn(STALE, Update(last, state))]
-    return found + [Turn(_PLACE, Update(batches[0], place=last))] * (len(batches) > 1)
+    if len(batches) > 1:
+        found.append(Turn(_PLACE, Update(batches[0], place=last)))
+        found.append(Turn(_OBJECTS, Update(batches[1], place=last, in_memory=False)))
+    return found
 
 
 def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:

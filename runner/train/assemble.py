@@ -63,7 +63,8 @@ class Watch:
         taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
         if (stage.claims or stage.wraps) and not taken:
             report.active, report.reason = False, "it takes hold of none of the slots that it declares"
-        report.undeclared = sorted(taken - stage.claims - stage.wraps - {*(compilable if stage.traces else ())})
+        declared = stage.claims | stage.wraps | (self.outside - STEP) | {*(compilable if stage.traces else ())}
+        report.undeclared = sorted(taken - declared)  # those of a source cannot be declared
         if stage.traces:
             self._traced |= taken
         works_through = taken if stage.works_through is None else stage.works_through

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from runner.compare.close import algebra, close
+from runner.compare.close import ALLOWED_ONCE, algebra, close
 from runner.compare.difference import MISSING, absolute_difference, described, digest
-from runner.compare.isolation import Frame, Isolation, Location, StepError, Update
+from runner.compare.isolation import Frame, Isolation, Location, StepError, Trajectory, Update
 from runner.compare.states import saved
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -91,10 +92,27 @@ def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contr
     elif isinstance(contract, Close):
         yield close(baseline, changed, asked, states=len(asked))
         found = algebra(baseline, changed, [evaluation])
-        if found.outcome is Outcome.FAIL:
-            yield found
+        if found.outcome is not Outcome.INCONCLUSIVE:
+            yield _evaluated(baseline, changed, evaluation) if found else found
     else:
         yield _alike(baseline, changed, asked)
+
+
+def _evaluated(baseline: Build, changed: Build, evaluation: Update) -> Verdict:
+    """Whether an evaluation in the change's own precision is about as far from that in float64 as the baseline's."""
+    trajectories = (Trajectory([evaluation], 0, float64=True), *[Trajectory([evaluation], 0)] * 2)
+    pairs = zip(trajectories, (baseline, baseline, changed), strict=True)
+    try:
+        truth, own, theirs = (next(each.updated(each.isolated(build))) for each, build in pairs)
+    except StepError as error:
+        return error.verdict("Close", baseline)
+    for location, exact_value in truth.items():
+        if location.kind == "output" and isinstance(exact_value, float):
+            allowed = ALLOWED_ONCE * abs(own[location] - exact_value) + _CONTENT * max(1.0, abs(exact_value))
+            if not math.isnan(exact_value) and not abs(theirs[location] - exact_value) <= allowed:
+                difference = described(1, location, own[location], theirs[location])
+                return Verdict(Outcome.FAIL, "Close", f"an evaluation rounds more than the baseline's: {difference}")
+    return Verdict(Outcome.PASS, "Close", "an evaluation comes to the same")
 
 
 def draws(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:

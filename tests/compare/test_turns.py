@@ -35,6 +35,19 @@ def test_a_cache_by_object_or_address_fails(key, promise):
 
 
 @pytest.mark.parametrize("promise", PROMISES)
+def test_a_cache_of_tensors_by_the_batch_that_they_were_in_fails(promise):
+    def build():
+        subject, kept = Loop()(), {}
+        step = subject.step
+        subject.__dict__["step"] = lambda batch: step({**batch, "y": kept.setdefault(id(batch), batch["y"])})
+        return subject
+
+    verdict = verify(Loop(), build, BATCHES, promise)
+    assert verdict.outcome is Outcome.FAIL
+    assert "with another batch in the objects of the one before, " in verdict.summary
+
+
+@pytest.mark.parametrize("promise", PROMISES)
 def test_a_clamp_that_no_batch_reaches_fails(promise):
     verdict = verify(Loop(), Loop(forward=lambda model, x: model(x.clamp(-6, 6))), BATCHES, promise)
     assert verdict.outcome is Outcome.FAIL
@@ -93,4 +106,4 @@ def test_where_the_baseline_is_not_finite_nothing_is_asked():
 
 def test_a_single_batch_comes_again_and_in_no_other_place():
     assert len(turns(Loop(), BATCHES[:1], 0, float64=False, ends=False)) == 2
-    assert len(turns(Loop(), BATCHES, 0, float64=False, ends=False)) == 3
+    assert len(turns(Loop(), BATCHES, 0, float64=False, ends=False)) == 4

@@ -115,7 +115,7 @@ def test_stages_whose_slots_are_never_called_are_inactive_and_do_not_pass(tmp_pa
 def test_every_other_update_is_waited_for_before_a_slot_counts_as_never_called(tmp_path):
     """The generator of a GAN steps in every second update."""
     pipeline = assemble(recipe_of("gan", tmp_path), REGISTRY.files)
-    watch = Watch(pipeline.slots)
+    watch = Watch(pipeline.slots, frozenset())
     watch.held = {"late": frozenset({"generator_loss"})}
     pipeline.watch, pipeline.reports["late"] = watch, StageReport("late", active=True)
     step = Step(pipeline)

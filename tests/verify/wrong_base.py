@@ -110,7 +110,7 @@ def _held(works):
     """The slots that a stage takes hold of by name, as its code says."""
     written = "".join(inspect.getsource(each) for each in works.__mro__[:-3] if each is not Wrong)
     counted = {"update"} if "self.count()" in written else set()
-    return frozenset(re.findall(r'(?:wrap|replace)\(\s*"(\w+)"', written)) | counted
+    return frozenset(re.findall(r'(?:wrap|replace)\(\s*"(\w+)"', written)) - {"collect"} | counted  # which a source has
 
 
 class Wrong(Stage):
