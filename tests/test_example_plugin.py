@@ -78,7 +78,17 @@ def test_stages_of_the_runner_work_with_it_unchanged():
 
 
 def test_all_its_stages_keep_what_they_promise_also_compiled():
-    arguments = ["verify", "digits.yaml", "--json", "--horizon", "60", "--set", "optimization.compile=on"]
+    arguments = [
+        "verify",
+        "digits.yaml",
+        "--json",
+        "--horizon",
+        "0",
+        "--updates",
+        "6",
+        "--set",
+        "optimization.compile=on",
+    ]
     report = result_of(forked(*arguments))
     assert {row["name"]: row["verdict"] for row in report["stages"]} == dict.fromkeys(
         ["recompute_activations", "compile", "fused_optimizer", "all"], "PASS"

@@ -34,8 +34,6 @@ class StageReport:
     """Why it is not active."""
     notes: list[str] = field(default_factory=list)
     """What the stage has to say about this run."""
-    undeclared: list[str] = field(default_factory=list)
-    """Slots that it takes hold of although its settings do not say so."""
 
 
 @dataclass
@@ -51,6 +49,8 @@ class Watch:
     """Slots that are called outside of an update: by the training step, by the source."""
     held: dict[str, frozenset[str]] = field(default_factory=dict)
     """Slots by stage."""
+    undeclared: dict[str, list[str]] = field(default_factory=dict)
+    """Slots that a stage takes hold of although its settings do not say so."""
     called: set[str] = field(default_factory=set)
     updates: int = 0
     _traced: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class Watch:
         if (stage.claims or stage.wraps) and not taken:
             report.active, report.reason = False, "it takes hold of none of the slots that it declares"
         declared = stage.claims | stage.wraps | (self.outside - STEP) | {*(compilable if stage.traces else ())}
-        report.undeclared = sorted(taken - declared)  # those of a source cannot be declared
+        self.undeclared[stage.kind] = sorted(taken - declared)  # those of a source cannot be declared
         if stage.traces:
             self._traced |= taken
         works_through = taken if stage.works_through is None else stage.works_through
@@ -129,6 +129,7 @@ class Assembly:
             self._speaking = self.reports[kind]
             with watch.attaching(active[kind], self.reports[kind], self.learner.compilable):
                 stage.attach(self)
+        self.undeclared = watch.undeclared
         with watch.watching():
             self.learner.configure_optimizers()
         self.watch = watch if any(watch.held.values()) else None

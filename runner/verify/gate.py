@@ -27,7 +27,7 @@ from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, v
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.system.secrets import redact
-from runner.train.assemble import StageReport, assemble, resolve_device, setting_of
+from runner.train.assemble import Assembly, StageReport, assemble, resolve_device, setting_of
 from runner.verify.patches import belongings, patches
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
 from runner.verify.subjects import baseline_step, recipe_with, recorded, subject
@@ -154,6 +154,8 @@ class Gate:
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
+        self._undeclared: dict[str, list[str]] = {}
+        """Slots that a stage takes hold of although its settings do not say so."""
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
         """The verdict on a set of stages, by the weakest of their contracts."""
@@ -197,9 +199,8 @@ class Gate:
 
     def _around(self, stages: tuple[str, ...], contract: Contract) -> Iterator[Verdict]:
         """What can be said about all but the updates, one after the other."""
-        undeclared = {report.kind: report.undeclared for report in self._reports[stages] if report.undeclared}
-        for kind, slots in undeclared.items():
-            summary = f"'{kind}' takes hold of the slot '{slots[0]}', which its settings do not declare (wraps, claims)"
+        for kind, slot in ((kind, slot) for kind in stages for slot in self._undeclared.get(kind, ())):
+            summary = f"'{kind}' takes hold of the slot '{slot}', which its settings do not declare (wraps, claims)"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
         now = belongings()
         changed_since = (name for name, value in self._before.items() if now.get(name, value) != value)
@@ -250,8 +251,12 @@ class Gate:
 
     def _subjects(self, stages: tuple[str, ...]) -> tuple[Build, Build]:
         """The baseline and the recipe with these stages."""
-        reports = self._reports[stages]
-        changed = subject(self.recipe, self.registry, stages, lambda built: reports.extend(built.reports.values()))
+
+        def note(built: Assembly) -> None:
+            self._reports[stages] += built.reports.values()
+            self._undeclared |= built.undeclared
+
+        changed = subject(self.recipe, self.registry, stages, note)
         return subject(self.recipe, self.registry, ()), changed
 
     def _judge(self, stages: tuple[str, ...]) -> Verdict:
@@ -337,7 +342,7 @@ class Gate:
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
     """The verdict without any training: what only trainings can show stays INCONCLUSIVE."""
-    return Gate(recipe, registry, Options(updates=10, horizon=0, budget=0.0), lambda _: None)(stages)
+    return Gate(recipe, registry, Options(updates=6, horizon=0, budget=0.0), lambda _: None)(stages)
 
 
 def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:

@@ -9,16 +9,20 @@ from types import FunctionType, MethodType
 from typing import Any
 
 _PLAIN = frozenset({bool, int, float, str, tuple, frozenset, FunctionType, partial})
+_WITHOUT_PARTIALS = frozenset({"torch.nn.functional", "torch.optim"})
 _EVERYBODYS = frozenset({"torch", "numpy", "random", "math", "runner"})
 
 
 def patches(files: Collection[str]) -> Iterator[str]:
-    """The attributes of modules, and of their classes, that were made in one of these files of plugins."""
+    """The attributes of modules, and of their classes, that were made in one of these files of plugins.
+
+    Partial functions in torch.nn.functional and torch.optim, too, which have none of their own.
+    """
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in _EVERYBODYS or getattr(module, "__file__", None) in files:
             continue
         for attribute, value in list(vars(module).items()):
-            if _is_made_in(value, files):
+            if _is_made_in(value, files) or (type(value) is partial and name in _WITHOUT_PARTIALS):
                 yield f"{name}.{attribute}"
             elif _is_class_of(name, value):
                 made = (own for own, method in list(vars(value).items()) if _is_made_in(method, files))

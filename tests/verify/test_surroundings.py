@@ -1,6 +1,7 @@
 """What surrounds an update is compared whatever a stage promises: what is drawn, what is answered, the evaluation."""
 
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,10 +90,11 @@ def test_what_a_file_puts_into_places_of_everybody_is_found(monkeypatch):
     exec(compile("def gelu(x): return x\nclass Linear: pass\n", made.__file__, "exec"), vars(made))
     assert list(patches({made.__file__})) == []
     monkeypatch.setattr(torch.nn.functional, "gelu", made.gelu)
+    monkeypatch.setattr(torch.nn.functional, "mse_loss", partial(torch.nn.functional.mse_loss, reduction="sum"))
     monkeypatch.setattr(torch.optim.SGD, "step", made.gelu)
     monkeypatch.setattr(torch.Tensor, "relu", property(made.gelu))
     found = set(patches({made.__file__}))
-    assert {"torch.nn.functional.gelu", "torch.optim.sgd.SGD.step"} <= found
+    assert {"torch.nn.functional.gelu", "torch.nn.functional.mse_loss", "torch.optim.sgd.SGD.step"} <= found
     assert any(name.endswith("Tensor.relu") for name in found)
 
 
