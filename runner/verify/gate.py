@@ -199,7 +199,7 @@ class Gate:
 
     def _around(self, stages: tuple[str, ...], contract: Contract) -> Iterator[Verdict]:
         """What can be said about all but the updates, one after the other."""
-        for kind, slot in ((kind, slot) for kind in stages for slot in self._undeclared.get(kind, ())):
+        for kind, slot in ((each, slot) for each in stages for slot in self._undeclared.get(each, ())):
             summary = f"'{kind}' takes hold of the slot '{slot}', which its settings do not declare (wraps, claims)"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
         now = belongings()
