@@ -1,6 +1,7 @@
 """A training step that is as it should be, and the ways in which any such step can be rewritten."""
 
 import inspect
+from abc import ABC, abstractmethod
 from functools import partial
 
 import torch
@@ -28,7 +29,7 @@ MODELS = {}
 """By name."""
 
 
-class Model(nn.Module):
+class Model(nn.Module, ABC):
     """Called with a batch it gives its loss. ``way`` names what is rewritten: nothing in the baseline."""
 
     optimizer = partial(torch.optim.SGD, lr=0.1)
@@ -59,9 +60,9 @@ class Model(nn.Module):
         return [frozenset(ways) for ways in [*((way,) for way in (*cls.own, *common)), *together]]
 
     @staticmethod
+    @abstractmethod
     def batch(draw):
         """A batch, drawn from this generator."""
-        raise NotImplementedError
 
     def trained(self):
         """What each optimizer trains, by the optimizer's name."""
