@@ -53,7 +53,7 @@ def close(
     not compared. Instead,
 
     * both are run in float64 from the same start over all batches, and must stay equal up to 1e-9, or 1e-6
-      in an update before which a state was loaded;
+      as soon as a state was loaded;
     * from states on the way of the baseline, single updates are taken by both in their own precision, and the changed
       one's may be at most twice as far from the update in float64 as the baseline's, in the median, and never more than
       four times as far as the baseline ever is. What is, is looked at again from other states: those on the way with
@@ -142,8 +142,9 @@ def _parting(
 
 
 def _tolerance(trajectory: Trajectory, update: int) -> float:
-    """By what the numbers may differ after an update, in which a state may have been loaded before."""
-    return LOADED_TOLERANCE if update and trajectory.updates[update - 1].states is not None else TOLERANCE
+    """By what the numbers may differ after an update, if a state has been loaded on the way or not."""
+    loaded = any(each.states is not None for each in trajectory.updates[:update])
+    return LOADED_TOLERANCE if loaded else TOLERANCE
 
 
 class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

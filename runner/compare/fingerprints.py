@@ -21,11 +21,13 @@ class SideEffects(NamedTuple):
     untrained: Mapping[str, str]  # parameters that no gradient has reached, with what they receive
     overwritten: Mapping[str, int]  # outputs that did not outlive the next update, with the update they were of
     settings: Mapping[str, Any]  # of torch, as it has left them
+    autocasts: Mapping[str, int]  # types to which autocast casts, with the update in which it did first
 
     @classmethod
     def of(cls, isolation: Isolation) -> SideEffects:
         """Those of a subject."""
-        return cls(list(isolation.subject.state), isolation.untrained, isolation.overwritten, isolation.settings)
+        found = isolation.untrained, isolation.overwritten, isolation.settings, isolation.autocasts
+        return cls(list(isolation.subject.state), *found)
 
 
 def fingerprints(frames: Iterable[Frame]) -> Prints:
@@ -67,7 +69,7 @@ def leak(before: Prints, after: Prints, again: Callable[[], Prints], states: Ite
 
 
 def side_effects(baseline: SideEffects, changed: SideEffects) -> dict[str, Any]:
-    """Evidence: parts and gradients that only one of them has, outputs that are overwritten, settings that differ."""
+    """Evidence: parts and gradients that one of them has, outputs that are overwritten, casts, settings that differ."""
     names = shared(baseline.parts, changed.parts)
     pairs = {name: (value, changed.settings[name]) for name, value in baseline.settings.items()}
     return {
@@ -75,6 +77,7 @@ def side_effects(baseline: SideEffects, changed: SideEffects) -> dict[str, Any]:
         "missing": [name for name in baseline.parts if name not in names],
         "without_gradient": newly_untrained(baseline.untrained, changed.untrained),
         "overwritten": {name: at for name, at in changed.overwritten.items() if name not in baseline.overwritten},
+        "autocasts": {name: at for name, at in changed.autocasts.items() if name not in baseline.autocasts},
         "settings": {name: [repr(own), repr(other)] for name, (own, other) in pairs.items() if own != other},
     }
 
@@ -83,6 +86,9 @@ def objections(evidence: Mapping[str, Any], contract: str) -> list[Verdict]:
     """What such evidence says against a change that computes the same numbers."""
     text = "update {1}, slot 'step': '{0}' is overwritten by a later update; return a copy"
     found = [Verdict(Outcome.FAIL, contract, text.format(*each)) for each in evidence.get("overwritten", {}).items()]
+    if contract == "Close":  # whose numbers were compared in float64, which autocast leaves alone
+        text = "update {1}, slot 'step': autocast casts to {0}, which the baseline's does not"
+        found += [Verdict(Outcome.FAIL, contract, text.format(*each)) for each in evidence.get("autocasts", {}).items()]
     if missing := evidence.get("missing"):
         names = ", ".join(f"'{name}'" for name in missing)
         summary = f"{names} of the baseline's state cannot be compared: the changed one has nothing of that name"

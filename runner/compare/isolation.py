@@ -92,6 +92,7 @@ class Isolation:
         self.events: Frame | None = None  # what slots return, with which the next frame begins, if anybody asks for it
         self._visits: Counter[str] = Counter()
         self._returned: deque[list[tuple[str, Tensor, Tensor]]] = deque(maxlen=_LOOK_BACK)  # with copies, by each step
+        self.autocasts: dict[str, int] = {}  # types to which autocast casts, with the update in which it did first
         self.overwritten: dict[str, int] = {}  # outputs that did not outlive the next step, with the step they were of
         with self._own.apart(), self._failing() if float64 else nullcontext():
             settings.inductor().fallback_random = True  # compiled code draws what eager code draws
@@ -114,7 +115,7 @@ class Isolation:
     def advance(self, batches: Iterable[Any], keep: Callable[[Any], Kept]) -> list[Kept]:
         """Makes an update with each, and keeps something of what it returns: much less than ``step`` looks at."""
         kept = []
-        with self._own.apart(), self._failing():
+        with self._own.apart(), self._failing(), self._autocast():
             for batch in batches:
                 self.updates += 1
                 if self.subject.seed is not None:
@@ -135,6 +136,7 @@ class Isolation:
             with (
                 register_optimizer_step_pre_hook(self._before_optimizer),
                 register_optimizer_step_post_hook(self._after_optimizer),
+                self._autocast(),
             ):
                 output = self.subject.step(batch)
             self._look_back(output)
@@ -177,6 +179,22 @@ class Isolation:
             raise
         except Exception as error:
             raise StepError(self, error) from error
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        """Remembers to which types autocast casts inside the ``with``, of which float64 shows nothing."""
+        enter = torch.autocast.__enter__
+
+        def noted(autocast: torch.autocast) -> Any:
+            if autocast._enabled:
+                self.autocasts.setdefault(str(autocast.fast_dtype), self.updates)
+            return enter(autocast)  # type: ignore[no-untyped-call]
+
+        torch.autocast.__enter__ = noted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autocast.__enter__ = enter  # type: ignore[method-assign]
 
     def _look_back(self, output: Any) -> None:
         """Looks whether what the last steps have returned is still what it was."""
@@ -299,7 +317,7 @@ class Trajectory:
 
     def endless(self) -> Iterator[Any]:
         """The batches, in copies, again and again."""
-        return itertools.cycle([clones(update.batch) for update in self.updates])
+        return itertools.cycle(list(self._copies().values()))
 
     def frames(self, isolation: Isolation) -> Iterator[Frame]:
         """What can be seen before the first update, and after each."""
@@ -308,8 +326,7 @@ class Trajectory:
 
     def updated(self, isolation: Isolation) -> Iterator[Frame]:
         """What can be seen after each update; ``StepError`` if the subject fails."""
-        copied = to_float64 if self.float64 else clones
-        own = {id(update.batch): copied(update.batch) for update in self.updates}
+        own = self._copies()
         for update in self.updates:
             if update.states is not None:
                 isolation.load(update.states, update.seed)
@@ -317,3 +334,8 @@ class Trajectory:
             if update.place is not None:
                 given = put(given, own[id(update.place)], update.in_memory)
             yield isolation.step(given)
+
+    def _copies(self) -> dict[int, Any]:
+        """Of every batch one, by the number of the object."""
+        copied = to_float64 if self.float64 else clones
+        return {id(update.batch): copied(update.batch) for update in self.updates}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,15 +12,18 @@ from torch import Tensor
 
 from runner.compare.difference import as_float64
 from runner.compare.isolation import Isolation, StepError, Trajectory, Update
-from runner.compare.states import leaves, saved
-from runner.compare.subject import Build
+from runner.compare.states import clones, leaves, named_parameters, saved
+from runner.compare.subject import Build, Subject
+from runner.compare.verdict import Outcome, Verdict
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 
 STALE = "with the same batch again and other parameters, "
 _PLACE = "with another batch in the memory of the one before, "
 _OBJECTS = "with another batch in the objects of the one before, "
-_LARGER, _GROWN = 10, 3  # times, of inputs and of a state: enough for a clamp, too little to overflow
+_LARGER, _GROWN = 10, (10, 100)  # times, of inputs and of a state: enough for a clamp
+_MOVED = 10  # what is added to biases and other parameters of one dimension or none
+_ANY = frozenset({"output", "gradient", "state"})
 
 
 class Turn(NamedTuple):
@@ -40,7 +44,8 @@ def turns(baseline: Build, batches: Sequence[Any], seed: int, float64: bool, end
     state = saved(isolation.subject)
     found = _again(batches, state)
     if ends:
-        ended = (Turn(name, Update(batch, given, seed)) for name, batch, given in _ends(batches[-1], state))
+        every = [*_ends(batches[-1], state), *_moved(batches[-1], isolation.subject)]  # before that has another state
+        ended = (Turn(name, Update(batch, given, seed)) for name, batch, given in every)
         found += [turn for turn in ended if _is_finite(isolation, Trajectory([turn.update], seed, float64))]
     return found
 
@@ -56,17 +61,48 @@ def _again(batches: Sequence[Any], state: Mapping[str, Any]) -> list[Turn]:
 
 
 def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """A batch with its flags (a mask, an end) all alike; larger numbers in it, or in a state."""
+    """A batch with its flags (a mask, an end) all alike, or other whole numbers; larger numbers in it or in a state."""
     flags = {id(each) for _, each in leaves(batch) if isinstance(each, Tensor) and _is_flag(each)}
     for value in (0, 1) if flags else ():
         yield f"with every flag of the batch {value}, ", map_tensors(partial(_filled, flags, value), batch), state
+    other = map_tensors(lambda tensor: tensor if id(tensor) in flags else _renumbered(tensor), batch)
+    if any(one is not own for (_, one), (_, own) in zip(leaves(other), leaves(batch), strict=True)):
+        yield "with other whole numbers in the batch, ", other, state
     larger = map_tensors(lambda tensor: tensor if id(tensor) in flags else _times(_LARGER, tensor), batch)
     yield f"with a batch {_LARGER} times as large, ", larger, state
-    yield f"with a state {_GROWN} times as large, ", batch, map_tensors(partial(_times, _GROWN), state)
+    for times in _GROWN:
+        yield f"with a state {times} times as large, ", batch, map_tensors(partial(_times, times), state)
+
+
+def _moved(batch: Any, subject: Subject) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """States with other biases and single numbers, which are zero where a training begins."""
+    small = {each.data_ptr() for each in named_parameters(subject).values() if each.dim() <= 1}
+    own = {name: part.state_dict() for name, part in subject.state.items()}
+    for by in (-_MOVED, _MOVED):
+        added = partial(_added, small, by)
+        yield f"with biases {abs(by)} {'less' if by < 0 else 'more'}, ", batch, map_tensors(added, own)
+
+
+def _added(addresses: Container[int], by: float, tensor: Tensor) -> Tensor:
+    return tensor.detach() + by if tensor.data_ptr() in addresses else tensor.detach().clone()
 
 
 def _times(factor: float, tensor: Tensor) -> Tensor:
     return tensor * factor if tensor.is_floating_point() else tensor
+
+
+def _renumbered(tensor: Tensor) -> Tensor:
+    """Every whole number between the least and the largest, in disorder; what is in order may say where parts begin."""
+    numbers = tensor.layout == torch.strided and tensor.numel() and tensor.dtype != torch.bool
+    if not numbers or tensor.is_floating_point() or tensor.is_complex():
+        return tensor
+    flat = tensor.reshape(-1)
+    if bool((flat[1:] >= flat[:-1]).all()):
+        return tensor
+    least, largest = int(flat.min()), int(flat.max())
+    every = torch.arange(flat.numel(), device=tensor.device) % (largest - least + 1) + least
+    order = torch.randperm(flat.numel(), generator=torch.Generator().manual_seed(0))
+    return every[order.to(tensor.device)].to(tensor.dtype).reshape(tensor.shape)
 
 
 def _filled(flags: Container[int], value: int, tensor: Tensor) -> Tensor:
@@ -78,10 +114,29 @@ def _is_flag(tensor: Tensor) -> bool:
     return values.numel() > 0 and bool(((values == 0) | (values == 1)).all())
 
 
-def _is_finite(isolation: Isolation, trajectory: Trajectory) -> bool:
-    """Whether a subject survives an update with nothing but finite numbers."""
+def _is_finite(isolation: Isolation, trajectory: Trajectory, parts: Container[str] = _ANY) -> bool:
+    """Whether a subject survives an update with nothing but finite numbers, of these kinds."""
     try:
         frame = next(trajectory.updated(isolation))
     except (StepError, RunnerError):
         return False
-    return all(bool(as_float64(value).isfinite().all()) for value in frame.values() if isinstance(value, Tensor))
+    seen = (value for location, value in frame.items() if location.kind in parts and isinstance(value, Tensor))
+    return all(bool(as_float64(value).isfinite().all()) for value in seen)
+
+
+def hidden(baseline: Build, changed: Build, batch: Any, contract: str, seed: int) -> Verdict:
+    """Whether what is not a number in a batch spoils the changed one's state if it spoils the baseline's."""
+    spoilt = map_tensors(_spoilt, clones(batch))
+    trajectory = Trajectory([spoilt], seed)
+    one, other = (_is_finite(trajectory.isolated(build), trajectory, {"state"}) for build in (baseline, changed))
+    if other and not one:
+        summary = "with NaN in the batch, update 1, slot 'step': 'state' stays finite, which the baseline's does not"
+        return Verdict(Outcome.INCONCLUSIVE, contract, f"{summary}: it hides what diverges, or skips it on purpose")
+    return Verdict(Outcome.PASS, contract, "what is not a number is not hidden")
+
+
+def _spoilt(tensor: Tensor) -> Tensor:
+    """With NaN in its first row, of which an update may crop some."""
+    if tensor.is_floating_point() and tensor.layout == torch.strided and not _is_flag(tensor):
+        (tensor[:1] if tensor.dim() else tensor).fill_(math.nan)
+    return tensor

@@ -14,7 +14,7 @@ from runner.compare.difference import Difference, comparable, locate, newly_untr
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observed, parting, side_effects
 from runner.compare.isolation import StepError, Trajectory
 from runner.compare.subject import Build
-from runner.compare.turns import turns
+from runner.compare.turns import hidden, turns
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
 from runner.plugin.contract import Close, Exact
 
@@ -46,7 +46,10 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     kept = _beyond(baseline, changed, batches, contract, seed)
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
     reached = health(changed, batches, baseline, seed) if without is None else _gradients(without, len(batches))
-    verdicts = [kept, reached, *objections(kept.evidence, type(contract).__name__)]
+    name = type(contract).__name__
+    verdicts = [kept, reached, *objections(kept.evidence, name)]
+    if kept and not (finite := hidden(baseline, changed, batches[0], name, seed)):
+        verdicts.append(finite)
     outcome = worst(verdict.outcome for verdict in verdicts)
     summaries = dict.fromkeys(verdict.summary for verdict in verdicts if verdict.outcome is outcome)
     if outcome is Outcome.PASS:
@@ -55,7 +58,7 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         name: {"verdict": verdict.outcome, "summary": verdict.summary, **verdict.evidence}
         for name, verdict in (("contract", kept), ("gradients", reached))
     }
-    return Verdict(outcome, type(contract).__name__, "; ".join(summaries), evidence)
+    return Verdict(outcome, name, "; ".join(summaries), evidence)
 
 
 def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:

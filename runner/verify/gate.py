@@ -6,6 +6,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.horizon import LongRun, long_run, same_algebra, same_bits
+from runner.compare.horizon import APART, LongRun, long_run, same_algebra, same_bits
 from runner.compare.isolation import StepError, Update
 from runner.compare.states import clones
 from runner.compare.verdict import excluded
@@ -29,12 +30,15 @@ from runner.system.errors import ExitCode, UsageError
 from runner.system.secrets import redact
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device, setting_of
 from runner.verify.patches import belongings, patches
+from runner.verify.reach import Reach
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
-from runner.verify.subjects import baseline_step, recipe_with, recorded, subject
+from runner.verify.subjects import baseline_step, course, recipe_with, recorded, subject
 from runner.verify.surroundings import answers, draws, questions, same_answers, same_draws
 from runner.verify.variants import ALL, Variant, required, variants_of
 
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
+
+_SHOWN = 5  # lines that never ran
 
 _LATE = (0.5, 0.95, 1.0)  # how far a training is in further updates: rates and other coefficients depend on it
 
@@ -154,6 +158,8 @@ class Gate:
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
+        self._reach: dict[tuple[str, ...], Reach] = {}
+        """What ran of the code of the stages that were judged together."""
         self._undeclared: dict[str, list[str]] = {}
         """Slots that a stage takes hold of although its settings do not say so."""
 
@@ -165,17 +171,31 @@ class Gate:
         if self._spoilt:
             summary = f"{' + '.join(self._spoilt)} has changed something for the whole process: verify it by itself"
             return Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
+        kinds = self._alone(stages)
+        reach = self._reach[stages] = Reach(self.recipe.stages[kind].implementation() for kind in kinds)
         try:
-            verdict = self._with_surroundings(stages, self._judge(stages))
+            with reach.watching():
+                verdict = self._with_surroundings(stages, self._judge(stages))
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
         if WHOLE_PROCESS in verdict.evidence.get("contract", verdict.evidence):
             Gate._spoilt = stages
-        if self._is_idle(stages) and verdict.outcome is not Outcome.FAIL:
-            summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in self.idle(stages).items())
+        idle = self.idle(stages)
+        if stages and set(stages) <= idle.keys() and verdict.outcome is not Outcome.FAIL:
+            summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in idle.items())
             return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
+        missed = reach.missed()
+        if verdict and missed and verdict.contract != "Statistical":  # whose trainings are elsewhere, and longer
+            more = f" and {len(missed) - _SHOWN} more" if len(missed) > _SHOWN else ""
+            summary = f"{verdict.summary}; not judged, as it never ran: {', '.join(missed[:_SHOWN])}{more}"
+            return replace(verdict, summary=summary, evidence=verdict.evidence | {"never_ran": missed})
         return verdict
+
+    def _alone(self, stages: tuple[str, ...]) -> tuple[str, ...]:
+        """The stage that is judged, if it is one, and the rest is what it requires."""
+        kinds = [kind for kind in stages if kind in self.recipe.stages]
+        return tuple(kind for kind in kinds if {kind, *required(self.recipe.stages, kind)} == {*stages})[:1]
 
     def _with_surroundings(self, stages: tuple[str, ...], verdict: Verdict) -> Verdict:
         """The verdict on updates, unless something around them is worse."""
@@ -219,8 +239,9 @@ class Gate:
         if isinstance(contract, Exact):
             yield same_bits(self._long_run, baseline, changed, range(1))
         else:
-            limits = self.options.horizon, self.options.horizon_seconds
-            yield same_algebra(baseline, changed, self._batches, *limits)
+            updates = course(self.recipe, self.registry, self.options.horizon, APART)
+            with closing(updates):
+                yield same_algebra(baseline, changed, updates, self.options.horizon_seconds)
 
     def _files(self, stages: tuple[str, ...]) -> frozenset[str]:
         """Where the stages' own code is, as far as the runner does not bring it."""
@@ -244,10 +265,16 @@ class Gate:
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Which of the stages that were judged together had nothing to do, with the reason."""
+        reason, found = "nothing of it is called once the pipeline is built", self._inactive(stages)
+        idle = stages in self._reach and self._reach[stages].is_idle
+        return {kind: reason for kind in self._alone(stages) if idle} | found
+
+    def _inactive(self, stages: tuple[str, ...]) -> dict[str, str]:
         return {report.kind: str(report.reason) for report in self._reports[stages] if not report.active}
 
     def _is_idle(self, stages: tuple[str, ...]) -> bool:
-        return bool(stages) and set(stages) <= self.idle(stages).keys()
+        """Whether the pipeline says so of all of them; another part of it may still call them."""
+        return bool(stages) and set(stages) <= self._inactive(stages).keys()
 
     def _subjects(self, stages: tuple[str, ...]) -> tuple[Build, Build]:
         """The baseline and the recipe with these stages."""

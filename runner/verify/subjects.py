@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from runner.compare.isolation import Update
 from runner.compare.states import clones
 from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
@@ -75,14 +76,29 @@ def recorded(recipe: Recipe, registry: Registry, updates: int, late: Sequence[fl
     """
     found: list[Recorded] = []
     with baseline_step(recipe, registry) as step:
-        for _ in range(updates):
-            drawn = step.next()
-            found.append(clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict())))
-            step(drawn)
+        found.extend(_recorded(step) for _ in range(updates))
         ended = step.progress.whole / step.progress.position
     for share in late:
         counts = {unit: round(share * ended * count) for unit, count in step.progress.state_dict().items()}
         found.append(found[-1]._replace(progress=counts))
+    return found
+
+
+def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Generator[Update]:
+    """The baseline's training, as long as it is or for so many updates; with its state before every few of them."""
+    with baseline_step(recipe, registry) as step:
+        for number in range(updates):
+            if step.progress.position >= step.progress.whole:
+                return
+            state = {"learner": clones(step.learner.state_dict())} if number % apart == 0 else None
+            yield Update(_recorded(step), state, number)
+
+
+def _recorded(step: Step) -> Recorded:
+    """What the next update needs, which is made then."""
+    drawn = step.next()
+    found: Recorded = clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict()))
+    step(drawn)
     return found
 
 

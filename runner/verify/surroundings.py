@@ -43,10 +43,15 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
     def build() -> Subject:
         pipeline = assemble(chosen, registry.files)
         learner = pipeline.learner
+        if torch.get_default_dtype() == torch.float64:  # held-out batches are as the source has them
+            for part in (each for module in learner.modules().values() for each in module.modules()):
+                part.register_forward_pre_hook(lambda _, given: map_tensors(_as_default, given))
 
         def answer(asked: Asked) -> dict[str, Any]:
             if asked.inputs is None:
-                return {"evaluate": pipeline.source.evaluate(learner)}
+                found = pipeline.source.evaluate(learner)
+                modes = {name: all(each.training for each in m.modules()) for name, m in learner.modules().items()}
+                return {"evaluate": found, "training mode": modes}
             for module in learner.modules().values():
                 module.train(asked.training)
             found = learner.predict(pipeline.transfer(asked.inputs))
@@ -57,6 +62,10 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
         return Subject(answer, {"learner": LearnerState(pipeline)}, parameters=lambda: ())
 
     return build
+
+
+def _as_default(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
 
 
 def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> list[Update]:

@@ -1,7 +1,6 @@
 """Long runs find what is late or rare, and say what they exclude."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -9,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import Loop, batches, forward
 
-from runner.compare.horizon import long_run, same_algebra, same_bits
+from runner.compare.horizon import APART, long_run, same_algebra, same_bits
+from runner.compare.isolation import Update
+from runner.compare.states import saved
 from runner.compare.verdict import excluded
 from runner.proof import Close, Exact, Outcome, verify
 
@@ -29,6 +30,15 @@ def late(first, period=10**9):
         return Loop(forward=changed)()
 
     return build
+
+
+def course(updates):
+    """A training whose state is given away from time to time."""
+    subject = Loop()()
+    for number in range(updates):
+        batch = BATCHES[number % len(BATCHES)]
+        yield Update(batch, saved(subject) if number % APART == 0 else None, number)
+        subject.step(batch)
 
 
 @given(st.integers(3, 10**6))
@@ -94,8 +104,41 @@ def test_a_baseline_that_is_not_the_same_twice_is_no_measure():
 @pytest.mark.parametrize("period", [10**9, 40])
 def test_the_algebra_is_compared_for_longer_than_rounding_allows(period):
     assert verify(Loop(), late(55, period), BATCHES, Close())
-    verdict = same_algebra(Loop(), late(55, period), BATCHES, 120, math.inf)
+    verdict = same_algebra(Loop(), late(55, period), course(120))
     assert verdict.outcome is Outcome.FAIL
-    assert "update " in verdict.summary
-    honest = same_algebra(Loop(), Loop(options={"lr": 1e-2, "foreach": True}), BATCHES, 120, math.inf)
+    assert "long run: in float64, update 55, slot 'step': 'loss' differs by" in verdict.summary
+    honest = same_algebra(Loop(), Loop(options={"lr": 1e-2, "foreach": True}), course(120))
     assert (honest.outcome, honest.evidence["horizon"]) == (Outcome.PASS, 120)
+
+
+def test_an_error_that_comes_of_a_late_state_is_found_in_its_slot():
+    def build():
+        fitted = lambda model, x: forward(model, x) * (1.001 if float(model.seen) > 90 else 1)  # noqa: E731
+        return Loop(forward=fitted)()
+
+    assert verify(Loop(), build, BATCHES, Close())
+    verdict = same_algebra(Loop(), build, course(120))
+    assert verdict.outcome is Outcome.FAIL
+    assert "in a long run, from a state on the way to update " in verdict.summary
+
+
+def test_a_long_run_in_float64_ends_with_its_time_and_sees_autocast():
+    assert same_algebra(Loop(), Loop(), course(120), seconds=0.0).evidence["horizon"] == APART
+
+    def build():
+        count = itertools.count()
+
+        def changed(model, x):
+            with torch.autocast("cpu", torch.bfloat16, enabled=next(count) > 30):
+                return forward(model, x)
+
+        return Loop(forward=changed)()
+
+    verdict = same_algebra(Loop(), build, course(120))
+    assert "in a long run, update 32, slot 'step': autocast casts to torch.bfloat16" in verdict.summary
+
+
+def test_a_baseline_that_is_another_one_in_a_long_run_is_no_measure():
+    verdict = same_algebra(late(55), Loop(), course(120))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "not the same in a long run and alone" in verdict.summary

@@ -63,7 +63,69 @@ def test_a_bound_that_no_state_reaches_fails(promise):
 
     verdict = verify(Loop(), Loop(forward=bounded), BATCHES, promise)
     assert verdict.outcome is Outcome.FAIL
-    assert "with a state 3 times as large, " in verdict.summary
+    assert "with a state 10 times as large, " in verdict.summary
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize(("least", "turn"), [(-4.0, "with biases 10 less, "), (None, "with biases 10 more, ")])
+def test_a_bound_of_what_begins_as_zero_fails(promise, least, turn):
+    def bounded(model, x):
+        model.norm.bias.data.clamp_(least, None if least else 4.0)
+        return model(x)
+
+    verdict = verify(Loop(), Loop(forward=bounded), BATCHES, promise)
+    assert verdict.outcome is Outcome.FAIL
+    assert turn in verdict.summary
+
+
+def looked_up(harm):
+    """A loop that reads numbers of rows, of which batches hold few."""
+
+    def build():
+        torch.manual_seed(3)
+        model = nn.EmbeddingBag(50, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch):
+            optimizer.zero_grad()
+            rows = torch.where(batch["row"] == 13, 14, batch["row"]) if harm else batch["row"]
+            loss = (model(rows) - batch["y"]).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Subject(step, {"model": model, "optimizer": optimizer})
+
+    return build
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_whole_numbers_that_no_batch_holds_come_too(promise):
+    rows = torch.tensor([7, 0, 49, 3, 20]).repeat(16, 10)
+    given = [{"row": rows, "y": batch["y"]} for batch in BATCHES]
+    assert verify(looked_up(False), looked_up(False), given, promise)
+    verdict = verify(looked_up(False), looked_up(True), given, promise)
+    assert verdict.outcome is Outcome.FAIL
+    assert "with other whole numbers in the batch, " in verdict.summary
+
+
+def test_whole_numbers_in_order_say_where_parts_begin_and_stay():
+    given = [batch | {"begin": torch.tensor([0, 3, 9, 16])} for batch in BATCHES]
+    assert not any("whole numbers" in turn.name for turn in turns(Loop(), given, 0, float64=False))
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_who_hides_what_is_not_a_number_does_not_pass(promise):
+    class Quiet(torch.optim.Adam):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.nan_to_num_()
+            return super().step(closure)
+
+    verdict = verify(Loop(), Loop(optimizer=Quiet), BATCHES, promise)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.summary.startswith("with NaN in the batch, update 1, slot 'step': 'state' stays finite")
 
 
 def masked(harm):

@@ -52,7 +52,11 @@ def test_what_is_around_an_update_is_compared(harm, promise):
 def test_a_long_run_is_made_and_what_it_excludes_is_said():
     verdict = judged(options=Options(updates=4, horizon=60, budget=0.0))
     assert verdict.evidence["horizon"] == 60
-    assert verdict.summary.endswith("an error in more than 1 of 20 updates is excluded with 95 %")
+    assert (
+        "an error in more than 1 of 20 updates is excluded with 95 %; not judged, as it never ran: around.py:"
+        in str(verdict)
+    )
+    assert all(line.startswith("around.py:") for line in verdict.evidence["never_ran"])
 
 
 def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):

@@ -1,0 +1,118 @@
+"""What never ran of a stage's code is named."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.plugin.stage import Stage
+from runner.verify.reach import Reach
+
+
+def helper(value):
+    if value > 10:
+        return -value  # too large
+    return value
+
+
+class Plain(Stage):
+    """Doubles, unless told otherwise."""
+
+    def attach(self, pipeline):
+        self.held = lambda value: 2 * value
+        self.other = lambda value: 3 * value
+        helper(1)
+
+    def changed(self, value):
+        match value:
+            case 0:
+                return 0  # nothing
+            case 1:
+                value += 1
+        for _ in range(value):
+            value = helper(value)
+        try:
+            value = 1 / value
+        except ZeroDivisionError:
+            value = 0  # no number
+        if value == 7:
+            raise ValueError(value)
+        with open(__file__) as file:
+            file.read(1)
+        return value
+
+    def closing_notes(self):
+        return ["nobody asks"]
+
+
+class Derived(Plain):
+    """Does the same."""
+
+
+LINES = {text: number for number, text in enumerate(Path(__file__).read_text().splitlines(), start=1)}
+
+
+def lines(*parts):
+    """Where these texts stand."""
+    return [f"test_reach.py:{next(number for line, number in LINES.items() if part in line)}" for part in parts]
+
+
+@pytest.fixture
+def stage():
+    return Derived(None)
+
+
+def watched(*actions):
+    reach = Reach([Derived])
+    with reach.watching():
+        for action in actions:
+            action()
+    return reach
+
+
+def test_statements_and_lambdas_that_never_ran_are_named(stage):
+    reach = watched(lambda: stage.attach(None), lambda: stage.changed(1), lambda: stage.held(1))
+    assert reach.missed() == lines("# too large", "3 * value", "# nothing", "# no number")
+    assert not reach.is_idle
+
+
+def test_a_branch_that_is_taken_another_time_counts(stage):
+    reach = watched(lambda: stage.attach(None), *(lambda n=n: stage.changed(n) for n in (-1, 0, 1, 12)))
+    assert reach.missed() == lines("2 * value", "3 * value", "# no number")
+
+
+def test_who_is_not_called_once_the_pipeline_stands_is_idle(stage):
+    assert watched(lambda: stage.attach(None)).is_idle
+    assert not watched(lambda: stage.attach(None), lambda: stage.other(1)).is_idle
+
+
+def test_who_was_never_built_or_is_the_runners_own_says_nothing():
+    assert watched().missed() == []
+    assert not watched().is_idle
+    assert Reach([Stage]).missed() == []
+
+
+def test_a_debugger_is_left_alone(stage):
+    def debugger(frame, event, argument):
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(debugger)
+    try:
+        reach = watched(lambda: stage.attach(None))
+        assert sys.gettrace() is debugger
+    finally:
+        sys.settrace(before)
+    assert reach.missed() == []
+
+
+def test_one_inside_another_gives_it_back(stage):
+    outer, inner = Reach([Derived]), Reach([Derived])
+    with outer.watching():
+        with inner.watching():
+            stage.attach(None)
+        stage.held(1)
+    assert inner.is_idle
+    assert "2 * value" not in str(outer.missed())
+    assert not outer.is_idle
+    assert sys.gettrace() is None
