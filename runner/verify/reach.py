@@ -104,7 +104,7 @@ class Reach:
 def _key(function: Function) -> Key:
     if isinstance(function, ast.Lambda):
         return "<lambda>", function.lineno
-    return function.name, min(each.lineno for each in (function, *function.decorator_list))
+    return function.name, min([function.lineno, *(each.lineno for each in function.decorator_list)])
 
 
 def _functions(file: str, names: Collection[str]) -> Iterator[Function]:
