@@ -84,7 +84,7 @@ def digest(value: Any) -> bytes:
     """A fingerprint: of a tensor's type, shape and bits, of anything else's type and text."""
     tensor = isinstance(value, Tensor)
     kind = f"{value.dtype} {tuple(value.shape)}" if tensor else f"{type(value).__name__} {value!r}"
-    found = hashlib.blake2b(kind.encode(), digest_size=16)
+    found = hashlib.sha1(kind.encode(), usedforsecurity=False)  # twice as fast as BLAKE2; states are large
     if tensor:
         found.update(_bits(value).cpu().numpy().data)
     return found.digest()

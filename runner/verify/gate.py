@@ -237,7 +237,8 @@ class Gate:
         if not self.options.horizon or isinstance(contract, Statistical):
             return
         if isinstance(contract, Exact):
-            yield same_bits(self._long_run, baseline, changed, range(1))
+            found = same_bits(self._long_run, baseline, changed, range(1))
+            yield found if found.outcome is not Outcome.FAIL else self._drawing(baseline, changed) and found
         else:
             updates = course(self.recipe, self.registry, self.options.horizon, APART)
             with closing(updates):
@@ -289,9 +290,9 @@ class Gate:
     def _judge(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self.recipe, stages)
         baseline, changed = self._subjects(stages)
-        if isinstance(contract, Exact):  # draws its own batches, so that stages that fetch them are judged too
-            same = exact(baseline, changed, range(self.options.updates))
-            return verify(baseline, changed, self._batches, contract) if same else same
+        if isinstance(contract, Exact):
+            same = verify(baseline, changed, self._batches, contract)
+            return same if not same or self.options.horizon else self._drawing(baseline, changed) and same
         elsewhere = self._beyond_updates(stages)
         if isinstance(contract, Close) and elsewhere and self.recipe.stages[elsewhere].prepares:
             summary = f"{elsewhere} changes what batches are drawn, which promises Exact or Statistical if anything"
@@ -303,6 +304,10 @@ class Gate:
             return replace(more, summary=summary)
         healthy = health(changed, self._batches, baseline)
         return self._statistical(stages) if healthy and not self._is_idle(stages) else healthy
+
+    def _drawing(self, baseline: Build, changed: Build) -> Verdict:
+        """The verdict on updates with batches of their own, so that stages that fetch them are judged, too."""
+        return exact(baseline, changed, range(self.options.updates))
 
     def _judged_as_close(self, stages: tuple[str, ...]) -> Verdict:
         """The verdict on stages that promise to be Close, or would if they were asked."""
