@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -156,10 +156,9 @@ class Gate:
         self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
         self._before = belongings()
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
+        self._reach = cache(self._reach_of)
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
-        self._reach: dict[tuple[str, ...], Reach] = {}
-        """What ran of the code of the stages that were judged together."""
         self._undeclared: dict[str, list[str]] = {}
         """Slots that a stage takes hold of although its settings do not say so."""
 
@@ -171,11 +170,8 @@ class Gate:
         if self._spoilt:
             summary = f"{' + '.join(self._spoilt)} has changed something for the whole process: verify it by itself"
             return Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
-        kinds = self._alone(stages)
-        reach = self._reach[stages] = Reach(self.recipe.stages[kind].implementation() for kind in kinds)
         try:
-            with reach.watching():
-                verdict = self._with_surroundings(stages, self._judge(stages))
+            verdict = self._with_surroundings(stages, self._judge(stages))
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
@@ -185,12 +181,16 @@ class Gate:
         if stages and set(stages) <= idle.keys() and verdict.outcome is not Outcome.FAIL:
             summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in idle.items())
             return replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
-        missed = reach.missed()
+        missed = self._reach(stages).missed()
         if verdict and missed and verdict.contract != "Statistical":  # whose trainings are elsewhere, and longer
             more = f" and {len(missed) - _SHOWN} more" if len(missed) > _SHOWN else ""
             summary = f"{verdict.summary}; not judged, as it never ran: {', '.join(missed[:_SHOWN])}{more}"
             return replace(verdict, summary=summary, evidence=verdict.evidence | {"never_ran": missed})
         return verdict
+
+    def _reach_of(self, stages: tuple[str, ...]) -> Reach:
+        """What ran of the code of a stage that is judged alone."""
+        return Reach(self.recipe.stages[kind].implementation() for kind in self._alone(stages))
 
     def _alone(self, stages: tuple[str, ...]) -> tuple[str, ...]:
         """The stage that is judged, if it is one, and the rest is what it requires."""
@@ -228,10 +228,10 @@ class Gate:
             Gate._spoilt = stages
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
-        baseline, changed = (answers(self.recipe, self.registry, kinds) for kinds in ((), stages))
+        baseline, changed = self._pair(answers, stages)
         yield from same_answers(baseline, changed, self._questions, contract)
         if not any(self.recipe.stages[kind].prepares for kind in stages if kind in self.recipe.stages):
-            baseline, changed = (draws(self.recipe, self.registry, kinds) for kinds in ((), stages))
+            baseline, changed = self._pair(draws, stages)
             yield same_draws(baseline, changed, self.options.updates, contract)
         baseline, changed = self._subjects(stages)
         if not self.options.horizon or isinstance(contract, Statistical):
@@ -267,8 +267,7 @@ class Gate:
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Which of the stages that were judged together had nothing to do, with the reason."""
         reason, found = "nothing of it is called once the pipeline is built", self._inactive(stages)
-        idle = stages in self._reach and self._reach[stages].is_idle
-        return {kind: reason for kind in self._alone(stages) if idle} | found
+        return {kind: reason for kind in self._alone(stages) if self._reach(stages).is_idle} | found
 
     def _inactive(self, stages: tuple[str, ...]) -> dict[str, str]:
         return {report.kind: str(report.reason) for report in self._reports[stages] if not report.active}
@@ -284,8 +283,14 @@ class Gate:
             self._reports[stages] += built.reports.values()
             self._undeclared |= built.undeclared
 
-        changed = subject(self.recipe, self.registry, stages, note)
-        return subject(self.recipe, self.registry, ()), changed
+        return self._pair(partial(subject, built=note), stages)
+
+    def _pair(
+        self, make: Callable[[Recipe, Registry, Collection[str]], Build], stages: tuple[str, ...]
+    ) -> tuple[Build, Build]:
+        """What is made of the baseline, and of the recipe with these stages, whose code is watched."""
+        baseline, changed = (make(self.recipe, self.registry, kinds) for kinds in ((), stages))
+        return baseline, self._reach(stages).watched(changed)
 
     def _judge(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self.recipe, stages)

@@ -9,15 +9,17 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from runner.compare.subject import Build, Subject
 from runner.plugin.stage import Stage
 
 _WITHOUT_EFFECT = (ast.Raise, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 _WHILE_BUILT = ("__init__", "prepare", "attach")
-_NOT_ASKED = "closing_notes"  # are for the end of a training
+_NOT_ASKED = ("closing_notes", "state_dict", "load_state_dict")  # of trainings that end, or are resumed
 
 Function = ast.FunctionDef | ast.Lambda
 Key = tuple[str, int]  # of a function in its file: its name, its first line
@@ -37,19 +39,34 @@ class Reach:
         self._entered: dict[str, set[Key]] = {file: set() for file in names}
         self._later: dict[str, set[Key]] = {file: set() for file in names}  # when a pipeline was built already
 
+    def watched(self, build: Build) -> Build:
+        """Makes the same subjects, and remembers what runs while they are made and make their steps."""
+
+        def made() -> Subject:
+            with self.watching():
+                subject = build()
+
+            def step(batch: Any) -> Any:
+                with self.watching():
+                    return subject.step(batch)
+
+            return replace(subject, step=step)
+
+        return made
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Remembers what runs inside the ``with``; nothing if a debugger or the like looks already."""
-        before, of_threads = sys.gettrace(), threading.gettrace()
-        if before is not None and not isinstance(getattr(before, "__self__", None), Reach):
+        if sys.gettrace() is not None:
             yield
             return
+        of_threads = threading.gettrace()
         threading.settrace(self._called)
         sys.settrace(self._called)
         try:
             yield
         finally:
-            sys.settrace(before)
+            sys.settrace(None)
             threading.settrace(of_threads)
 
     def _called(self, frame: FrameType, *_: Any) -> Any:
@@ -95,7 +112,7 @@ class Reach:
         if isinstance(function, ast.Lambda):
             if _key(function) not in self._entered[file]:
                 yield function.lineno
-        elif function.name != _NOT_ASKED:
+        elif function.name not in _NOT_ASKED:
             for first, last in _statements(function):
                 if self._lines[file].isdisjoint(range(first, last + 1)):
                     yield first

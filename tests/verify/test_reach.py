@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner.plugin.stage import Stage
+from runner.proof import Subject
 from runner.verify.reach import Reach
 
 
@@ -106,13 +107,22 @@ def test_a_debugger_is_left_alone(stage):
     assert reach.missed() == []
 
 
-def test_one_inside_another_gives_it_back(stage):
-    outer, inner = Reach([Derived]), Reach([Derived])
-    with outer.watching():
-        with inner.watching():
-            stage.attach(None)
-        stage.held(1)
-    assert inner.is_idle
-    assert "2 * value" not in str(outer.missed())
-    assert not outer.is_idle
+def test_what_a_subject_runs_is_watched_and_nothing_else(stage):
+    class State:
+        def state_dict(self):
+            stage.other(1)
+            return {}
+
+    def build():
+        stage.attach(None)
+        return Subject(lambda batch: stage.held(batch), {"state": State()})
+
+    reach = Reach([Derived])
+    subject = reach.watched(build)()
+    assert reach.is_idle
+    assert subject.step(3) == 6
+    subject.state["state"].state_dict()
+    assert lines("2 * value")[0] not in reach.missed()
+    assert lines("3 * value")[0] in reach.missed()
+    assert not reach.is_idle
     assert sys.gettrace() is None
