@@ -16,6 +16,7 @@ from runner.plugin.source import Ring
 from runner.system import tree
 from runner.system.tree import map_tensors
 
+_LEAVES = frozenset({Tensor, nn.Parameter, float, int, bool, str, type(None)})  # most of what there is
 OWN_WAY = ("foreach", "fused", "capturable", "differentiable")  # say how an optimizer computes, not what, and stay
 _OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
 
@@ -39,6 +40,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _inside(value: Any) -> Mapping[Any, Any] | None:
+    if type(value) in _LEAVES:
+        return None
     if isinstance(value, Ring):
         rows = [rows for _, rows in value.pieces()]
         return {"written": value.written, "rows": torch.cat(rows) if rows else None}

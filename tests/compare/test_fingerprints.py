@@ -10,7 +10,7 @@ from torch import nn
 
 from runner.proof import Close, Exact, Outcome, Subject, verify
 
-BATCHES = batches(10)
+BATCHES = batches(4)
 PROMISES = [Exact(), Close()]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from runner.compare.turns import turns
 from runner.proof import Close, Exact, Outcome, Subject, verify
 
-BATCHES = batches(10)
+BATCHES = batches(4)
 PROMISES = [Exact(), Close()]
 
 

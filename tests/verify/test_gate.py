@@ -16,6 +16,8 @@ from runner.verify.gate import Gate, Options, StageVerdict, Verification, quick,
 from runner.verify.statistical import NOT_BEGUN
 
 REGISTRY = Registry()
+MIXED = tuple(f"optimization.{kind}=on" for kind in ("amp", "channels_last", "fused_optimizer"))
+"""A stage that rounds, and two of the same algebra."""
 WRONG = """
 from runner.api import Exact, Stage, StageConfig
 
@@ -76,29 +78,27 @@ def test_what_cannot_be_verified_is_said(name, stages, message):
 
 def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
     said = []
-    recipe = tiny("marl_phase2", "data.evaluation.episodes=3")
-    report = verify_recipe(
-        recipe, REGISTRY, Options(updates=4, steps=96, seeds=2, stages=("amp",), horizon=0), said.append
-    )
+    recipe = tiny("digits_classifier", *MIXED)
+    options = Options(updates=2, steps=1, seeds=2, stages=("amp",), horizon=0)
+    report = verify_recipe(recipe, REGISTRY, options, said.append)
     (row,) = report.rows
     assert row.contract == "Statistical"
     if "learns nothing" not in row.summary:
         assert row.evidence["pairs"] == 2
-    exact_or_close = ["forward_cache", "merged_critic_loss", "stacked_agents"]
-    assert sorted(row.evidence["stages"]["reference"]) == exact_or_close
-    assert sorted(row.evidence["stages"]["changed"]) == ["amp", *exact_or_close]
+    assert sorted(row.evidence["stages"]["reference"]) == ["channels_last", "fused_optimizer"]
+    assert sorted(row.evidence["stages"]["changed"]) == ["amp", "channels_last", "fused_optimizer"]
     assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
 
 
 def test_without_time_to_train_nothing_is_claimed():
-    verdict = quick(tiny("marl_phase2"), REGISTRY, ("amp",))
+    verdict = quick(tiny("digits_classifier", *MIXED), REGISTRY, ("amp",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "no training was begun" in verdict.summary
 
 
 def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch):
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
-    verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
+    verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert (verdict.outcome, verdict.contract) == (Outcome.PASS, "Close")
     assert "needs no training to see" in verdict.summary
 
@@ -106,9 +106,12 @@ def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch)
 def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeypatch):
     monkeypatch.setattr(FusedOptimizerConfig, "prepares", True)
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
-    assert quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",)).summary == NOT_BEGUN
+    assert (
+        quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",)).summary
+        == NOT_BEGUN
+    )
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Close())
-    verdict = quick(tiny("marl_phase3", "optimization.amp=off"), REGISTRY, ("fused_optimizer",))
+    verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "fused_optimizer changes what batches are drawn" in verdict.summary
 
@@ -150,7 +153,8 @@ def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_i
     plugin.write_text(SPREADING.format(contract=contract))
     registry = Registry([plugin])
     recipe = tiny("marl_phase1", "optimization.spreading=on", registry=registry)
-    report = verify_recipe(recipe, registry, Options(updates=4, horizon=0), lambda _: None)
+    options = Options(updates=2, horizon=0, stages=("spreading", "all"))
+    report = verify_recipe(recipe, registry, options, lambda _: None)
     found = {row.name: row for row in report.rows}
     order = [*found]
     assert found["spreading"].verdict is Outcome.FAIL

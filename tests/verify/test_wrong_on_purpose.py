@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import wrong_stages
-from running import COMPANY, host_of, tiny
+from running import tiny
 from wrong_base import MARL
 
-from runner.api import Close, Exact, Statistical
-from runner.plugin.context import PIPELINE
+from runner.api import Close, Exact
 from runner.plugin.registry import Registry
 from runner.proof import Outcome, close, exact, fresh, health, verify
 from runner.train.assemble import resolve_device, setting_of
@@ -124,25 +123,3 @@ def test_who_skips_what_diverges_is_told_so_and_nothing_else(recipe, batches):
     verdict = verify(build(recipe), build(recipe, "honest_scaler"), batches, promise(recipe, "honest_scaler"))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.summary.startswith("with NaN in the batch, update 1, slot 'step': 'state' stays finite")
-
-
-FACES = {kind: Registry().get("optimization", kind) for kind in Registry().kinds("optimization")}
-OFFERED = Registry().get("model", "masac").slots | PIPELINE
-
-
-@pytest.mark.parametrize("kind", [kind for kind, face in FACES.items() if face.claims | face.wraps <= OFFERED])
-def test_every_registered_stage_keeps_its_promise(kind, recipe, batches):
-    """Of those that work with masac and whose promise can be checked update by update."""
-    if host_of(kind) != "marl_baseline" or isinstance(promise(recipe, kind), Statistical):
-        pytest.skip("another family's, or trainings decide")
-    chosen = recipe_with(recipe, REGISTRY, [kind, *COMPANY.get(kind, ())])
-    setting = setting_of(chosen, resolve_device("cpu"))
-    reason = chosen.stages[kind].inactive(setting)
-    if reason:
-        pytest.skip(reason)
-    baseline, changed, contract = build(recipe), build(recipe, *chosen.stages), promise(recipe, kind)
-    if isinstance(contract, Exact):
-        drawn = exact(baseline, changed, range(UPDATES))
-        assert drawn.outcome is Outcome.PASS, drawn
-    verdict = verify(baseline, changed, batches, contract)
-    assert verdict.outcome is Outcome.PASS, verdict
