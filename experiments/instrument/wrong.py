@@ -74,7 +74,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         lines += [_row("stage", "hole", "recipe", "promises", "verdict", "what is wrong", "what the gate says")]
         lines += ["|---" * 7 + "|"]
         for row in chosen:
-            said = row["summary"].replace("|", "\\|").replace("\n", " ")[:200]
+            said = row["summary"].replace("|", "\\|").replace("\n", " ")
+            said = said[said.find("an error in more than") :] if row["verdict"] == "PASS" else said[:200]
             told = (row["hole"], row["recipe"], row["promised"], row["verdict"], row["about"], said)
             lines.append(_row(f"`{row['kind']}`", *told))
     return "\n".join(lines) + "\n"
