@@ -22,7 +22,7 @@ STALE = "with the same batch again and other parameters, "
 _PLACE = "with another batch in the memory of the one before, "
 _OBJECTS = "with another batch in the objects of the one before, "
 _LARGER, _GROWN = 10, (10, 100)  # times, of inputs and of a state: enough for a clamp
-_MOVED = 10  # what is added to biases and other parameters of one dimension or none
+_MOVED = (-10, 3)  # is added to biases and other parameters of one dimension or none; to logarithms, too
 _ANY = frozenset({"output", "gradient", "state"})
 
 
@@ -78,7 +78,7 @@ def _moved(batch: Any, subject: Subject) -> Iterator[tuple[str, Any, Mapping[str
     """States with other biases and single numbers, which are zero where a training begins."""
     small = {each.data_ptr() for each in named_parameters(subject).values() if each.dim() <= 1}
     own = {name: part.state_dict() for name, part in subject.state.items()}
-    for by in (-_MOVED, _MOVED):
+    for by in _MOVED:
         added = partial(_added, small, by)
         yield f"with biases {abs(by)} {'less' if by < 0 else 'more'}, ", batch, map_tensors(added, own)
 
