@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from runner.cli import main
 from runner.cli.common import report
 from runner.system import faults
 from runner.system.errors import UsageError
+from runner.system.processes import safe_environment
 from runner.system.secrets import register_environment
 
 _NUMBERS = itertools.count()
@@ -108,27 +110,60 @@ def start(folder, *arguments, within=None, **variables):
     return Child(process, out, err)
 
 
+def executed(module, connection, errors, threads):
+    """In place of ``spawn._executed``, which has tests of its own: a copy of the server instead of an interpreter."""
+    environment = safe_environment()
+    if threads is not None:
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND) if errors else os.dup(2)
+    with Connection(descriptor, readable=False) as output:  # which is how a descriptor travels to a process
+        process = _CONTEXT.Process(
+            target=_become_child, args=(str(Path.cwd()), environment, module, connection, output)
+        )
+        process.start()
+
+    def wait(seconds):
+        process.join(seconds)
+        return process.exitcode
+
+    return process.pid, wait
+
+
 def _become_runner(arguments, where, environment, out, err):
     _enter(where, environment)
-    # What it forks itself comes from the same server: one of its own would import everything anew.
-    forkserver._forkserver.ensure_running = lambda: None
-    spawn.attend = partial(_attend, where, environment)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     for path, descriptor in ((out, 1), (err, 2)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(file, descriptor)
         os.close(file)
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # which the runner sees to where it imports MLflow itself
     sys.argv = ["runner", *arguments]
-    # As importing them does in a process that nothing was imported in before.
+    _begin()
+    main()
+
+
+def _become_child(where, environment, module, connection, output):
+    _enter(where, environment)
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    _begin()
+    protocol.attend(module, connection)
+
+
+def _begin():
+    """Does what importing does in a process that nothing was imported in before."""
+    # What it starts itself comes from the same server: one of its own would import everything anew.
+    forkserver._forkserver.ensure_running = lambda: None
+    spawn.attend = partial(_attend, str(Path.cwd()), dict(os.environ))
+    spawn._executed = executed
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # which the runner sees to where it imports MLflow itself
     register_environment()
     try:
         faults._armed = faults.parse(os.environ.get(faults.VARIABLE, ""))
     except UsageError as error:
         report(error)
         sys.exit(error.exit_code)
-    main()
 
 
 def _attend(where, environment, *call):

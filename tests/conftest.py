@@ -78,6 +78,14 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 
+@pytest.fixture
+def copied_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that this process starts have imported everything already, as those of ``children.start``."""
+    import children
+
+    monkeypatch.setattr("runner.child.spawn._executed", children.executed)
+
+
 @pytest.fixture(scope="session")
 def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's database as its migrations leave it: made once, whatever the number of test processes."""

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from running import TINY_UAV
 
-from runner.child.spawn import Cause, ChildError
+from runner.child.spawn import Cause, Child, ChildError
 from runner.compare.verdict import Outcome, Verdict
 from runner.measure.ablate import RESULT, ablate
 from runner.measure.experiment import load_experiment
@@ -41,6 +41,16 @@ def experiment(tmp_path):
     return experiment
 
 
+@pytest.fixture
+def quick_children(copied_children, monkeypatch):
+    """They have imported everything, and measure for moments."""
+    monkeypatch.setattr("runner.measure.rounds.Child", quick_child)
+
+
+def quick_child(module, *arguments, **options):
+    return Child(module.replace("runner.measure.", "quick_"), *arguments, **options)
+
+
 def measure(experiment, registry=None, gate=None, out=None, fresh=False, say=lambda _: None):
     return ablate(experiment, registry or Registry(), Workspace(), out, fresh, "runner ablate small.yaml", gate, say)
 
@@ -50,7 +60,7 @@ def passes(recipe, registry, stages):
     return Verdict(Outcome.PASS, "Exact", f"{len(stages)} stages are the same bits", {})
 
 
-@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.usefixtures("migrated_workspace", "quick_children")
 def test_an_interrupted_ablation_goes_on_to_its_report_and_mlflow(experiment):
     """And measured once, given again it is refused; the folder has all that it takes to look again."""
     given = experiment(cases={"three": {"set": ["data.followers=2"], "published": {"phase 1": 1.5}}})
@@ -122,7 +132,7 @@ def check_mlflow(done):
     assert len(client.get_metric_history(whole.info.run_id, "update_ms")) == 3
 
 
-@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.usefixtures("migrated_workspace", "quick_children")
 def test_a_variant_that_breaks_is_missing_with_its_own_words(experiment, tmp_path):
     plugin = tmp_path / "breaks.py"
     plugin.write_text(
