@@ -99,7 +99,7 @@ def test_asking_a_stage_changes_nothing(kind, name):
     assert isinstance(answers[0][0], Exact | Close | Statistical)
 
 
-@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.usefixtures("migrated_workspace", "copied_children")
 @pytest.mark.parametrize(("kind", "name"), TRAINED)
 def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind, name, request):
     """With what it requires: active, or inactive or refused with a reason; exact ones give the baseline's digits."""

@@ -50,7 +50,7 @@ def trained(recipe):
     return run(recipe, REGISTRY, Workspace(), NoDisplay())
 
 
-@pytest.mark.usefixtures("migrated_workspace", "traced_only")
+@pytest.mark.usefixtures("migrated_workspace", "traced_only", "copied_children")
 @pytest.mark.parametrize("learner", tiny_learners.RECIPES)
 @pytest.mark.parametrize("kind", GENERIC)
 def test_a_stage_works_with_a_learner_or_says_why_not(kind, learner, tmp_path):

@@ -151,6 +151,7 @@ def test_a_gpu_that_is_not_there_is_refused():
         assemble(tiny("marl_baseline", "device=cuda:7"))
 
 
+@pytest.mark.usefixtures("copied_children")
 def test_batch_autotune_tries_real_steps_in_child_processes():
     sets = ("optimization.batch_autotune={largest: 32, gain: 0.0}", "train.batch_size=16")
     pipeline = assemble(tiny("marl_phase1", *sets))
