@@ -72,10 +72,14 @@ def is_local(host: str) -> bool:
 
 @pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``torch.compile`` traces is run by eager kernels: compiling C++ takes most of a minute, and others do."""
+    """What ``torch.compile`` traces is run by eager kernels: compiling C++ takes most of a minute, and others do.
+
+    Also in the children of ``children.start``.
+    """
     import torch
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setenv("TRACED_ONLY", "yes")
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_it_learns_and_its_stage_changes_no_bit():
         assert with_stage["metrics"][name] == without["metrics"][name]
 
 
-@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.usefixtures("migrated_workspace", "traced_only")
 def test_stages_of_the_runner_work_with_it_unchanged():
     result = train("train.epochs=2", "optimization.amp=on", "optimization.compile=on")
     assert result["status"] == "FINISHED"
@@ -77,6 +77,7 @@ def test_stages_of_the_runner_work_with_it_unchanged():
         assert stage["active"] is (stage["reason"] is None)
 
 
+@pytest.mark.usefixtures("traced_only")
 def test_all_its_stages_keep_what_they_promise_also_compiled():
     arguments = [
         "verify",

@@ -4,7 +4,7 @@ from children import start
 from interrupted import arguments
 from outages import PACING, points, records, rows, training
 
-RUNNERS = 8
+RUNNERS = 4
 
 
 def test_runners_that_start_together_on_a_fresh_workspace_all_finish(tmp_path, isolated_workspace):

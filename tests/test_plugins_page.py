@@ -62,6 +62,7 @@ def test_the_second_command_has_its_stages():
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("traced_only")
 def test_the_third_command_passes():
     report = result_of(forked(*commands()[2].split(), "--json", "--horizon", "0", "--updates", "6"))
     assert {row["name"]: row["verdict"] for row in report["stages"]} == dict.fromkeys(
