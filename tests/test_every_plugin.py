@@ -51,6 +51,8 @@ def refused(kind, name):
 
 CHEAP = {"batch_autotune": ("optimization.batch_autotune=off",)}
 """What need not be tried to know that a stage can be attached."""
+SHORT = {"marl": "train.env_steps=96", "digits": "train.epochs=1", "shakespeare": "train.tokens=1280"}
+"""By the first word of a recipe's name."""
 
 
 @pytest.mark.parametrize("kind", STAGES)
@@ -109,15 +111,15 @@ def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind, name, reque
     if name != "marl_baseline":  # the longest of them is compiled to the end
         request.getfixturevalue("traced_only")
     sets = with_requirements(kind, name)
-    short = ["train.env_steps=96"] if name.startswith("marl") else []
-    staged = train_here(name, *short, *sets)
+    short = SHORT[name.partition("_")[0]]
+    staged = train_here(name, short, *sets)
     report = next(report for report in staged.stages if report.kind == kind)
     assert report.active or report.reason
     assert all(torch.isfinite(torch.tensor(value)) for value in learnt(staged).values())
     recipe = tiny(name, *sets)
     contract = recipe.stages[kind].contract(setting_of(recipe, resolve_device("cpu")))
     if not report.active or isinstance(contract, Exact):
-        assert learnt(staged) == baseline(name, *short)
+        assert learnt(staged) == baseline(name, short)
 
 
 @pytest.mark.parametrize(("section", "kind"), [("model", k) for k in MODELS] + [("data", k) for k in SOURCES])
