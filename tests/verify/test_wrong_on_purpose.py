@@ -9,6 +9,7 @@ from running import tiny
 from wrong_base import MARL
 
 from runner.api import Close, Exact
+from runner.plugin.faces import GradientLearnerConfig
 from runner.plugin.registry import Registry
 from runner.proof import Outcome, close, exact, fresh, health, verify
 from runner.train.assemble import resolve_device, setting_of
@@ -123,3 +124,14 @@ def test_who_skips_what_diverges_is_told_so_and_nothing_else(recipe, batches):
     verdict = verify(build(recipe), build(recipe, "honest_scaler"), batches, promise(recipe, "honest_scaler"))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.summary.startswith("with NaN in the batch, update 1, slot 'step': 'state' stays finite")
+
+
+FACES = {kind: Registry().get("optimization", kind) for kind in Registry().kinds("optimization")}
+OWN = Registry().get("model", "masac").slots - GradientLearnerConfig.slots
+"""Slots that this learner alone has; stages that hold them are asked nowhere else."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind, face in FACES.items() if (face.claims | face.wraps) & OWN])
+def test_every_stage_of_its_own_keeps_its_promise(kind, recipe, batches):
+    verdict = verify(build(recipe), build(recipe, kind), batches, promise(recipe, kind))
+    assert verdict.outcome is Outcome.PASS, verdict
