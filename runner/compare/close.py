@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from runner.compare import difference
-from runner.compare.difference import TOLERANCE, Difference, differing
+from runner.compare.difference import LOADED_TOLERANCE, TOLERANCE, Difference, differing
 from runner.compare.fingerprints import (
     WHOLE_PROCESS,
     Prints,
@@ -36,9 +36,6 @@ CONTRACT = "Close"
 NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
 ALLOWED_ONCE = 4.0  # and in any single update, of the baseline's largest error in one
-# After a state was loaded that no training has come to: Adam divides the rounding of a gradient that is truly zero (of
-# keys' biases, of biases before a normalisation) by its epsilon of 1e-8, and larger numbers round more.
-LOADED_TOLERANCE = 1e-6
 FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}  # an error of fewer is luck and counts as so many units
 FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3  # from such an error of the baseline on, its update in float64 is another one
 

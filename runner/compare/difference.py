@@ -16,6 +16,9 @@ from runner.compare.isolation import Frame, Location, Trajectory
 from runner.compare.subject import Build
 
 TOLERANCE = 1e-9  # share of a group's largest number by which its numbers may differ; rounding gives 1e-15 to 1e-13
+# After a state was loaded that no training has come to: Adam divides the rounding of a gradient that is truly zero (of
+# keys' biases, of biases before a normalisation) by its epsilon of 1e-8, and larger numbers round more.
+LOADED_TOLERANCE = 1e-6
 FLOOR = 1e-12  # rounding of numbers around one, where all numbers of a group should be zero and are not quite
 MISSING = object()  # stands for a value that a frame does not have
 

@@ -9,8 +9,17 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from runner.compare.close import LOADED_TOLERANCE, algebra
-from runner.compare.difference import MISSING, Difference, comparable, described, differing, digest, shared
+from runner.compare.close import algebra
+from runner.compare.difference import (
+    LOADED_TOLERANCE,
+    MISSING,
+    Difference,
+    comparable,
+    described,
+    differing,
+    digest,
+    shared,
+)
 from runner.compare.fingerprints import Prints, SideEffects, fingerprints, objections, parting, side_effects
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
 from runner.compare.states import clones, leaves, to_float64

@@ -10,8 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from runner.compare.difference import as_float64
-from runner.compare.isolation import Isolation, StepError, Trajectory, Update
+from runner.compare.difference import (
+    LOADED_TOLERANCE,
+    MISSING,
+    TOLERANCE,
+    as_float64,
+    comparable,
+    described,
+    differing,
+    locate,
+)
+from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
 from runner.compare.states import clones, leaves, named_parameters, saved
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -23,7 +32,6 @@ _PLACE = "with another batch in the memory of the one before, "
 _OBJECTS = "with another batch in the objects of the one before, "
 _LARGER, _GROWN = 10, (10, 100)  # times, of inputs and of a state: enough for a clamp
 _MOVED = (-10, 3)  # is added to biases and other parameters of one dimension or none; to logarithms, too
-_ANY = frozenset({"output", "gradient", "state"})
 
 
 class Turn(NamedTuple):
@@ -33,31 +41,57 @@ class Turn(NamedTuple):
     update: Update
 
 
-def turns(baseline: Build, batches: Sequence[Any], seed: int, float64: bool, ends: bool = True) -> list[Turn]:
-    """All of them for these batches; of ends only those at which the baseline's numbers stay finite.
+def turns(baseline: Build, batches: Sequence[Any], seed: int, float64: bool) -> list[Turn]:
+    """The last batch, the very same object: with another state, too; and others in its memory and objects.
 
-    Raises ``StepError`` if the baseline fails in its first update, after which its state is loaded again and again.
+    Raises ``StepError`` if the baseline fails in its first update, after which its state is loaded.
     """
-    first = Trajectory(batches[:1], seed, float64)
-    isolation = first.isolated(baseline)
-    next(first.updated(isolation))
-    state = saved(isolation.subject)
-    found = _again(batches, state)
-    if ends:
-        every = [*_ends(batches[-1], state), *_moved(batches[-1], isolation.subject)]  # before that has another state
-        ended = (Turn(name, Update(batch, given, seed)) for name, batch, given in every)
-        found += [turn for turn in ended if _is_finite(isolation, Trajectory([turn.update], seed, float64))]
-    return found
-
-
-def _again(batches: Sequence[Any], state: Mapping[str, Any]) -> list[Turn]:
-    """The last batch, the very same object: with another state, too; and others in its memory and objects."""
-    last = batches[-1]
+    state, last = saved(_begun(baseline, batches[:1], seed, float64).subject), batches[-1]
     found = [Turn(STALE, Update(last)), Turn(STALE, Update(last, state))]
     if len(batches) > 1:
         found.append(Turn(_PLACE, Update(batches[0], place=last)))
         found.append(Turn(_OBJECTS, Update(batches[1], place=last, in_memory=False)))
     return found
+
+
+def _begun(baseline: Build, batches: Sequence[Any], seed: int, float64: bool) -> Isolation:
+    """The baseline after its first update."""
+    first = Trajectory(batches, seed, float64)
+    isolation = first.isolated(baseline)
+    next(first.updated(isolation))
+    return isolation
+
+
+def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, float64: bool) -> Verdict:
+    """Whether single updates come to the same where trainings seldom go, if the baseline's numbers are finite there.
+
+    Outputs and gradients are compared, up to rounding: state is not, because Adam divides the rounding of a gradient
+    that has vanished by its epsilon; and bits are not, because the sign of a zero and the smallest numbers say nothing.
+    """
+    try:
+        one = _begun(baseline, [batch], seed, float64)
+    except StepError as error:
+        return error.verdict(contract, baseline)
+    state = saved(one.subject)
+    every = [*_ends(batch, state), *_moved(batch, one.subject)]  # before that has another state
+    other, tolerance = Isolation(changed, seed, float64), LOADED_TOLERANCE if float64 else TOLERANCE
+    for name, given, begin in every:
+        end = Trajectory([Update(given, begin, seed)], seed, float64)
+        own = _frame(one, end)
+        if own is None or not _is_finite(own):
+            continue
+        try:
+            theirs = next(end.updated(other))
+        except (StepError, RunnerError) as error:
+            return Verdict(Outcome.FAIL, contract, f"{name}the changed step raises {error}")
+        seen = {location: own[location] for location in comparable(own, theirs, ())}
+        place = next(differing(seen, theirs, tolerance), None)
+        if place is not None:
+            found = locate(end, baseline, changed, 1, partial(differing, tolerance=tolerance))
+            found = found or described(1, place, own[place], theirs.get(place, MISSING))
+            summary = f"{name}not the same {'algebra: in float64' if float64 else 'numbers'}, {found}"
+            return Verdict(Outcome.FAIL, contract, summary, {"difference": found.data()})
+    return Verdict(Outcome.PASS, contract, f"the same at {len(every)} ends")
 
 
 def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
@@ -114,22 +148,28 @@ def _is_flag(tensor: Tensor) -> bool:
     return values.numel() > 0 and bool(((values == 0) | (values == 1)).all())
 
 
-def _is_finite(isolation: Isolation, trajectory: Trajectory, parts: Container[str] = _ANY) -> bool:
-    """Whether a subject survives an update with nothing but finite numbers, of these kinds."""
+def _frame(isolation: Isolation, trajectory: Trajectory) -> Frame | None:
+    """What can be seen of a subject after an update; None if it raises."""
     try:
-        frame = next(trajectory.updated(isolation))
+        return next(trajectory.updated(isolation))
     except (StepError, RunnerError):
-        return False
-    seen = (value for location, value in frame.items() if location.kind in parts and isinstance(value, Tensor))
-    return all(bool(as_float64(value).isfinite().all()) for value in seen)
+        return None
+
+
+def _is_finite(frame: Frame) -> bool:
+    return all(bool(as_float64(value).isfinite().all()) for value in frame.values() if isinstance(value, Tensor))
 
 
 def hidden(baseline: Build, changed: Build, batch: Any, contract: str, seed: int) -> Verdict:
     """Whether what is not a number in a batch spoils the changed one's state if it spoils the baseline's."""
-    spoilt = map_tensors(_spoilt, clones(batch))
-    trajectory = Trajectory([spoilt], seed)
-    one, other = (_is_finite(trajectory.isolated(build), trajectory, {"state"}) for build in (baseline, changed))
-    if other and not one:
+    trajectory = Trajectory([map_tensors(_spoilt, clones(batch))], seed)
+    stays = []
+    for build in (baseline, changed):
+        frame = _frame(trajectory.isolated(build), trajectory)
+        stays.append(
+            frame is not None and _is_finite({place: value for place, value in frame.items() if place.kind == "state"})
+        )
+    if stays == [False, True]:
         summary = "with NaN in the batch, update 1, slot 'step': 'state' stays finite, which the baseline's does not"
         return Verdict(Outcome.INCONCLUSIVE, contract, f"{summary}: it hides what diverges, or skips it on purpose")
     return Verdict(Outcome.PASS, contract, "what is not a number is not hidden")

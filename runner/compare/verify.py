@@ -14,7 +14,7 @@ from runner.compare.difference import Difference, comparable, locate, newly_untr
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observed, parting, side_effects
 from runner.compare.isolation import StepError, Trajectory
 from runner.compare.subject import Build
-from runner.compare.turns import hidden, turns
+from runner.compare.turns import ends, hidden, turns
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
 from runner.plugin.contract import Close, Exact
 
@@ -47,9 +47,11 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
     reached = health(changed, batches, baseline, seed) if without is None else _gradients(without, len(batches))
     name = type(contract).__name__
+    if kept:
+        at_ends = ends(baseline, changed, batches[-1], name, seed, isinstance(contract, Close))
+        found = at_ends and hidden(baseline, changed, batches[0], name, seed)
+        kept = kept if found else replace(found, evidence=kept.evidence | found.evidence)
     verdicts = [kept, reached, *objections(kept.evidence, name)]
-    if kept and not (finite := hidden(baseline, changed, batches[0], name, seed)):
-        verdicts.append(finite)
     outcome = worst(verdict.outcome for verdict in verdicts)
     summaries = dict.fromkeys(verdict.summary for verdict in verdicts if verdict.outcome is outcome)
     if outcome is Outcome.PASS:
@@ -122,7 +124,7 @@ def fresh(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exa
     parameters, before the third another state is loaded. What remembers anything by its batch is found out. Arguments
     and exceptions are those of ``verify``.
     """
-    found = _beyond(baseline, changed, batches[:1], contract, seed, ends=False)
+    found = _beyond(baseline, changed, batches[:1], contract, seed)
     return replace(found, contract=CONTRACT, summary=FRESH if found else found.summary)
 
 
@@ -147,13 +149,11 @@ def _untrained(build: Build, batches: Sequence[Any], seed: int) -> dict[str, str
     return isolation.untrained
 
 
-def _beyond(
-    baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int, ends: bool = True
-) -> Verdict:
-    """The verdict on all batches and what an ordinary training rarely shows."""
+def _beyond(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int) -> Verdict:
+    """The verdict on all batches, and on batches and memory that come again."""
     float64 = isinstance(contract, Close)
     try:
-        beyond = turns(baseline, batches, seed, float64, ends)
+        beyond = turns(baseline, batches, seed, float64)
     except StepError as error:
         return error.verdict(CONTRACT, baseline)
     updates = [turn.update for turn in beyond]

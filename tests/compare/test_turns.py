@@ -5,7 +5,7 @@ import torch
 from loops import Loop, batches, forward
 from torch import nn
 
-from runner.compare.turns import turns
+from runner.compare.turns import ends, turns
 from runner.proof import Close, Exact, Outcome, Subject, verify
 
 BATCHES = batches(4)
@@ -110,8 +110,17 @@ def test_whole_numbers_that_no_batch_holds_come_too(promise):
 
 
 def test_whole_numbers_in_order_say_where_parts_begin_and_stay():
-    given = [batch | {"begin": torch.tensor([0, 3, 9, 16])} for batch in BATCHES]
-    assert not any("whole numbers" in turn.name for turn in turns(Loop(), given, 0, float64=False))
+    def build():
+        subject = Loop()()
+
+        def step(batch):
+            assert batch["begin"].tolist() == [0, 3, 9, 16]
+            return subject.step(batch)
+
+        return Subject(step, subject.state)
+
+    given = BATCHES[-1] | {"begin": torch.tensor([0, 3, 9, 16])}
+    assert ends(Loop(), build, given, "Exact", 0, float64=False)
 
 
 @pytest.mark.parametrize("promise", PROMISES)
@@ -158,14 +167,38 @@ def test_a_flag_that_is_the_same_in_all_batches_is_turned(promise):
     assert "with every flag of the batch 0, " in verdict.summary
 
 
-def test_where_the_baseline_is_not_finite_nothing_is_asked():
+@pytest.mark.parametrize("float64", [False, True])
+def test_where_the_baseline_is_not_finite_nothing_is_asked(float64):
     def logarithm(model, x):
         return model(x) + 0 * (10 - x.abs().max()).log()
 
-    every, finite = (turns(Loop(forward=each), BATCHES, 0, float64=False) for each in (forward, logarithm))
-    assert {turn.name for turn in every} - {turn.name for turn in finite} == {"with a batch 10 times as large, "}
+    def unlike(model, x):
+        return model(x) if x.abs().max() < 10 else 2 * model(x)
+
+    assert ends(Loop(forward=logarithm), Loop(forward=unlike), BATCHES[-1], "Close", 0, float64)
+    found = ends(Loop(), Loop(forward=unlike), BATCHES[-1], "Close", 0, float64)
+    assert found.summary.startswith("with a batch 10 times as large, not the same ")
+
+
+def test_who_raises_at_an_end_fails():
+    def strict(model, x):
+        assert x.abs().max() < 10
+        return model(x)
+
+    found = ends(Loop(), Loop(forward=strict), BATCHES[-1], "Exact", 0, float64=False)
+    assert "with a batch 10 times as large, the changed step raises AssertionError" in found.summary
+
+
+def test_signs_of_zeros_and_what_has_vanished_say_nothing_at_an_end():
+    class Negative(torch.optim.Adam):
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.grad += 0.0  # is 0 where it was -0
+            return super().step(closure)
+
+    assert ends(Loop(), Loop(optimizer=Negative), BATCHES[-1], "Exact", 0, float64=False)
 
 
 def test_a_single_batch_comes_again_and_in_no_other_place():
-    assert len(turns(Loop(), BATCHES[:1], 0, float64=False, ends=False)) == 2
-    assert len(turns(Loop(), BATCHES, 0, float64=False, ends=False)) == 4
+    assert len(turns(Loop(), BATCHES[:1], 0, float64=False)) == 2
+    assert len(turns(Loop(), BATCHES, 0, float64=False)) == 4
