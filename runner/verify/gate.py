@@ -47,7 +47,7 @@ _LATE = (0.5, 0.95, 1.0)  # how far a training is in further updates: rates and 
 class Options:
     """How thoroughly to look."""
 
-    updates: int = 20  # compared one by one for Exact and Close
+    updates: int = 12  # compared one by one for Exact and Close
     steps: int | None = None  # length of a training for Statistical; the recipe's own unless told
     seeds: int = 8  # the most pairs of trainings for one stage; a PASS takes as many at least
     budget: float = 3600.0  # seconds after which no further training is begun

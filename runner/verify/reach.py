@@ -94,8 +94,10 @@ class Reach:
 
     @property
     def is_idle(self) -> bool:
-        """Whether some function never ran, and none when a pipeline was built already."""
-        return bool(self.missed()) and not any(self._later.values())
+        """Whether it has functions for later that never ran, and none ran when a pipeline was built already."""
+        seen = {file for file, entered in self._entered.items() if entered}
+        never = {key[0] for file in seen for key in self._functions[file].keys() - self._entered[file]}
+        return bool(never - {*_NOT_ASKED, *_WHILE_BUILT}) and not any(self._later.values())
 
     def missed(self) -> list[str]:
         """Statements and nameless functions that never ran, as ``FILE:LINE``, but for what raises."""

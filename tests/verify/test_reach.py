@@ -46,6 +46,14 @@ class Plain(Stage):
         return ["nobody asks"]
 
 
+class Once(Stage):
+    """Has nothing for later."""
+
+    def attach(self, pipeline):
+        if pipeline is not None:
+            pipeline.note("no")  # told
+
+
 class Derived(Plain):
     """Does the same."""
 
@@ -85,6 +93,14 @@ def test_a_branch_that_is_taken_another_time_counts(stage):
 def test_who_is_not_called_once_the_pipeline_stands_is_idle(stage):
     assert watched(lambda: stage.attach(None)).is_idle
     assert not watched(lambda: stage.attach(None), lambda: stage.other(1)).is_idle
+
+
+def test_who_does_all_while_it_is_built_is_not_idle():
+    reach = Reach([Once])
+    with reach.watching():
+        Once(None).attach(None)
+    assert reach.missed() == lines("# told")
+    assert not reach.is_idle
 
 
 def test_who_was_never_built_or_is_the_runners_own_says_nothing():
