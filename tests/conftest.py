@@ -28,7 +28,7 @@ import_module("runner.recipe.loader")
 for entry in entry_points(group="runner.plugins"):
     import_module(entry.module)
 
-settings.register_profile("suite", deadline=None, max_examples=25, database=None)
+settings.register_profile("suite", deadline=None, max_examples=15, database=None)
 settings.load_profile("suite")
 
 

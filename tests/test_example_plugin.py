@@ -77,22 +77,10 @@ def test_stages_of_the_runner_work_with_it_unchanged():
         assert stage["active"] is (stage["reason"] is None)
 
 
-@pytest.mark.usefixtures("traced_only")
-def test_all_its_stages_keep_what_they_promise_also_compiled():
-    arguments = [
-        "verify",
-        "digits.yaml",
-        "--json",
-        "--horizon",
-        "0",
-        "--updates",
-        "6",
-        "--set",
-        "optimization.compile=on",
-    ]
-    report = result_of(forked(*arguments))
+def test_all_its_stages_keep_what_they_promise():
+    report = result_of(forked("verify", "digits.yaml", "--json", "--horizon", "0", "--updates", "3"))
     assert {row["name"]: row["verdict"] for row in report["stages"]} == dict.fromkeys(
-        ["recompute_activations", "compile", "fused_optimizer", "all"], "PASS"
+        ["recompute_activations", "fused_optimizer", "all"], "PASS"
     )
 
 

@@ -64,7 +64,7 @@ def test_the_second_command_has_its_stages():
 
 @pytest.mark.usefixtures("traced_only")
 def test_the_third_command_passes():
-    report = result_of(forked(*commands()[2].split(), "--json", "--horizon", "0", "--updates", "6"))
+    report = result_of(forked(*commands()[2].split(), "--json", "--horizon", "0", "--updates", "3"))
     assert {row["name"]: row["verdict"] for row in report["stages"]} == dict.fromkeys(
         ["compile", "fused_optimizer", "all"], "PASS"
     )

@@ -189,8 +189,9 @@ class Gate:
         return verdict
 
     def _reach_of(self, stages: tuple[str, ...]) -> Reach:
-        """What ran of the code of a stage that is judged alone."""
-        return Reach(self.recipe.stages[kind].implementation() for kind in self._alone(stages))
+        """What ran of the code of a stage that is judged alone; nothing is watched where a compiler traces."""
+        kinds = [] if any(self.recipe.stages[kind].traces for kind in stages) else self._alone(stages)
+        return Reach(self.recipe.stages[kind].implementation() for kind in kinds)
 
     def _alone(self, stages: tuple[str, ...]) -> tuple[str, ...]:
         """The stage that is judged, if it is one, and the rest is what it requires."""

@@ -41,6 +41,8 @@ class Reach:
 
     def watched(self, build: Build) -> Build:
         """Makes the same subjects, and remembers what runs while they are made and make their steps."""
+        if not self._functions:
+            return build
 
         def made() -> Subject:
             with self.watching():

@@ -76,6 +76,7 @@ def test_what_cannot_be_verified_is_said(name, stages, message):
         verify_recipe(tiny(name), REGISTRY, Options(stages=stages), print)
 
 
+@pytest.mark.usefixtures("copied_children")
 def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
     said = []
     recipe = tiny("digits_classifier", *MIXED)

@@ -37,8 +37,13 @@ def judged(*sets, options=QUICK, stage="around"):
     return Gate(recipe, REGISTRY, options, lambda _: None)((stage,))
 
 
-@pytest.mark.parametrize("promise", ["exact", "close"])
-@pytest.mark.parametrize("harm", ["", *WHERE])
+EXACT = ("", "alone", "evaluation", "draws_more")
+"""What is asked under the other promise, too."""
+
+
+@pytest.mark.parametrize(
+    ("harm", "promise"), [*((harm, "close") for harm in ("", *WHERE)), *((harm, "exact") for harm in EXACT)]
+)
 def test_what_is_around_an_update_is_compared(harm, promise):
     verdict = judged(f"optimization.around={{harm: '{harm}', promise: {promise}}}")
     if not harm:
