@@ -49,7 +49,7 @@ def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
 
 ON_IN_A_RECIPE = {kind for name in SHIPPED for kind in tiny(name, *CHEAP.get(name, ())).stages}
 KILLED_ELSEWHERE = {"compile"}
-"""It keeps nothing of its own, and every process compiles for itself, which takes long: ``experiments/soak`` kills it."""
+"""It keeps nothing of its own, and every process compiles for itself: ``experiments/soak`` kills it."""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in STAGES if kind not in ON_IN_A_RECIPE | KILLED_ELSEWHERE])
