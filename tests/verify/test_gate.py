@@ -17,7 +17,7 @@ from runner.verify.statistical import NOT_BEGUN
 
 REGISTRY = Registry()
 MIXED = tuple(f"optimization.{kind}=on" for kind in ("amp", "fused_optimizer"))
-"""A stage that rounds, and one of the same algebra."""
+"""A stage that rounds, and one of the same algebra; heap_retention is on in the recipe."""
 WRONG = """
 from runner.api import Exact, Stage, StageConfig
 
@@ -86,8 +86,8 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
     assert row.contract == "Statistical"
     if "learns nothing" not in row.summary:
         assert row.evidence["pairs"] == 2
-    assert sorted(row.evidence["stages"]["reference"]) == ["fused_optimizer"]
-    assert sorted(row.evidence["stages"]["changed"]) == ["amp", "fused_optimizer"]
+    assert sorted(row.evidence["stages"]["reference"]) == ["fused_optimizer", "heap_retention"]
+    assert sorted(row.evidence["stages"]["changed"]) == ["amp", "fused_optimizer", "heap_retention"]
     assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
 
 
