@@ -64,10 +64,10 @@ def verdict_of(
     from runner.verify.gate import Options, verify_recipe
 
     registry = Registry(files)
-    # The recipe's own stages stay on: only the one that is named is judged, with what it requires.
-    loaded = load(ROOT / "recipes" / f"{recipe}.yaml", ["device=cpu", f"optimization.{kind}=on", *sets], registry)
     options = Options(updates or Options.updates, budget=0.0, stages=(kind,))
     try:
+        # The recipe's own stages stay on: only the one that is named is judged, with what it requires.
+        loaded = load(ROOT / "recipes" / f"{recipe}.yaml", ["device=cpu", f"optimization.{kind}=on", *sets], registry)
         report = verify_recipe(loaded, registry, options, lambda _: None)
     except UsageError as error:
         idle = "does anything here" in str(error) or "no active stage" in str(error)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runner.compare.close import ALLOWED_ONCE, algebra, close
 from runner.compare.difference import MISSING, absolute_difference, described, digest
+from runner.compare.fingerprints import objections
 from runner.compare.isolation import Frame, Isolation, Location, StepError, Trajectory, Update
 from runner.compare.states import saved
 from runner.compare.subject import Build, Subject
@@ -103,6 +104,7 @@ def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contr
         found = algebra(baseline, changed, [evaluation])
         if found.outcome is not Outcome.INCONCLUSIVE:
             yield _evaluated(baseline, changed, evaluation) if found else found
+            yield from objections(found.evidence, "Close")
     else:
         yield _alike(baseline, changed, asked)
 
