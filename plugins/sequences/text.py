@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,8 +96,12 @@ def _stand_in(config: TextConfig) -> Path:
     spec = find_spec("pydoc_data.topics")
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise UsageError(f"data.file: {config.nowhere(config.file)}")
-    _log.warning(
-        "data.file: %s\nPython's own help texts stand in for it, so figures mean nothing beside those of others",
-        config.nowhere(config.file),
-    )
+    _warn(config.nowhere(config.file))
     return Path(spec.origin)
+
+
+@cache
+def _warn(nowhere: str) -> None:
+    """Once, however many pipelines a process builds to compare them."""
+    text = "data.file: %s\nPython's own help texts stand in for it, so figures mean nothing beside those of others"
+    _log.warning(text, nowhere)
