@@ -99,7 +99,9 @@ def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapp
     flags = {id(each) for _, each in leaves(batch) if isinstance(each, Tensor) and _is_flag(each)}
     for value in (0, 1) if flags else ():
         yield f"with every flag of the batch {value}, ", map_tensors(partial(_filled, flags, value), batch), state
-    other = map_tensors(lambda tensor: tensor if id(tensor) in flags else _renumbered(tensor), batch)
+    lengths = {len(each) for _, each in leaves(batch) if isinstance(each, Tensor) and each.dim()}
+    renumbered = partial(_renumbered, lengths)
+    other = map_tensors(lambda tensor: tensor if id(tensor) in flags else renumbered(tensor), batch)
     if any(one is not own for (_, one), (_, own) in zip(leaves(other), leaves(batch), strict=True)):
         yield "with other whole numbers in the batch, ", other, state
     larger = map_tensors(lambda tensor: tensor if id(tensor) in flags else _times(_LARGER, tensor), batch)
@@ -125,13 +127,16 @@ def _times(factor: float, tensor: Tensor) -> Tensor:
     return tensor * factor if tensor.is_floating_point() else tensor
 
 
-def _renumbered(tensor: Tensor) -> Tensor:
-    """Every whole number between the least and the largest, in disorder; what is in order may say where parts begin."""
+def _renumbered(lengths: Container[int], tensor: Tensor) -> Tensor:
+    """Every whole number between the least and the largest, in disorder.
+
+    What is in order may say where parts begin, and what adds up to the length of something how long they are: it stays.
+    """
     numbers = tensor.layout == torch.strided and tensor.numel() and tensor.dtype != torch.bool
     if not numbers or tensor.is_floating_point() or tensor.is_complex():
         return tensor
     flat = tensor.reshape(-1)
-    if bool((flat[1:] >= flat[:-1]).all()):
+    if bool((flat[1:] >= flat[:-1]).all()) or int(flat.sum()) in lengths:
         return tensor
     least, largest = int(flat.min()), int(flat.max())
     every = torch.arange(flat.numel(), device=tensor.device) % (largest - least + 1) + least

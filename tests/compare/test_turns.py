@@ -109,17 +109,18 @@ def test_whole_numbers_that_no_batch_holds_come_too(promise):
     assert "with other whole numbers in the batch, " in verdict.summary
 
 
-def test_whole_numbers_in_order_say_where_parts_begin_and_stay():
+@pytest.mark.parametrize("parts", [[0, 3, 9, 16], [7, 2, 4, 3]])
+def test_whole_numbers_that_say_where_parts_begin_or_how_long_they_are_stay(parts):
     def build():
         subject = Loop()()
 
         def step(batch):
-            assert batch["begin"].tolist() == [0, 3, 9, 16]
+            assert batch["parts"].tolist() == parts
             return subject.step(batch)
 
         return Subject(step, subject.state)
 
-    given = BATCHES[-1] | {"begin": torch.tensor([0, 3, 9, 16])}
+    given = BATCHES[-1] | {"parts": torch.tensor(parts)}
     assert ends(Loop(), build, given, "Exact", 0, float64=False)
 
 

@@ -148,7 +148,7 @@ class Penalised(Model):
 
     optimizer = partial(optim.Adam, lr=1e-2, betas=(0.5, 0.9))
     own = ("gradient by torch.func", "norm by square and root")
-    without = ("checkpoint", "func.grad")  # there is a gradient inside
+    without = ("checkpoint", "func.grad", "aot_eager")  # there is a gradient inside
     rows = True
     batch = staticmethod(partial(regression, targets=1))
 
