@@ -97,7 +97,7 @@ class Reach:
     @property
     def is_idle(self) -> bool:
         """Whether it has functions for later that never ran, and none ran when a pipeline was built already."""
-        seen = {file for file, entered in self._entered.items() if entered}
+        seen = {file for file, entered in self._entered.items() if entered} - self._inherited
         never = {key[0] for file in seen for key in self._functions[file].keys() - self._entered[file]}
         return bool(never - {*_NOT_ASKED, *_WHILE_BUILT}) and not any(self._later.values())
 
