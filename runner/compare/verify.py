@@ -28,7 +28,8 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
 
     It passes if the change keeps its contract (``exact``, ``close``), if gradients reach every parameter that they
     reach in the baseline (``health``), if parameters that change between steps take effect in the next (``fresh``), if
-    what a step returns outlives the next one, and if every part of the baseline's state has its counterpart.
+    single updates come to the same where trainings seldom go (``ends``) and what is not a number is not hidden, if what
+    a step returns outlives the next three, and if every part of the baseline's state has its counterpart.
 
     Args:
         baseline: makes what to compare with.

@@ -78,25 +78,34 @@ def test_a_bound_of_what_begins_as_zero_fails(promise, least, turn):
     assert turn in verdict.summary
 
 
-def looked_up(harm):
-    """A loop that reads numbers of rows, of which batches hold few."""
+def descending(make, loss):
+    """Gradient descent on a model with one loss."""
 
     def build():
         torch.manual_seed(3)
-        model = nn.EmbeddingBag(50, 1)
+        model = make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step(batch):
             optimizer.zero_grad()
-            rows = torch.where(batch["row"] == 13, 14, batch["row"]) if harm else batch["row"]
-            loss = (model(rows) - batch["y"]).square().sum()
-            loss.backward()
+            found = loss(model, batch)
+            found.backward()
             optimizer.step()
-            return loss.detach()
+            return found.detach()
 
         return Subject(step, {"model": model, "optimizer": optimizer})
 
     return build
+
+
+def looked_up(harm):
+    """A loop that reads numbers of rows, of which batches hold few."""
+
+    def loss(model, batch):
+        rows = torch.where(batch["row"] == 13, 14, batch["row"]) if harm else batch["row"]
+        return (model(rows) - batch["y"]).square().sum()
+
+    return descending(lambda: nn.EmbeddingBag(50, 1), loss)
 
 
 @pytest.mark.parametrize("promise", PROMISES)
@@ -141,22 +150,11 @@ def test_who_hides_what_is_not_a_number_does_not_pass(promise):
 def masked(harm):
     """A loop whose batches say which samples count; so far all of them do."""
 
-    def build():
-        torch.manual_seed(3)
-        model = nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def loss(model, batch):
+        mask = torch.ones_like(batch["mask"]) if harm else batch["mask"]
+        return ((model(batch["x"]) - batch["y"]).square() * mask).sum()
 
-        def step(batch):
-            optimizer.zero_grad()
-            mask = torch.ones_like(batch["mask"]) if harm else batch["mask"]
-            loss = ((model(batch["x"]) - batch["y"]).square() * mask).sum()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Subject(step, {"model": model, "optimizer": optimizer})
-
-    return build
+    return descending(lambda: nn.Linear(4, 1), loss)
 
 
 @pytest.mark.parametrize("promise", PROMISES)
