@@ -21,6 +21,11 @@ def convolve(x, layer):
     return out.unflatten(2, x.shape[2:]) + layer.bias[:, None, None]
 
 
+def laid_out(model, x):
+    """Images in the memory format of the model's parameters."""
+    return x.contiguous(memory_format=torch.channels_last) if "channels_last" in model.way else x
+
+
 class ConvNet(Model):
     """Convolution with a bias, batch normalisation, pooling."""
 
@@ -36,9 +41,7 @@ class ConvNet(Model):
             self.to(memory_format=torch.channels_last)
 
     def forward(self, batch):
-        x = batch["x"]
-        if "channels_last" in self.way:
-            x = x.contiguous(memory_format=torch.channels_last)
+        x = laid_out(self, batch["x"])
         x = convolve(x, self.one) if "convolution as a product" in self.way else self.one(x)
         x = self.norm(x).relu()
         if "pooling by amax" in self.way:
@@ -107,9 +110,7 @@ class ImageAutoencoder(Model):
             self.to(memory_format=torch.channels_last)
 
     def forward(self, batch):
-        x = batch["x"]
-        if "channels_last" in self.way:
-            x = x.contiguous(memory_format=torch.channels_last)
+        x = laid_out(self, batch["x"])
         hidden = functional.leaky_relu(self.norm(self.down(x)), 0.2, inplace="in-place activations" in self.way)
         error = self.up(hidden) - batch["x"]
         return error.abs().mean((1, 2, 3)).mean() if "loss by rows" in self.way else error.abs().mean()
