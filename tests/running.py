@@ -15,6 +15,7 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.tracking import Workspace
 from runner.train.assemble import assemble
+from runner.train.loop import Nowhere as NoDisplay
 from runner.train.run import RunResult, run
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -55,11 +56,6 @@ COSTLY = {"batch_autotune": ["optimization.batch_autotune={largest: 16}"], "comp
 """Settings that keep a stage cheap enough for a test."""
 COMPANY = {"compile": ("stacked_agents",)}
 """What else keeps a stage cheap enough: three functions to compile instead of three for every agent."""
-
-
-class NoDisplay:
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        pass
 
 
 def tiny(name: str, *sets: str, registry: Registry | None = None) -> Recipe:

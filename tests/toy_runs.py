@@ -1,5 +1,6 @@
 """Recipes of the learners in ``toys.py``."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from runner.plugin.registry import Registry
@@ -45,7 +46,7 @@ class Notes:
 
     def __init__(self):
         self.points = {}
-        self.shown = []
+        self.shown, self.phases, self.best = [], [], []
 
     def log(self, metrics, step):
         for name, value in metrics.items():
@@ -59,6 +60,13 @@ class Notes:
 
     def advance(self, step, metrics):
         self.shown.append(step)
+
+    def phase(self, name):
+        self.phases.append(name)
+        return nullcontext()
+
+    def improved(self, best):
+        self.best.append(best)
 
 
 def trained(folder, pipeline):

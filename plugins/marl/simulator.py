@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class SimulatorSource(Source):
     ``replay``; their states are the context's, all others are in ``state_dict``.
     """
 
-    activities = ("collect",)
+    activities: ClassVar[Mapping[str, str]] = {"collect": "collecting"}
 
     def __init__(self, config: SimulatorConfig, context: Context) -> None:
         self.config = config

@@ -1,78 +1,97 @@
-"""What is shown of a training: how it goes, a bar on a terminal and plain lines elsewhere, and what it has come to."""
+"""What is shown of a training: how it goes, and what it has come to."""
 
+import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Sequence
+from itertools import chain, repeat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
+from runner.cli.live import LiveBar, shown_seconds
+from runner.system.names import shown_path
 from runner.system.secrets import redact
 
 if TYPE_CHECKING:
+    from runner.recipe.recipe import Recipe
     from runner.train.run import RunResult
 
-LINE_SECONDS, BAR_SECONDS = 5.0, 0.2
+WARM_UP = "warm-up"
+RECENT_SECONDS, SAMPLE_SECONDS = 10.0, 0.5
+_LABEL = 8
+"""Columns of the closing table's labels."""
 
 
-class _Bar(Progress):
-    """A bar, and below it a line that is cut where the screen ends."""
+class ProgressDisplay(LiveBar):
+    """Shows the phase, recent and mean speed, the time left, and the metrics that a person looks at first."""
 
-    details = ""
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        """The two lines."""
-        yield self.make_tasks_table(self.tasks)
-        yield Text(self.details, no_wrap=True, overflow="ellipsis")
-
-
-class ProgressDisplay(ExitStack):
-    """Shows steps per second, the headline metrics and the time left on stderr."""
-
-    def __init__(self, console: Console, name: str, goal: int, unit: str, headline: Sequence[str]) -> None:
-        super().__init__()
-        self.console, self.name, self.goal, self.unit, self.headline = console, name, goal, unit, headline
-        self.started = self.shown = 0.0
-        self.bar: _Bar | None = None
-        if console.is_terminal:
-            columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-            self.bar = self.enter_context(_Bar(*columns, TimeRemainingColumn(), console=console, transient=True))
-            self.task = self.bar.add_task(name, total=goal)
+    def __init__(self, console: Console, recipe: "Recipe") -> None:
+        self.unit, length = recipe.length
+        super().__init__(console, recipe.name, length)
+        self.objective = recipe.objective.name if recipe.objective else ""
+        self.headline = dict.fromkeys((*recipe.headline, *filter(None, [self.objective])))
+        self.best: float | None = None
+        self.step, self.metrics = 0, dict[str, float]()
+        self.samples = deque[tuple[float, int]](maxlen=round(RECENT_SECONDS / SAMPLE_SECONDS) + 1)
+        """When how far the training was, lately."""
+        self.first: tuple[float, int] | None = None
+        """The clock starts with the first update, for a warm-up has another speed."""
+        self.progressed = 0.0
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows progress, at most a few times a second; a line every few seconds where there is no terminal."""
+        """Takes note of progress; the thread shows it."""
         now = time.monotonic()
-        if not self.started:  # the clock starts with the training, not with its assembly
-            self.started = self.shown = now
-            self.first = step
-        if now - self.shown < (BAR_SECONDS if self.bar else LINE_SECONDS):
-            return
-        self.shown = now
-        speed = (step - self.first) / (now - self.started)
-        details = f"{speed:,.0f} {self.unit}/s"
-        for name in self.headline:
-            value = metrics.get(f"train/{name}", metrics.get(f"eval/{name}"))
-            if value is not None:
-                details += f", {name} {value:.3g}"
-        if self.bar:
-            self.bar.details = details
-            self.bar.update(self.task, completed=min(step, self.goal))
-            return
-        left = (self.goal - step) / speed if speed else 0.0
-        self.console.print(
-            f"{self.name}: {step:,}/{self.goal:,} {self.unit} ({step / self.goal:.0%}), {details}, {left:.0f} s left",
-            soft_wrap=True, highlight=False, markup=False,
-        )  # fmt: skip
+        if self.first is None or self.innermost.name == WARM_UP:
+            self.first = now, step
+            self.samples.clear()
+        self.progressed, self.step, self.metrics = now, step, metrics
+        if not self.samples or now - self.samples[-1][0] >= SAMPLE_SECONDS:
+            self.samples.append((now, step))
+
+    def improved(self, best: float) -> None:
+        """Takes note of the objective's best value so far."""
+        self.best = best
+
+    def completed(self) -> float:
+        """Steps."""
+        return self.step
+
+    def counted(self) -> str:
+        """Steps of the whole."""
+        return f"{self.step:,}/{self.total:,} {self.unit} ({self.step / (self.total or 1):.0%})"
+
+    def lines(self) -> list[str]:
+        """Phase, speed and time left; then metrics, those of the evaluation first."""
+        parts = [self.doing(self.progressed)]
+        if speeds := self.speeds():
+            recent, mean = speeds
+            parts.append(f"{_shown_rate(recent)} {self.unit}/s now, {_shown_rate(mean)} in all")
+            parts.append(f"{shown_seconds(((self.total or 0) - self.step) / mean)} left")
+        return [", ".join(parts), *filter(None, (self.shown_metrics(label) for label in ("eval", "train")))]
+
+    def speeds(self) -> tuple[float, float] | None:
+        """Steps a second in the last few seconds and in all; None as long as there was no progress."""
+        now, samples = time.monotonic(), tuple(self.samples)
+        if self.first is None or self.step == self.first[1]:
+            return None
+        mean = (self.step - self.first[1]) / (now - self.first[0])
+        began, step = next((each for each in reversed(samples) if now - each[0] >= RECENT_SECONDS), samples[0])
+        return (self.step - step) / min(now - began, RECENT_SECONDS), mean
+
+    def shown_metrics(self, label: str) -> str:
+        """``eval return -3, success_rate 0.5``, with the best value of the objective; empty where there is none."""
+        found = {name: self.metrics[key] for name in self.headline if (key := f"{label}/{name}") in self.metrics}
+        values = {name: f"{value:.3g}" for name, value in found.items()}
+        if label == "eval" and self.best is not None:
+            values[self.objective] = f"{values.get(self.objective, '-')} (best {self.best:.3g})"
+        return f"{label} " + ", ".join(f"{name} {value}" for name, value in values.items()) if values else ""
 
 
 def show(result: "RunResult", headline: Sequence[str], console: Console) -> None:
     """Prints what was learnt, how fast, with which stages, and where to find it."""
-    table = Table(title=Text(f"{result.run_name}: {result.status}"), title_justify="left", show_header=False, box=None)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
     evaluated = {name[5:]: value for name, value in result.metrics.items() if name.startswith("eval/")}
     ordered = [name for name in headline if name in evaluated] + sorted(set(evaluated) - set(headline))
     learnt = [f"{name} {evaluated[name]:.4g}" for name in ordered]
@@ -83,15 +102,23 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     following = [result.resume, "runner ls"]
     if result.status == "FINISHED":
         following = [f"runner compare {result.run_name.rpartition('-')[2]} OTHER_RUN", "runner ui"]
+    console.print(Text(f"{result.run_name}: {result.status}", style="italic"), soft_wrap=True)
     for label, lines in (
         ("learnt", learnt or ["nothing was evaluated"]),
         ("speed", _speed(result)),
         ("stages", stages or ["none: this is the baseline"]),
-        ("run", [f"MLflow id {result.run_id}", result.run_dir]),
+        ("run", [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]),
         ("next", following),
     ):
-        table.add_row(label, Text(redact("\n".join(lines))))
-    console.print(table)
+        # A path or a command that is longer than the line stays whole, to be copied.
+        width = max(1, console.width - _LABEL)
+        parts = (textwrap.wrap(redact(line), width, break_long_words=False, break_on_hyphens=False) for line in lines)
+        for beginning, part in zip(chain([label], repeat("")), chain.from_iterable(parts), strict=False):
+            console.print(Text.assemble((f"{beginning:{_LABEL}}", "bold"), part), soft_wrap=True)
+
+
+def _shown_rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _speed(result: "RunResult") -> list[str]:

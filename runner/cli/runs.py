@@ -64,10 +64,13 @@ def run(
                 resume(folder.name, allow_drift, given, plugin, quiet, as_json)
     _say_drift(changes)
 
-    from runner.tracking import Workspace
-    from runner.train.run import run as train
+    def begin(display: "ProgressDisplay") -> "RunResult":
+        from runner.tracking import Workspace
+        from runner.train.run import run as train
 
-    _train(loaded, quiet, as_json, lambda display: train(loaded, registry, Workspace(), display))
+        return train(loaded, registry, Workspace(), display)
+
+    _train(loaded, quiet, as_json, begin)
 
 
 def resume(
@@ -104,10 +107,13 @@ def resume(
             "accept them with --allow-drift"
         )
 
-    from runner.train.run import run as train
+    def begin(display: "ProgressDisplay") -> "RunResult":
+        from runner.train.run import run as train
+
+        return train(recipe, registry, Workspace(), display, folder, drifted)
 
     say(f"resuming {folder.name}")
-    _train(recipe, quiet, as_json, lambda display: train(recipe, registry, Workspace(), display, folder, drifted))
+    _train(recipe, quiet, as_json, begin)
 
 
 def ls(as_json: AsJson = False) -> None:
@@ -225,8 +231,7 @@ def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[Progr
 
     from runner.cli.progress import ProgressDisplay, show
 
-    unit, length = recipe.length
-    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe.name, length, unit, recipe.headline) as display:
+    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe) as display:
         result = train(display)
     output(as_json, result.data, show, result, recipe.headline)
     raise Exit(result.exit_code)

@@ -55,8 +55,8 @@ class Source(ABC):
     """Shape of the tensors in a batch by name, without the batch dimension, as far as a learner needs to know them."""
     sizes: Mapping[str, int] = {}
     """What else a learner may need to know, by name (``classes``, ``vocabulary``)."""
-    activities: ClassVar[tuple[str, ...]] = ()
-    """Slots that the source defines and whose time is reported apart."""
+    activities: ClassVar[Mapping[str, str]] = {}
+    """Slots that the source defines and whose time is reported apart, each with the word for it while it lasts."""
 
     @abstractmethod
     def __init__(self, config: Any, context: Context) -> None: ...

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,6 +46,12 @@ class Display(Protocol):
     def advance(self, step: int, metrics: dict[str, float]) -> None:
         """Shows progress and the newest value of every metric."""
 
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Entered around what takes a while, which may be inside of something else that does."""
+
+    def improved(self, best: float) -> None:
+        """Told the best value of the objective so far."""
+
 
 class Nowhere:
     """Keeps nothing of what a training logs, and shows nothing."""
@@ -51,6 +60,13 @@ class Nowhere:
         """Forgets the metrics."""
 
     def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows nothing."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Shows nothing."""
+        return nullcontext()
+
+    def improved(self, best: float) -> None:
         """Shows nothing."""
 
     def sync(self) -> None:
@@ -82,8 +98,9 @@ class Loop:
         self.metrics: dict[str, float] = {}
         self.means = Means(type(pipeline.learner).__name__, pipeline.device.type == "cpu")
         self.activities = Activities(pipeline.device)
-        for name in pipeline.source.activities:
+        for name, said in pipeline.source.activities.items():
             self.activities.time(pipeline.slots, name)
+            pipeline.slots.wrap(name, partial(self._shown, said))
         self.timed_from = self.progress.state_dict()
         """Counts when the clock was last read; it knows nothing of what came before this process."""
         self.complete = False
@@ -93,6 +110,9 @@ class Loop:
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
+        self.begun = False
+        """Whether there was an update in this process."""
+        self.warm_up = ExitStack()
         self.output: dict[str, Any] = {}
         """What the last update returned."""
 
@@ -101,6 +121,11 @@ class Loop:
 
         A signal leaves no trace in what is learnt or logged, so that the resumed run is the one never interrupted.
         """
+        with self.display.phase("training"), self.warm_up:
+            self.warm_up.enter_context(self.display.phase("warm-up"))
+            self._train()
+
+    def _train(self) -> None:
         progress, step, activities = self.progress, self.step, self.activities
         position, end = progress.position, progress.whole
         try:
@@ -110,7 +135,7 @@ class Loop:
                 before = position
                 while position == before:  # a stretch of work, in the midst of which no training ends
                     started, apart = perf_counter(), activities.inner
-                    output = step()
+                    output = step() if self.begun else self._begin()
                     if output is not None:
                         self.follow(output, perf_counter() - started - (activities.inner - apart))
                     position = progress.position
@@ -145,6 +170,26 @@ class Loop:
                 f"continue with: {self.again}"
             )
 
+    def _begin(self) -> dict[str, Any] | None:
+        """A step as long as there was no update in this process: the source may warm up first, then stages compile."""
+        drawn = self.step.draw()
+        if drawn is None:
+            return None
+        self.begun = True
+        self.warm_up.close()
+        compiling = any(self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages)
+        with self.display.phase("compiling" if compiling else "first update"):
+            return self.step(drawn)
+
+    def _shown(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A slot that is shown as a phase of that name."""
+
+        def shown(*args: Any, **kwargs: Any) -> Any:
+            with self.display.phase(name):
+                return step(*args, **kwargs)
+
+        return shown
+
     def follow(self, output: dict[str, Any], seconds: float) -> None:
         """What has to be done after each update: it took ``seconds``, without what the source reports apart."""
         self.output = output
@@ -159,7 +204,8 @@ class Loop:
             self._publish({"perf/first_update_seconds": seconds})
             # What will be needed later is tried once, so that a mistake shows at once.
             self.pipeline.refuse_unread()
-            metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
+            with self.display.phase("rehearsing the evaluation"):
+                metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
             if metrics is not None:
                 checked(metrics, self.pipeline)
             try:
@@ -199,19 +245,20 @@ class Loop:
 
     def evaluate(self) -> None:
         """Measures the model on held-out data."""
-        with self.activities.measure("evaluate"):
+        with self.display.phase("evaluating"), self.activities.measure("evaluate"):
             metrics = evaluated(self.pipeline)
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
         objective = self.pipeline.recipe.objective
         if objective and math.isfinite(metrics[objective.name]):
             self.score = metrics[objective.name] * objective.sign
             self.best = max(self.best, self.score)
+            self.display.improved(self.best * objective.sign)
 
     def save(self) -> None:
         """Hands a checkpoint to its writer, never one with numbers that are not finite."""
         self.check()
         started, position = perf_counter(), self.progress.position
-        with self.activities.measure("checkpoint"):
+        with self.display.phase("saving a checkpoint"), self.activities.measure("checkpoint"):
             self.writer.save(position, self.state_dict(), self.score, self.progress.done)
         if self.saved != position:  # a signal may ask for another at the same place
             self._publish({"perf/checkpoint_ms": 1e3 * (perf_counter() - started)})  # that the training waits for it
@@ -238,6 +285,8 @@ class Loop:
         self.means.load_state_dict(state["means"], self.pipeline.device)
         self.gradients.load_state_dict(state["gradients"])
         self.metrics, self.complete, self.best = state["metrics"], state["complete"], state["best"]
+        if (objective := self.pipeline.recipe.objective) and math.isfinite(self.best):
+            self.display.improved(self.best * objective.sign)
         self.timed_from = self.progress.state_dict()
         generators.load_state_dict(state["generators"])  # last, because restoring may draw from them
 

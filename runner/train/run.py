@@ -155,15 +155,17 @@ def run(
             stack.callback(folder.release)
             state = saved.load_newest(folder.checkpoints)
         generators.seed(recipe.seed)
-        pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
+        with display.phase("assembling"):
+            pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
         cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
         tags = {} if state else _tags(recipe, pipeline)
         stop = stack.enter_context(stop_on_signals())
-        if folder is None:
-            tracker = Tracker.open(workspace, recipe, tags)
-        else:
-            tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
-            tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
+        with display.phase("opening the tracking store"):
+            if folder is None:
+                tracker = Tracker.open(workspace, recipe, tags)
+            else:
+                tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
+                tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
         loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry))
         if folder is None:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
@@ -227,7 +229,8 @@ def _concluded(
         for pattern in _ARTIFACTS:
             for path in sorted(tracker.run_dir.glob(pattern)):
                 tracker.artifact(path)
-        tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
+        with display.phase("sending what is left to MLflow"):
+            tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
 
 
 def _result(loop: Loop, tracker: Tracker, started: float, resumed_at: int | None) -> RunResult:

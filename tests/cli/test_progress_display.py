@@ -1,46 +1,150 @@
 import io
+import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from runner.cli import progress
-from runner.cli.progress import ProgressDisplay
+from runner.api import Objective
+from runner.cli import live
+from runner.cli.progress import ProgressDisplay, show
+from runner.train.assemble import StageReport
+
+RECIPE = SimpleNamespace(
+    name="demo", length=("steps", 1000), headline=("success_rate", "return"), objective=Objective("return", "maximize")
+)
+METRICS = {"train/success_rate": 0.5, "eval/success_rate": 0.25, "eval/return": -3.0}
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
     return now
 
 
-def shown(clock, terminal, width=80):
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=width)
-    with ProgressDisplay(console, "demo", 1000, "steps", ("success_rate", "return")) as display:
-        for step in (0, 250, 500):
-            clock[0] += 5
-            display.advance(step, {"train/success_rate": 0.5, "eval/success_rate": 0.25, "eval/return": -3.0})
-    return out.getvalue()
+def screen(terminal=False, width=80):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width)
 
 
-def test_lines_elsewhere_say_speed_newest_metrics_and_time_left(clock):
-    lines = shown(clock, terminal=False).splitlines()
-    assert lines[-1] == "demo: 500/1,000 steps (50%), 50 steps/s, success_rate 0.5, return -3, 10 s left"
-    assert len(lines) == 2  # the clock starts with the first call
+def trained(display, clock, steps=(0, 250, 500)):
+    for step in steps:
+        clock[0] += 5
+        display.advance(step, METRICS)
+    return display
+
+
+def test_a_line_says_phase_speeds_time_left_and_where_each_metric_is_from(clock):
+    display = ProgressDisplay(screen(), RECIPE)
+    display.improved(-2.0)
+    with display.phase("training"):
+        trained(display, clock).print_line()
+    assert display.console.file.getvalue() == (
+        "demo: 500/1,000 steps (50%), training, 50 steps/s now, 50 in all, 0:00:10 left; "
+        "eval success_rate 0.25, return -3 (best -2); train success_rate 0.5\n"
+    )
+
+
+def test_recent_speed_is_that_of_the_last_seconds_and_the_mean_that_of_all(clock):
+    display = trained(ProgressDisplay(screen(), RECIPE), clock, (0, 400, 410, 420))
+    assert display.speeds() == (2.0, 28.0)
+    clock[0] += 20  # an evaluation, for example
+    assert display.speeds() == (0.0, 12.0)
+    assert "0 steps/s now, 12 in all" in display.lines()[0]
+
+
+def test_a_warm_up_has_no_speed_and_no_part_in_the_mean(clock):
+    display = ProgressDisplay(screen(), RECIPE)
+    with display.phase("warm-up"):
+        trained(display, clock, (0, 400))
+        assert display.lines()[0] == "warm-up"
+    trained(display, clock, (410, 420))
+    assert display.speeds() == (2.0, 2.0)
+
+
+def test_before_the_first_step_there_is_a_phase_and_no_speed(clock):
+    display = ProgressDisplay(screen(), RECIPE)
+    clock[0] += 3
+    assert display.lines() == ["starting (3 s)"]
+
+
+def test_the_innermost_phase_is_shown_once_it_lasts(clock):
+    display = trained(ProgressDisplay(screen(), RECIPE), clock)
+    with display.phase("training"):
+        clock[0] += 5
+        display.advance(510, METRICS)
+        for _ in range(3):
+            with display.phase("collecting"):
+                clock[0] += 0.1
+                assert display.lines()[0].startswith("training, ")
+        with display.phase("evaluating"):
+            clock[0] += 12
+            assert display.lines()[0].startswith("evaluating (12 s), ")
+        assert display.lines()[0].startswith("training (12 s), ")
+        display.advance(520, METRICS)
+        assert display.lines()[0].startswith("training, ")
+
+
+def waited_for(display, text, times):
+    """Whether a display has shown a text so often, in time."""
+    for _ in range(1000):
+        if display.console.file.getvalue().count(text) >= times:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_elsewhere_than_on_a_terminal_a_line_comes_at_once_and_again_without_any_step(monkeypatch):
+    monkeypatch.setattr(live, "LINE_SECONDS", 0.01)
+    display = ProgressDisplay(screen(), RECIPE)
+    with display, display.phase("compiling"):
+        assert waited_for(display, "demo: 0/1,000 steps (0%), ", 3)
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])
-def test_a_terminal_of_any_width_gets_a_bar_and_one_line(clock, width):
-    text = shown(clock, terminal=True, width=width)
-    assert "demo" in text
-    assert "50 steps/s" in text
+def test_a_terminal_of_any_width_gets_a_bar_and_lines_that_fit(clock, width):
+    display = trained(ProgressDisplay(screen(width=width), RECIPE), clock)
+    display.console.print(display.drawn())
+    bar, *lines = display.console.file.getvalue().splitlines()
+    assert bar.startswith("demo ")
+    assert bar.endswith("500/1,000 steps (50%)")
+    assert [line.split()[0] for line in lines] == ["starting,", "eval", "train"]
+    assert all(len(line) <= width for line in (bar, *lines))
+
+
+def test_a_terminal_is_redrawn_without_any_step():
+    display = ProgressDisplay(screen(terminal=True), RECIPE)
+    with display:
+        assert waited_for(display, "starting", 3)
+
+
+def test_quiet_is_silent():
+    with ProgressDisplay(Console(file=(out := io.StringIO()), quiet=True), RECIPE) as display:
+        display.advance(1, METRICS)
+    assert out.getvalue() == ""
 
 
 def test_a_name_with_brackets_is_no_markup(clock):
-    console = Console(file=io.StringIO(), width=80)
-    display = ProgressDisplay(console, "[red]demo", 10, "steps", ())
-    for step in (0, 5):
-        clock[0] += 6
-        display.advance(step, {})
-    assert "[red]demo: 5/10" in console.file.getvalue()
+    recipe = SimpleNamespace(**vars(RECIPE) | {"name": "[red]demo"})
+    display = ProgressDisplay(screen(), recipe)
+    display.print_line()
+    display.console.print(display.drawn())
+    assert display.console.file.getvalue().count("[red]demo") == 2
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reason = "async_transfer has nothing to do because every tensor of the batch is on the processor already"
+    metrics = {**METRICS, "perf/update_ms": 12.5, "perf/collect_share": 0.3}
+    result = SimpleNamespace(
+        run_name="demo-3f2a91c0", status="FINISHED", metrics=metrics,
+        stages=[StageReport("async_transfer", False, reason)], resume="runner resume", run_id="0123456789abcdef" * 2,
+        run_dir=str(tmp_path / ".runner" / "runs" / "demo-3f2a91c0"), seconds=61.0, resumed_at=None,
+    )  # fmt: skip
+    console = screen(width=width)
+    show(result, ("success_rate",), console)
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert f"stages async_transfer inactive: {reason} run MLflow id {result.run_id} .runner/runs/demo-3f2a91c0" in text

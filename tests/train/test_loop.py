@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 from running import forked, tiny
-from toy_runs import toy_pipeline, trained, written
+from toy_runs import Notes, toy_pipeline, trained, written
 
 from runner.api import Mean, Objective, RunnerError
 from runner.plugins.marl.uav.config import UavConfig
 from runner.recipe.document import RecipeError
 from runner.system.errors import DivergedError
 from runner.train.assemble import assemble
-from runner.train.loop import evaluated
+from runner.train.loop import Loop, evaluated
+from runner.train.signals import Stop
 
 NOT_METRICS = {
     "nothing": None,
@@ -143,3 +144,39 @@ def test_the_command_line_says_one_sentence_and_no_traceback(kind, message, tmp_
     assert child.returncode == 1
     assert message in child.stderr
     assert "Traceback" not in child.stderr
+
+
+def test_the_display_is_told_each_phase_and_the_best_value_of_the_objective(tmp_path):
+    """Best of a loss is the lowest; the last evaluation is no better than the one before."""
+    pipeline = toy_pipeline(tmp_path, "train.updates=4", "train.evaluate_every=2")
+    losses = iter([1.0, 2.0])
+    pipeline.source.evaluate = lambda learner: {"loss": next(losses)}
+    _, notes = trained(tmp_path, pipeline)
+    assert notes.phases[:4] == ["training", "warm-up", "first update", "rehearsing the evaluation"]
+    assert notes.phases[4:].count("evaluating") == 2
+    assert "saving a checkpoint" in notes.phases
+    assert notes.best == [1.0, 1.0]
+
+
+def test_a_resumed_training_shows_the_best_value_from_before(tmp_path):
+    first, second = (toy_pipeline(tmp_path, "train.updates=4", "train.evaluate_every=2") for _ in range(2))
+    loop, notes = trained(tmp_path / "first", first)
+    resumed, shown = Notes(), Notes()
+    again = Loop(second, tmp_path / "second", resumed, shown, Stop())
+    again.load_state_dict(loop.state_dict())
+    assert shown.best == notes.best[-1:]
+
+
+def test_what_a_source_reports_apart_is_a_phase_with_a_word_of_its_own(tmp_path):
+    pipeline = assemble(tiny("marl_baseline"))
+    _, notes = trained(tmp_path, pipeline)
+    assert notes.phases[:3] == ["training", "warm-up", "collecting"]
+    assert notes.phases.index("collecting") < notes.phases.index("first update")
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_the_first_update_of_a_process_is_called_compiling_where_a_stage_traces(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=2", "optimization.compile=on")
+    _, notes = trained(tmp_path, pipeline)
+    assert notes.phases.count("compiling") == 1
+    assert "first update" not in notes.phases

@@ -1,0 +1,108 @@
+"""A bar and what is being done now, drawn beside the work, so that a long step of it is never silent."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import NamedTuple, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from runner.tracking.periodic import Periodic
+
+LINE_SECONDS, DRAWINGS_A_SECOND = 5.0, 4.0
+BRIEF_SECONDS = 0.5
+"""A phase that lasts no longer is not shown: the one that it interrupts is."""
+SILENT_SECONDS = 1.0
+"""After so many seconds without progress it is said for how long there was none."""
+
+
+class Phase(NamedTuple):
+    """What is being done, since when, and inside of what."""
+
+    name: str
+    since: float
+    outer: "Phase | None" = None
+
+
+class LiveBar(ExitStack):
+    """Says on stderr what is being done, and how much of it: seconds, of so many in all if that is known.
+
+    On a terminal it is a bar with lines below it, which are gone at the end; elsewhere a line every few seconds, the
+    first at once. It is drawn by a thread.
+    """
+
+    def __init__(self, console: Console, name: str, total: float | None = None) -> None:
+        """Begins to count; it is shown inside the ``with``."""
+        super().__init__()
+        self.console, self.name, self.total = console, name, total
+        self.started = time.monotonic()
+        self.innermost = Phase("starting", self.started)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal and not self.console.quiet:
+            drawn = Live(
+                console=self.console, get_renderable=self.drawn, refresh_per_second=DRAWINGS_A_SECOND, transient=True
+            )
+            self.enter_context(drawn)
+        elif not self.console.quiet:
+            self.callback(Periodic("progress", LINE_SECONDS, self.print_line).stop)
+        return self
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Entered around what takes a while; inside another phase, it is shown in its place."""
+        outer = self.innermost
+        self.innermost = Phase(name, time.monotonic(), outer)
+        try:
+            yield
+        finally:
+            self.innermost = outer
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def doing(self, progressed: float = 0.0) -> str:
+        """The phase that is going on, with its seconds unless there was progress at that time, lately and since."""
+        now, phase = time.monotonic(), self.innermost
+        while phase.outer is not None and now - phase.since < BRIEF_SECONDS:
+            phase = phase.outer
+        silent = now - max(phase.since, progressed)
+        return f"{phase.name} ({silent:.0f} s)" if silent >= SILENT_SECONDS else phase.name
+
+    def completed(self) -> float:
+        """How much of the total is done: seconds."""
+        return time.monotonic() - self.started
+
+    def counted(self) -> str:
+        """The same in words."""
+        return f"{self.completed():.0f}{f'/{self.total:.0f}' if self.total else ''} s"
+
+    def lines(self) -> list[str]:
+        """What stands below the bar."""
+        return [self.doing()]
+
+    def print_line(self) -> None:
+        """Prints all of it as one line."""
+        self.say(f"{self.name}: {self.counted()}, {'; '.join(self.lines())}")
+
+    def drawn(self) -> RenderableType:
+        """The bar and its lines, which are cut where the screen ends."""
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(no_wrap=True, overflow="ellipsis")
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        done = self.completed()
+        total = None if self.total is None else max(self.total, done)
+        bar.add_row(Text(self.name), ProgressBar(total, done, pulse=total is None), Text(self.counted()))
+        return Group(bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in self.lines()))
+
+
+def shown_seconds(seconds: float) -> str:
+    """``0:01:10``."""
+    return str(timedelta(seconds=round(seconds)))
