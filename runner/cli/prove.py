@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from runner.cli.common import AsJson, Plugins, Quiet, RecipeName, Sets, load_recipe, mute, output, registry_of, say
+from runner.cli.common import AsJson, Plugins, Quiet, RecipeName, Sets, load_recipe, output, registry_of, say
 from runner.system.errors import ExitCode
 
 StageNames = Annotated[list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")]
@@ -22,7 +22,7 @@ Patience = Annotated[float, Option(min=0, help="Seconds after which no training 
 Experiment = Annotated[
     str, Argument(metavar="EXPERIMENT|RECIPE", help="A file of kind ablation, a recipe, or a recipe that ships.")
 ]
-Budget = Annotated[float | None, Option(min=1.0, metavar="SECONDS", help="Time to measure, instead of the file's.")]
+Budget = Annotated[float | None, Option(min=1.0, metavar="SECONDS", help="Time for all of it, instead of the file's.")]
 ResultFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the result goes, instead of the workspace.")]
 Fresh = Annotated[bool, Option("--fresh", help="Begin anew, although an interrupted ablation could be continued.")]
 Profiled = Annotated[int, Option(min=1, max=1000, help="Updates that are profiled.")]
@@ -64,6 +64,7 @@ def ablate(
     """Measure what every stage is worth on this machine.
 
     The baseline (twice), each stage alone, each phase, all, and all but each run in child processes that take turns.
+    What does not fit into the budget is said and left out before the first round; if nothing does, the exit code is 2.
     The report, with tables, plots and the recipe to use, is in [bold].runner/ablations[/]; --out names another folder.
     Given again after an interruption, the same command goes on.
 
@@ -73,16 +74,23 @@ def ablate(
 
     [bold]runner ablate marl_phase3 --set data.followers=1 --budget 300[/]
     """
-    from runner.measure.ablate import ablate as measure
-    from runner.measure.experiment import load_experiment
-    from runner.measure.report import show
-    from runner.tracking import Workspace
-    from runner.verify.gate import quick
+    from rich.console import Console
 
-    registry = registry_of(plugin)
-    loaded = load_experiment(experiment, sets or (), registry, budget)
-    command = shlex.join(["runner", *sys.argv[1:]])
-    done = measure(loaded, registry, Workspace(), out, fresh, command, quick, mute if quiet else say)
+    from runner.cli.live import LiveBar
+
+    with LiveBar(Console(stderr=True, quiet=quiet), "ablation") as bar:
+        from runner.measure.ablate import ablate as measure
+        from runner.measure.experiment import load_experiment
+        from runner.measure.report import show
+        from runner.tracking import Workspace
+        from runner.verify.timed_gate import TimedGate
+
+        registry = registry_of(plugin)
+        loaded = load_experiment(experiment, sets or (), registry, budget)
+        bar.name, bar.total = loaded.config.name, loaded.config.budget
+        command = shlex.join(["runner", *sys.argv[1:]])
+        with TimedGate() as gate:
+            done = measure(loaded, registry, Workspace(), out, fresh, command, gate, bar)
     output(as_json, done.data, show, done)
     raise Exit(done.exit_code)
 

@@ -96,7 +96,7 @@ class Timing:
 
     @property
     def effect(self) -> Effect:
-        """Faster, slower, or inconclusive: not beyond the noise of the machine."""
+        """Faster, slower, or unclear: not beyond the noise of the machine."""
         return effect(self.ratio, self.a_a)
 
     def __str__(self) -> str:

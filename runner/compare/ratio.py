@@ -90,11 +90,11 @@ class Effect(StrEnum):
 
     FASTER = "faster"
     SLOWER = "slower"
-    INCONCLUSIVE = "inconclusive"
+    UNCLEAR = "unclear"
 
 
 def effect(of: Ratio, a_a: Ratio) -> Effect:
-    """Faster or slower, if the interval says so and the effect is larger than that of A/A; else inconclusive.
+    """Faster or slower, if the interval says so and the effect is larger than that of A/A; else unclear.
 
     A/A is the baseline against itself, on the same machine at the same time. Of one process, whose luck no interval
     holds, the effect has to be larger than all that A/A's interval reaches; of several, than A/A. With fewer than five
@@ -103,5 +103,5 @@ def effect(of: Ratio, a_a: Ratio) -> Effect:
     few = min(of.rounds, a_a.rounds) < FEWEST_ROUNDS
     reached = a_a.spread if a_a.processes == 1 else max(a_a.value, 1 / a_a.value)
     if few or of.low <= 1 <= of.high or max(of.value, 1 / of.value) <= reached:
-        return Effect.INCONCLUSIVE
+        return Effect.UNCLEAR
     return Effect.FASTER if of.value > 1 else Effect.SLOWER

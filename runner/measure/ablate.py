@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from runner.measure.analysis import Result, analyse, recommend, slope
+from runner.measure.analysis import Result, analyse, slope
 from runner.measure.experiment import Experiment
+from runner.measure.recommend import recommend
 from runner.measure.report import draw, markdown, summary, write_recipe
-from runner.measure.rounds import HEAD, ROUNDS, Gate, Measurement, MeasurementLog, identity_of
+from runner.measure.rounds import HEAD, ROUNDS, Gate, Measurement, MeasurementLog, Reporter, identity_of
 from runner.plugin.registry import Registry
 from runner.recipe.lock import code_of, write_lock
 from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
@@ -32,6 +33,8 @@ from runner.verify.variants import AGAIN, BASELINE
 
 REPORT, RESULT, RUNS = "README.md", "result.json", "mlflow.json"
 """What is in the folder beside the log; the last has the ids of MLflow's runs, for publishing again."""
+GATE_SHARE = 0.2  # of the time, for the gate after the measuring
+FINISH_SECONDS = 8.0  # for report, pictures and MLflow
 _FIGURES = ("compile_s", "warmup_s", "steady_ms", "peak_memory", "peak_host_memory", "limit_fraction",
             "break_even_updates")  # fmt: skip
 
@@ -44,21 +47,57 @@ def ablate(
     fresh: bool,
     command: str,
     gate: Gate | None,
-    say: Callable[[str], None],
+    reporter: Reporter,
 ) -> Result:
     """Measures an experiment and leaves its report, its figures and the recipes to use in a folder, and in MLflow.
 
     The folder is ``out``, or one of the workspace. An interrupted ablation is continued unless it is to begin afresh.
-    The gate judges every variant; without it, the column of verdicts stays empty. The command stands in the report.
+    The gate judges every variant that there is time for; without it, the column of verdicts stays empty. The budget
+    counts from when the reporter began. The command stands in the report.
 
     Raises:
         StorageError: MLflow's store cannot be reached at the start, or the folder not be written.
-        UsageError: the folder belongs to something else.
+        UsageError: the folder belongs to something else, or the budget is too small for a single variant.
         RunnerError: the recipe cannot run here.
     """
-    store = Store(workspace)
-    # What is measured, with what, and where: rounds of two ablations belong together only if all of it is the same.
-    identity = {
+    with reporter.phase("opening the tracking store"):
+        store = Store(workspace)
+    identity = _identity(experiment)
+    with stop_on_signals() as stop:
+        folder = _folder(workspace, identity, out, fresh)
+        if (folder / ROUNDS).exists():
+            reporter.say(f"going on in {folder}")
+        try:
+            with closing(MeasurementLog(folder, identity)) as log:
+                for case in experiment.cases:  # before anything is measured: what is changed later was not there then
+                    locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
+                    locks.mkdir(parents=True, exist_ok=True)
+                    write_lock(case.recipe, locks, registry, results=folder)
+                share = (1.0 if gate is None else 1.0 - GATE_SHARE) / len(experiment.cases)
+                measurements = [
+                    Measurement(case, experiment.config, registry, log, reporter, stop, share)
+                    for case in experiment.cases
+                ]
+                result = _measured(experiment, measurements, log, gate, stop, command)
+                with reporter.phase("writing the report"):
+                    _write(experiment, result, folder)
+                try:
+                    with reporter.phase("sending it to MLflow"):
+                        result = replace(result, run_id=_publish(store, experiment, result, log))
+                except Exception as error:  # a client may raise anything; a store that has gone costs no measurement
+                    problem = f"MLflow does not take the ablation: {error}; the result is in {folder}, and the same "
+                    result = replace(result, tracking_problem=f"{problem}command sends it again")
+                    reporter.say(result.tracking_problem)
+                if not stop and not result.tracking_problem:  # the file that says that it is finished
+                    write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1) + "\n")
+        except OSError as error:
+            raise StorageError(f"{folder}: {error.strerror}; free some space, or name another --out") from error
+    return replace(result, signal=stop.asked or 0)
+
+
+def _identity(experiment: Experiment) -> dict[str, Any]:
+    """What is measured, with what, and where: rounds of two ablations belong together only if all of it is the same."""
+    return {
         "name": experiment.config.name,
         "digest": experiment.digest,
         "code": {case.name: code_of(case.recipe) for case in experiment.cases},
@@ -66,31 +105,6 @@ def ablate(
         "torch": torch.__version__,
         "log format": 2,  # the first did not say of which process a time is
     }
-    with stop_on_signals() as stop:
-        folder = _folder(workspace, identity, out, fresh)
-        if (folder / ROUNDS).exists():
-            say(f"going on in {folder}")
-        try:
-            with closing(MeasurementLog(folder, identity)) as log:
-                for case in experiment.cases:  # before anything is measured: what is changed later was not there then
-                    locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
-                    locks.mkdir(parents=True, exist_ok=True)
-                    write_lock(case.recipe, locks, registry, results=folder)
-                config = experiment.config
-                measurements = [Measurement(case, config, registry, log, say, stop) for case in experiment.cases]
-                result = _measured(experiment, measurements, log, gate, stop, command)
-                _write(experiment, result, folder)
-                try:
-                    result = replace(result, run_id=_publish(store, experiment, result, log))
-                except Exception as error:  # a client may raise anything; a store that has gone costs no measurement
-                    problem = f"MLflow does not take the ablation: {error}; the result is in {folder}, and the same "
-                    result = replace(result, tracking_problem=f"{problem}command sends it again")
-                    say(result.tracking_problem)
-                if not stop and not result.tracking_problem:  # the file that says that it is finished
-                    write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1) + "\n")
-        except OSError as error:
-            raise StorageError(f"{folder}: {error.strerror}; free some space, or name another --out") from error
-    return replace(result, signal=stop.asked or 0)
 
 
 def _folder(workspace: Workspace, identity: dict[str, Any], out: Path | None, fresh: bool) -> Path:
@@ -119,15 +133,16 @@ def _measured(
     experiment: Experiment, all_cases: list[Measurement], log: MeasurementLog, gate: Gate | None, stop: Stop,
     command: str,
 ) -> Result:  # fmt: skip
-    """Measures what is still to be measured, and says what all of it means."""
+    """Measures and judges what is still to be, and says what all of it means."""
     log.add(load=os.getloadavg()[0])
-    for number, each in enumerate(all_cases):
+    deadline = all_cases[0].reporter.started + experiment.config.budget - log.earlier_seconds - FINISH_SECONDS
+    reserved = 0.0 if gate is None else GATE_SHARE * max(0.0, deadline - time.monotonic())
+    for each, until in _shares(all_cases, deadline - reserved):
         if not stop:
-            left = max(0.0, experiment.config.budget - log.seconds)
-            each.run(time.monotonic() + left / (len(all_cases) - number))
-    if gate is not None:
-        for each in all_cases:
-            each.judge(gate)
+            each.run(until)
+    for each, until in _shares(all_cases, deadline):
+        if gate is not None:
+            each.judge(gate, until)
     measured = [each for each in all_cases if not stop or each.lines.ratio(AGAIN, [BASELINE])]
     if not measured:
         error = RunnerError("interrupted before two processes of each were measured; the same command goes on")
@@ -137,10 +152,19 @@ def _measured(
     return Result(
         name=experiment.config.name, digest=experiment.digest, command=command, machine=hardware(),
         load=max(entry["load"] for entry in log.entries if "load" in entry), cases=cases,
-        recommendations=tuple(recommend(each.case, case) for each, case in zip(measured, cases, strict=True)),
+        recommendations=tuple(
+            recommend(each.case, case, each.registry) for each, case in zip(measured, cases, strict=True)
+        ),
         slope=slope(cases), seconds=log.seconds, folder=str(log.folder), interrupted=bool(stop),
         published_by=experiment.config.published_by,
     )  # fmt: skip
+
+
+def _shares(all_cases: Sequence[Measurement], deadline: float) -> Iterator[tuple[Measurement, float]]:
+    """Each case, and until when it is its turn: what one leaves is shared by those after it."""
+    for number, each in enumerate(all_cases):
+        now = time.monotonic()
+        yield each, now + max(0.0, deadline - now) / (len(all_cases) - number)
 
 
 def _write(experiment: Experiment, result: Result, folder: Path) -> None:

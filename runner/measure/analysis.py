@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.compare.ratio import Effect, Ratio, effect, of_processes
 from runner.compare.verdict import Outcome
@@ -15,6 +15,9 @@ from runner.measure.limit import Rates, UpdateCost
 from runner.measure.rounds import CaseLog, Entry
 from runner.system.errors import ExitCode, RunnerError
 from runner.verify.variants import AGAIN, ALL, BASELINE, BASELINES, Variant, VariantSet, required
+
+if TYPE_CHECKING:
+    from runner.measure.recommend import Recommendation
 
 
 @dataclass(frozen=True)
@@ -94,24 +97,6 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class Recommendation:
-    """Which stages to use, and why not the others."""
-
-    case: str
-    variant: str  # the variant that it is; the baseline if no stage is worth it
-    stages: tuple[str, ...]
-    reasons: dict[str, str]  # for every stage of the recipe that is to be off
-    updates: int  # of the recipe's whole training, for which it was chosen
-    seconds: float  # that these take, compilation and warm-up included
-    baseline_seconds: float
-
-    def __str__(self) -> str:
-        case, stages = f"{self.case}: " if self.case else "", ", ".join(self.stages) or "no stage"
-        whole = f"the {self.updates:,} updates of a training instead of {self.baseline_seconds:,.0f} s"
-        return f"{case}use {stages}: {self.seconds:,.0f} s for {whole}"
-
-
-@dataclass(frozen=True)
 class Result:
     """One ablation."""
 
@@ -140,7 +125,7 @@ class Result:
             return ExitCode.GATE_FAILED
         for case in self.cases:
             whole = case.named(ALL)
-            if whole.effect is Effect.INCONCLUSIVE if whole is not None else case.missing:
+            if whole.effect is Effect.UNCLEAR if whole is not None else case.missing:
                 return ExitCode.INCONCLUSIVE
         return ExitCode.DONE
 
@@ -207,7 +192,7 @@ def _variant(
     own = prepared[variant.name]
     memory = log.by_variant("memory").get(variant.name, {"host_bytes": 0, "device_bytes": None})
     steady_s = base_s / measured.value  # by the ratio, so that no variant gains from the quieter half of a session
-    said = effect(measured, a_a) if variant.stages else Effect.INCONCLUSIVE
+    said = effect(measured, a_a) if variant.stages else Effect.UNCLEAR
     break_even = None
     if said is Effect.FASTER:
         extra_s = own["overhead_s"] - prepared[BASELINE]["overhead_s"]
@@ -267,49 +252,3 @@ def _pair(changed: Variant | None, without: Variant | None) -> tuple[str, Sequen
     if changed is None or without is None:
         return None
     return changed.name, [without.name] if without.stages else BASELINES
-
-
-def recommend(case: Case, result: CaseResult) -> Recommendation:
-    """The variant whose updates take least time over the recipe's whole training.
-
-    Compilation and warm-up count, so a stage that is faster in the end may still not be worth it. What the gate has
-    failed is left out, with all that contains it. Between variants that the machine cannot tell apart, the one with the
-    fewest stages wins.
-    """
-    updates, start_up = result.planned_updates, result.variants[0].overhead_s  # of the baseline, which is the first
-    failed = [set(variant.stages) for variant in result.variants if variant.verdict == Outcome.FAIL]
-    total = {
-        (variant.name, variant.stages): max(0.0, variant.overhead_s - start_up) + updates * variant.steady_ms / 1e3
-        for variant in result.variants
-        if not any(each <= set(variant.stages) for each in failed)
-    }
-    total[BASELINE, ()] = baseline_s = updates * result.baseline_ms / 1e3
-    close = [each for each in total if total[each] <= min(total.values()) * result.a_a.spread]
-    name, kept = chosen = min(close, key=lambda each: (len(each[1]), total[each]))
-    reasons = {kind: _reason(kind, case, result, kept) for kind in case.recipe.stages if kind not in kept}
-    return Recommendation(case.name, name, kept, reasons, updates, total[chosen], baseline_s)
-
-
-def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) -> str:
-    """Why a stage is off, the strongest reason first."""
-    if kind in result.inactive:
-        return f"inactive here: {result.inactive[kind]}"
-    if not any(kind in variant.stages for variant in result.variants):
-        return "nothing with it was measured"
-    below = required(case.recipe.stages, kind)
-    alone = next((variant for variant in result.variants if set(variant.stages) == {kind} | below), None)
-    if alone is not None and alone.verdict == Outcome.FAIL:
-        return f"the gate failed: {alone.verdict_summary}"
-    if missing := sorted(below - set(kept)):
-        return f"it requires {', '.join(missing)}, which is off"
-    for gain in (each for each in result.worth if each.stage == kind):
-        for measured, company in ((gain.together, "beside all others"), (gain.alone, "alone")):
-            said = effect(measured, result.a_a) if measured is not None else Effect.FASTER
-            if said is Effect.SLOWER:
-                return f"slower: {measured} {company}"
-            if said is Effect.INCONCLUSIVE:
-                return f"no gain that can be told from noise: {measured} {company}, A/A {result.a_a}"
-    with_it = result.named(ALL)
-    if with_it is not None and kind in with_it.stages and with_it.overhead_s > 1:
-        return f"its start-up of {with_it.overhead_s:.0f} s is not made up for in {result.planned_updates:,} updates"
-    return "no measured set of stages with it was faster than this one"

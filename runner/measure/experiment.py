@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
+from runner.measure.pace import PROCESSES
 from runner.plugin.config import Config
 from runner.plugin.registry import Registry
 from runner.recipe.document import Problem, RecipeError, read
@@ -20,7 +21,6 @@ from runner.system.names import suggestion
 from runner.verify.variants import GROUPS, Group, names
 
 KIND: Final = "ablation"
-PROCESSES = 5  # one after the other, the fewest that every variant is measured in
 ROUNDS_A_PROCESS = 4  # more tell little, for a process keeps its luck, and fewer are not worth the start
 Assignments = list[Annotated[str, Field(min_length=1)]]
 

@@ -46,9 +46,10 @@ class Measured:
         pairs = itertools.cycle(self.pool())
         warmth = warm_up(lambda: self.step.update(next(pairs)), self.stopwatch)
         self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
-        self.train()  # the first time is slower here too
+        trained = self.train()  # the first time is slower here too
         notes = {report.kind: report.notes for report in self.pipeline.reports.values() if report.notes}
         return {**dataclasses.asdict(warmth), "overhead_s": self.building_s + warmth.overhead_s, "updates": self.count,
+                "block_s": self.count * warmth.steady_s, "train_s": trained["seconds"],
                 "notes": notes, "batch_size": self.pipeline.batch_size, "threads": torch.get_num_threads(),
                 "device": str(self.pipeline.device)}  # fmt: skip
 

@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.compare.verdict import Outcome
-from runner.measure.analysis import CaseResult, Recommendation, Result
+from runner.measure.analysis import CaseResult, Result
 from runner.measure.experiment import Case
+from runner.measure.recommend import Recommendation
 from runner.recipe.document import dump_inline, render
 from runner.recipe.loader import shipped
 from runner.system.hardware import cpu_model
@@ -30,17 +31,18 @@ from runner.verify.variants import ALL
 
 _ENDLESS = 10_000
 _WIDE = 160  # columns from which on a terminal shows all figures
+_SHOWN = 3  # sets of stages that are faster but unproven
 _NONE = "-"
 _WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})  # columns that are no numbers
 # Told apart also by those who see few colours (Paul Tol's bright scheme):
 _COLOURS = {"draw": "#66ccee", "transfer": "#ccbb44", "update": "#ee6677", "other": "#bbbbbb"}
 _SOURCE_COLOURS = ("#4477aa", "#228833", "#aa3377")  # for what a source does apart
-_EFFECT_COLOURS = {"faster": "#228833", "slower": "#aa3377", "inconclusive": "#888888"}
+_EFFECT_COLOURS = {"faster": "#228833", "slower": "#aa3377", "unclear": "#888888"}
 _INCH_A_ROW = 0.32
 _HOW_TO_READ = """\
 **ratio** is the baseline's time of one update over the variant's: above 1 is faster. Every variant was measured in
 several processes, one after the other, for two that do the same differ as long as they live; the ratio is the mean of
-their medians, with Student's 95 % interval over processes. **effect** is inconclusive where the interval holds 1, or
+their medians, with Student's 95 % interval over processes. **effect** is unclear where the interval holds 1, or
 where the effect is no larger than that of the baseline against itself (A/A); one in twenty variants that do nothing is
 called faster or slower all the same. **compile** is the first update, with nothing compiled yet, **warm-up** what
 follows until it is steady, **break-even** the number of updates after which the start-up has paid. **limit** is the
@@ -75,6 +77,11 @@ def show(result: Result, console: Console) -> None:
         console.print(Text(_slope(result.slope)))
     for recommendation in result.recommendations:
         console.print(Text(str(recommendation)), style="bold")
+        for each in recommendation.unproven[:_SHOWN]:
+            console.print(Text(f"{each}; to prove it:"))
+            console.print(Text(f"    {redact(each.command)}"), soft_wrap=True)  # whole, to be copied
+        if len(recommendation.unproven) > _SHOWN:
+            console.print(Text(f"{len(recommendation.unproven) - _SHOWN} more of them are in the report"))
     console.print(Text(f"report: {result.folder}"), soft_wrap=True)
 
 
@@ -97,6 +104,8 @@ def markdown(result: Result, plots: Sequence[str]) -> str:
     lines += ["## Recommendation", ""]
     for each in result.recommendations:
         lines += [str(each), "", *(f"* `{kind}` off: {reason}" for kind, reason in each.reasons.items()), ""]
+        for other in each.unproven:
+            lines += [f"{other}. To prove it:", "", f"    {other.command}", ""]
     lines += [f"![{name}]({name})" for name in plots] or [NO_PLOTS]
     return redact("\n".join([*lines, "", "## How to read this", "", _HOW_TO_READ, ""]))
 
@@ -174,6 +183,8 @@ def _remarks(case: CaseResult) -> Iterator[str]:
         for reason in dict.fromkeys(reasons.values()):
             names = ", ".join(name for name, own in reasons.items() if own == reason)
             yield f"{what}: {names}: {(reason.strip().splitlines() or [''])[-1]}"
+    if unasked := [variant.name for variant in case.variants if variant.stages and variant.verdict is None]:
+        yield f"the gate was not asked about {', '.join(unasked)}"
     yield from dict.fromkeys(note for variant in case.variants for note in variant.notes)
     for variant in case.variants:
         if variant.verdict not in (None, Outcome.PASS):
@@ -196,9 +207,6 @@ def write_recipe(recommendation: Recommendation, case: Case, result: CaseResult,
     ]
     if measured is not None and measured.stages:
         lines.insert(1, f"# An update is {measured.ratio} as fast as without stages.")
-        if measured.verdict != Outcome.PASS:
-            said = measured.verdict_summary or "nobody has checked it"
-            lines.append(f"# Whether it is harmless is not proven: {' '.join(said.split())}")
     extended = os.path.relpath(recipe.path.resolve(), path.parent.resolve())
     if (ships := shipped().get(recipe.path.stem)) is not None and ships.resolve() == recipe.path.resolve():
         extended = recipe.path.name

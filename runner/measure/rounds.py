@@ -16,18 +16,19 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Protocol
 
-from runner.child.spawn import START_SECONDS, Child, ChildError
+from runner.child.spawn import START_SECONDS, Cause, Child, ChildError
 from runner.compare.ratio import Ratio, of_processes
 from runner.compare.verdict import Verdict
-from runner.measure.experiment import PROCESSES, AblationConfig, Case
+from runner.measure.experiment import AblationConfig, Case
+from runner.measure.pace import FEWEST_PROCESSES, PROCESSES, Pace
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError, UsageError
@@ -39,12 +40,25 @@ from runner.train.signals import Stop
 from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
-SETUP_SHARE = 0.75  # of a squad's time, for all starts: what takes more would leave nothing to be measured in
 MEMORY_SHARE = 0.8
+LIMIT_SECONDS = 10.0  # about what it takes to measure what the machine can do at best
 TRAIN_EVERY = 2  # every second round of a process also trains a moment, for the throughput of a whole training
-Gate = Callable[[Recipe, Registry, Sequence[str]], Verdict]  # is a recipe with exactly these stages harmless?
+Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
+"""Is a recipe with exactly these stages harmless? It has so many seconds to say so."""
 Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
 Times = Callable[[Entry], Mapping[str, float]]  # seconds by variant, in the line of a round
+
+
+class Reporter(Protocol):
+    """Who tells a person how the measuring goes."""
+
+    started: float  # since when the budget counts, by the monotonic clock
+
+    def say(self, text: str) -> None:
+        """Says what is worth keeping."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Entered around what takes a while."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +135,8 @@ class MeasurementLog:
             with suppress(ValueError):
                 self.entries.append(json.loads(line))
         spent = {entry["session"]: float(entry["spent"]) for entry in self.entries}
-        self.earlier_seconds = sum(spent.values())
+        measured = {entry["session"] for entry in self.entries if "update" in entry}
+        self.earlier_seconds = sum(spent[session] for session in measured)  # others came to nothing
         self._session = 1 + max(spent, default=0)
         self._started = time.monotonic()
         sync(folder)
@@ -164,8 +179,9 @@ class Measurement:
     config: AblationConfig
     registry: Registry
     log: MeasurementLog
-    say: Callable[[str], None]
+    reporter: Reporter
     stop: Stop
+    share: float = 1.0  # of a longer budget that would be time to measure this case
 
     def __post_init__(self) -> None:
         self.device = resolve_device(self.case.recipe.device)
@@ -179,74 +195,113 @@ class Measurement:
         """The log's about this case."""
         return self.log.of(self.case.name)
 
-    def tell(self, text: str) -> None:
-        """Shows progress."""
-        self.say(f"{self.title}{text}")
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Shows what is being done."""
+        return self.reporter.phase(f"{self.title}{name}")
 
     def add(self, **entry: Any) -> None:
         """Adds a line to the log."""
         self.log.add(case=self.case.name, **entry)
 
     def run(self, deadline: float) -> None:
-        """Measures the variants that are not done, as many side by side as memory allows.
+        """Measures the variants that are not done, as many side by side as memory allows, and as there is time for.
 
-        A RunnerError if the recipe cannot run here, or not even its baseline could be measured.
+        A RunnerError if the recipe cannot run here, or not even its baseline could be measured; a UsageError if there
+        is not the time for a single variant.
         """
         settled = {name for names in self.lines.values("settled") for name in names}
         left = [variant.name for variant in self.variants.variants[1:] if variant.name not in settled]
         if not left:
             return
-        self.tell("measuring what this machine can do at best")
-        with Child("runner.measure.limit", options={"device": str(self.device)}) as child:
-            self.add(rates=child.answer())
         with tempfile.TemporaryDirectory(prefix="runner-compiled-", ignore_cleanup_errors=True) as self.compiled:
             while left and not self.stop:
                 with ExitStack() as self.processes:
                     left = self._squad(left, deadline)
 
-    def judge(self, gate: Gate) -> None:
-        """Asks the gate about every variant that was measured, once."""
-        known = self.lines.by_variant("verdict").keys() | self.lines.failed.keys()
-        for variant in self.variants.variants:
-            if variant.stages and variant.name not in known and not self.stop:
-                self.tell(f"is {variant.name} harmless?")
-                found = gate(self.case.recipe, self.registry, variant.stages)
-                told = {"outcome": str(found.outcome), "contract": found.contract, "summary": found.summary}
-                self.add(variant=variant.name, verdict=told)
+    def judge(self, gate: Gate, deadline: float) -> None:
+        """Asks the gate about every variant that was measured, once and the fastest first, as long as there is time."""
+        lines = self.lines
+        known = lines.by_variant("verdict").keys() | lines.failed.keys()
+        asked = [variant for variant in self.variants.variants if variant.stages and variant.name not in known]
+        ratios = {variant.name: lines.ratio(variant.name) for variant in asked}
+        asked.sort(key=lambda variant: -(found.value if (found := ratios[variant.name]) else 0.0))
+        for variant in asked:
+            left = deadline - time.monotonic()
+            if self.stop or left <= 0:
+                break
+            with self.phase(f"is {variant.name} harmless?"):
+                verdict = gate(self.case.recipe, self.registry, variant.stages, left)
+            told = {"outcome": str(verdict.outcome), "contract": verdict.contract, "summary": verdict.summary}
+            self.add(variant=variant.name, verdict=told)
 
     def _squad(self, left: list[str], deadline: float) -> list[str]:
         """Measures the first of these variants, as many as memory allows side by side; returns the others."""
-        begun, self.children = time.monotonic(), {}
-        again = sum(map(self._compile, BASELINES))  # seconds of starting all once more
+        self.children, begun = {}, time.monotonic()
+        with self.phase("starting the baseline, twice"):
+            prepared = self._start(BASELINES)[BASELINE]
+        again = time.monotonic() - begun  # seconds of starting all once more
         self.add(cost=self.children[BASELINE].ask("cost"))
         memory = self.children[BASELINE].ask("memory")
         side_by_side = max(1, int(MEMORY_SHARE * memory["free_bytes"] / memory["own_bytes"]))
-        squad, seconds = left[:side_by_side], max(0.0, deadline - begun) / math.ceil(len(left) / side_by_side)
+        round_s = prepared["block_s"] + prepared["train_s"] / TRAIN_EVERY
+        pace = Pace(again / len(BASELINES), round_s, self.config.rounds.a_process)
+        left, pace = self._fitting(left, pace, deadline - LIMIT_SECONDS, side_by_side)
+        limit = Child("runner.measure.limit", options={"device": str(self.device)})
+        with self.phase("measuring what this machine can do at best"), limit as child:
+            self.add(rates=child.answer())
+        squad = left[:side_by_side]
         for number, name in enumerate(squad, start=1):
-            spent = time.monotonic() - begun
             if self.stop:
                 break
-            if spent + (PROCESSES - 1) * again > SETUP_SHARE * seconds:
+            allowed = deadline - time.monotonic() - pace.rest(again + pace.start_s, len(self.children) + 1)
+            allowed /= 1 if name == squad[-1] else 2  # a compilation that never ends leaves something to those after it
+            if allowed < pace.start_s / 2:
                 self.add(variant=name, failed="the budget was spent before its turn came")
+                self.reporter.say(f"{self.title}left out, too: {name}; what was before it took longer to start")
                 continue
-            self.tell(f"starting {name} ({number} of {len(squad)})")
-            again += self._compile(name, min(START_SECONDS, max(30.0, seconds - spent)))
-        ended = self._rounds(begun + seconds)
+            with self.phase(f"starting {name} ({number} of {len(squad)})"):
+                again += self._compile(name, min(START_SECONDS, max(allowed, 2 * pace.start_s)))
+        ended = self._rounds(deadline, again)
         for name, child in self.children.items():
             self.add(variant=name, memory=child.ask("memory"))
         if not self.stop:
             self.add(settled=squad, done=ended)
         return left[side_by_side:]
 
-    def _compile(self, name: str, timeout: float = START_SECONDS) -> float:
+    def _fitting(self, left: list[str], pace: Pace, deadline: float, side_by_side: int) -> tuple[list[str], Pace]:
+        """Those that there is time for, the most important ones first; the others are said, and not measured.
+
+        Rather than none at all there is one in fewer processes.
+        """
+        seconds, budget = deadline - time.monotonic(), self.config.budget
+        fit, whole = pace.fitting(seconds, len(left), side_by_side), pace.needed(len(left), side_by_side)
+        if not fit:
+            pace = replace(pace, processes=FEWEST_PROCESSES)
+            fit = pace.fitting(seconds, 1, side_by_side)
+
+        def enough(needed: float) -> str:
+            """A budget that leaves so many seconds from here."""
+            return f"--budget {10 * math.ceil((budget + max(0.0, needed - seconds) / self.share) / 10)}"
+
+        why = f"a process takes {pace.start_s:.1f} s to start, and each variant has {pace.processes}"
+        if not fit and not any("update" in entry for entry in self.log.entries):
+            said = f"{budget:g} s are not enough to compare a single variant with the baseline"
+            raise UsageError(f"{self.title}{said}: {why}; {enough(pace.needed(1, side_by_side))} would be")
+        if fit == len(left):
+            self.reporter.say(f"{self.title}the budget of {budget:g} s has room for every variant")
+            return left, pace
+        for name in left[fit:]:
+            self.add(variant=name, failed=f"the budget of {budget:g} s had no room for it")
+        kept, dropped = ", ".join(left[:fit]) or "the baseline alone", ", ".join(left[fit:])
+        said = f"the budget of {budget:g} s has room for: {kept}; left out: {dropped}"
+        self.reporter.say(f"{self.title}{said}. {why[0].upper()}{why[1:]}; {enough(whole)} would hold every variant")
+        return left[:fit], pace
+
+    def _compile(self, name: str, timeout: float) -> float:
         """Starts a variant's first process; returns the seconds that the next will take, which finds compiled code."""
-        begun, known = time.monotonic(), self.lines
+        begun = time.monotonic()
         prepared = self._start([name], timeout).get(name)
-        if prepared is None:
-            return 0.0
-        if name in known.failed or name not in known.by_variant("prepared"):
-            self.add(variant=name, prepared=prepared)
-        return max(0.0, time.monotonic() - begun - float(prepared["first_s"]))
+        return 0.0 if prepared is None else max(0.0, time.monotonic() - begun - float(prepared["first_s"]))
 
     def _start(self, names: Sequence[str], timeout: float = START_SECONDS) -> dict[str, dict[str, Any]]:
         """Gives each a process; they begin at the same time, and are prepared one after the other."""
@@ -258,7 +313,11 @@ class Measurement:
             child = Child("runner.measure.measured", recipe, plugin_files=self.registry.files, options=options)
             self.children[name] = self.processes.enter_context(child)
         answers = ((name, self._ask(name, "prepare", timeout)) for name in names)
-        return {name: prepared for name, prepared in answers if prepared is not None}
+        found, known = {name: prepared for name, prepared in answers if prepared is not None}, self.lines
+        for name, prepared in found.items():
+            if name in known.failed or name not in known.by_variant("prepared"):
+                self.add(variant=name, prepared=prepared)
+        return found
 
     def _ask(self, name: str, command: str, timeout: float = 300.0) -> dict[str, Any] | None:
         """The answer of a variant; None if it fails, which ends it here, and the whole if it is a baseline."""
@@ -268,39 +327,43 @@ class Measurement:
             if name in BASELINES:
                 raise RunnerError(f"{self.title}the baseline cannot be measured: {error}") from error
             del self.children[name]
-            self.add(variant=name, failed=str(error))
+            hung = error.cause is Cause.HUNG and timeout < START_SECONDS and command == "prepare"
+            reason = (
+                f"the budget left it {timeout:.0f} s to start and compile, which were too few" if hung else str(error)
+            )
+            self.add(variant=name, failed=reason)
             return None
 
-    def _rounds(self, deadline: float) -> str:
+    def _rounds(self, deadline: float, again: float) -> str:
         """Measures rounds of all that have a process, which is another one every few rounds; returns why it stopped."""
         limits, precision, rounds = self.config.rounds, self.config.precision, self.lines.rounds
         done = sum(each["update"].keys() >= self.children.keys() for each in rounds)
         number, process = (max((each[what] for each in rounds), default=0) for what in ("round", "process"))
-        begun = time.monotonic()
+        begun = time.monotonic() - again  # the next processes have to be started, too
         while not self.stop:
             process += 1
             for turn in range(min(limits.a_process, limits.most - done)):
                 number, done = number + 1, done + 1
-                self._round(number, process, train=turn % TRAIN_EVERY == 0)
                 fewest, widest = self._known()
-                sure = f", intervals up to +-{widest:.1%}" if math.isfinite(widest) else ""
-                left = max(0.0, deadline - time.monotonic())
-                self.tell(f"round {done} of {limits.most} at most{sure} (wanted {precision:.1%}), {left:.0f} s left")
+                sure = f", intervals up to +-{widest:.1%} (wanted {precision:.1%})" if math.isfinite(widest) else ""
+                with self.phase(f"round {done} of {limits.most} at most{sure}"):
+                    self._round(number, process, train=turn % TRAIN_EVERY == 0)
                 if self.stop:
                     return "interrupted"
             (fewest, widest), now = self._known(), time.monotonic()
             after = f"after {done} rounds in {fewest} processes"
             if fewest >= PROCESSES and done >= limits.least and widest <= precision:
                 return f"every interval is within +-{precision:.1%} {after}"
-            if fewest >= PROCESSES and now + (now - begun) > deadline:  # the next ones would take as long as these
+            if fewest > 1 and now + (now - begun) > deadline:  # the next ones would take as long as these
                 return f"the budget was spent {after}"
             if fewest > 1 and self.children.keys() == set(BASELINES):
                 return "no variant was left to measure"
             if done >= limits.most:
                 return f"{limits.most} rounds were measured in {fewest} processes"
             begun = now
-            self.processes.close()
-            self._start(list(self.children))
+            with self.phase("starting all of them anew"):
+                self.processes.close()
+                self._start(list(self.children))
         return "interrupted"
 
     def _round(self, number: int, process: int, train: bool) -> None:

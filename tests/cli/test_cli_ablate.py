@@ -9,11 +9,13 @@ from ablations import analysed, case, result
 from typer.testing import CliRunner
 
 from runner.cli.prove import ablate
-from runner.measure.analysis import recommend
+from runner.measure.recommend import recommend
+from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError
 from runner.system.errors import ExitCode
 
 FAST = {"stacked_agents": 3.0}
+PASSED = {"phases 1-2": "PASS"}
 
 
 @pytest.fixture
@@ -23,13 +25,13 @@ def invoke(monkeypatch):
     app.callback()(lambda: None)  # or the only verb would have no name
     asked = []
 
-    def invoke(*arguments, factors=FAST, verdicts=None, asked_to_stop=0):
+    def invoke(*arguments, factors=FAST, verdicts=PASSED, asked_to_stop=0):
         given = case()
         measured = analysed(given, factors, verdicts=verdicts)
 
         def measure(*settings):
             asked.append(settings)
-            recommendations = (recommend(given, measured),)
+            recommendations = (recommend(given, measured, Registry()),)
             return result(measured, recommendations=recommendations, run_id="abc", signal=asked_to_stop)
 
         monkeypatch.setattr("runner.measure.ablate.ablate", measure)

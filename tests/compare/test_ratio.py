@@ -58,12 +58,12 @@ def test_what_are_no_pairs_of_times_is_refused(times):
     [
         (Ratio(1.5, 1.4, 1.6, 9), Ratio(1, 0.98, 1.02, 9), Effect.FASTER),
         (Ratio(0.7, 0.6, 0.8, 9), Ratio(1, 0.98, 1.02, 9), Effect.SLOWER),
-        (Ratio(1.1, 0.9, 1.3, 9), Ratio(1, 0.98, 1.02, 9), Effect.INCONCLUSIVE),
-        (Ratio(1.1, 1.05, 1.2, 9), Ratio(1, 0.98, 1.15, 9), Effect.INCONCLUSIVE),
-        (Ratio(0.9, 0.85, 0.95, 9), Ratio(1, 0.85, 1.01, 9), Effect.INCONCLUSIVE),
-        (Ratio(1.1, 1.05, 1.2, 4), Ratio(1, 0.98, 1.02, 4), Effect.INCONCLUSIVE),
+        (Ratio(1.1, 0.9, 1.3, 9), Ratio(1, 0.98, 1.02, 9), Effect.UNCLEAR),
+        (Ratio(1.1, 1.05, 1.2, 9), Ratio(1, 0.98, 1.15, 9), Effect.UNCLEAR),
+        (Ratio(0.9, 0.85, 0.95, 9), Ratio(1, 0.85, 1.01, 9), Effect.UNCLEAR),
+        (Ratio(1.1, 1.05, 1.2, 4), Ratio(1, 0.98, 1.02, 4), Effect.UNCLEAR),
         (Ratio(1.1, 1.05, 1.2, 9, 3), Ratio(1, 0.98, 1.15, 9, 3), Effect.FASTER),
-        (Ratio(1.1, 1.05, 1.2, 9, 3), Ratio(0.9, 0.8, 1.02, 9, 3), Effect.INCONCLUSIVE),
+        (Ratio(1.1, 1.05, 1.2, 9, 3), Ratio(0.9, 0.8, 1.02, 9, 3), Effect.UNCLEAR),
     ],
 )
 def test_an_effect_that_the_noise_reaches_is_not_claimed(measured, a_a, said):

@@ -8,18 +8,20 @@ import pytest
 from ablations import OFF, analysed, case, result
 from rich.console import Console
 
-from runner.measure.analysis import recommend
+from runner.measure.recommend import recommend
 from runner.measure.report import draw, markdown, print_table, show
+from runner.plugin.registry import Registry
 from runner.system.plots import NO_PLOTS
 
 FACTORS = {"stacked_agents": 3.0, "fused_optimizer": 0.5}
+VERDICTS = {"all": "FAIL", "phases 1-2": "PASS"}
 CASES = [case(f"{n} agents", (*OFF, f"data.followers={n - 1}"), {"phase 1": 1.67}) for n in (2, 4)]
 
 
 @pytest.fixture(scope="module")
 def measured():
-    found = [analysed(each, FACTORS, agents=n, verdicts={"all": "FAIL"}) for n, each in zip((2, 4), CASES, strict=True)]
-    recommendations = tuple(recommend(each, own) for each, own in zip(CASES, found, strict=True))
+    found = [analysed(each, FACTORS, agents=n, verdicts=VERDICTS) for n, each in zip((2, 4), CASES, strict=True)]
+    recommendations = tuple(recommend(each, own, Registry()) for each, own in zip(CASES, found, strict=True))
     return result(*found, slope=0.9, recommendations=recommendations)
 
 
@@ -40,7 +42,7 @@ def test_tables_fit_the_screen_and_name_every_variant(measured, width):
 
 @pytest.mark.parametrize("width", [76, 80, 81, 82])
 def test_a_long_name_does_not_push_the_verdict_off_the_screen(width):
-    words = {"ratio": "0.67x [0.63, 0.70]", "ms": "17.6", "effect": "inconclusive", "verdict": "INCONCLUSIVE"}
+    words = {"ratio": "0.67x [0.63, 0.70]", "ms": "17.6", "effect": "unclear", "verdict": "INCONCLUSIVE"}
     screen = io.StringIO()
     rows = [{"variant": name} | words for name in ("activation_checkpointing", "all")]
     print_table(Console(file=screen, width=width), rows, narrowest=len("activation_checkpointing"))
@@ -83,3 +85,22 @@ def test_without_matplotlib_the_report_says_so(measured, tmp_path, monkeypatch):
 
 def test_what_was_interrupted_says_so(measured):
     assert "interrupted" in markdown(replace(measured, interrupted=True), [])
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_is_faster_but_unproven_comes_with_a_whole_command(width):
+    given, verdicts = CASES[0], {"phase 1": "PASS"}
+    found = analysed(given, {"stacked_agents": 3.0, "fused_optimizer": 2.0}, verdicts=verdicts)
+    recommendation = recommend(given, found, Registry())
+    whole = result(found, recommendations=(recommendation,))
+    screen = io.StringIO()
+    show(whole, Console(file=screen, width=width))
+    lines = screen.getvalue().splitlines()
+    (first, *_) = (line for line in lines if line.startswith("    runner verify "))
+    assert first == f"    {recommendation.unproven[0].command}"
+    flat = " ".join(screen.getvalue().split())
+    assert "faster, but not proven harmless (the gate was not asked): " in flat
+    assert f"{len(recommendation.unproven) - 3} more of them are in the report" in flat
+    assert "the gate was not asked about all, phases 1-2, " in flat
+    report = markdown(whole, [])
+    assert all(f"    {each.command}\n" in report for each in recommendation.unproven)

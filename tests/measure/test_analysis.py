@@ -52,10 +52,10 @@ def test_break_even_is_where_the_start_up_has_paid():
     assert found.named("forward_cache").break_even_updates is None  # it gains nothing
 
 
-def test_effects_that_a_a_reaches_are_inconclusive():
+def test_effects_that_a_a_reaches_are_unclear():
     factors = {"fused_optimizer": 1.05, "stacked_agents": 3.0}
     noisy = analysed(CASE, factors, a_a=1.2)
-    assert noisy.named("fused_optimizer").effect is Effect.INCONCLUSIVE
+    assert noisy.named("fused_optimizer").effect is Effect.UNCLEAR
     assert noisy.named("stacked_agents").effect is Effect.FASTER
     assert analysed(CASE, factors).named("fused_optimizer").effect is Effect.FASTER
     assert analysed(CASE, {"stacked_agents": 0.5}).named("stacked_agents").effect is Effect.SLOWER
@@ -68,7 +68,7 @@ def test_luck_of_a_process_is_in_the_interval_and_no_effect():
     for variant in variants:
         assert 0.005 < variant.ratio.half_width < 0.2
         assert variant.throughput.ratio.half_width > 0.005
-        assert variant.effect is (Effect.FASTER if "stacked_agents" in variant.stages else Effect.INCONCLUSIVE)
+        assert variant.effect is (Effect.FASTER if "stacked_agents" in variant.stages else Effect.UNCLEAR)
 
 
 def test_what_one_process_says_is_nothing():

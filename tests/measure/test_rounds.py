@@ -3,8 +3,9 @@ import math
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
@@ -51,11 +52,33 @@ def quick_child(module, *arguments, **options):
     return Child(module.replace("runner.measure.", "quick_"), *arguments, **options)
 
 
-def measure(experiment, registry=None, gate=None, out=None, fresh=False, say=lambda _: None):
-    return ablate(experiment, registry or Registry(), Workspace(), out, fresh, "runner ablate small.yaml", gate, say)
+class Notes:
+    """A reporter that remembers, and may stand for a kill in a phase."""
+
+    def __init__(self, killed_in=None):
+        self.started, self.said, self.phases, self.killed_in = time.monotonic(), [], [], killed_in
+
+    def say(self, text):
+        self.said.append(text)
+
+    def phase(self, name):
+        if self.killed_in and self.killed_in in name:
+            raise Enough
+        self.phases.append(name)
+        return nullcontext()
 
 
-def passes(recipe, registry, stages):
+class Enough(Exception):  # noqa: N818 (stands for a kill)
+    pass
+
+
+def measure(experiment, registry=None, gate=None, out=None, fresh=False, reporter=None):
+    command = "runner ablate small.yaml"
+    return ablate(experiment, registry or Registry(), Workspace(), out, fresh, command, gate, reporter or Notes())
+
+
+def passes(recipe, registry, stages, seconds):
+    assert 0 < seconds < 600
     assert set(stages) <= set(recipe.stages)
     return Verdict(Outcome.PASS, "Exact", f"{len(stages)} stages are the same bits", {})
 
@@ -64,18 +87,8 @@ def passes(recipe, registry, stages):
 def test_an_interrupted_ablation_goes_on_to_its_report_and_mlflow(experiment):
     """And measured once, given again it is refused; the folder has all that it takes to look again."""
     given = experiment(cases={"three": {"set": ["data.followers=2"], "published": {"phase 1": 1.5}}})
-    said = []
-
-    class Enough(Exception):  # noqa: N818 (stands for a kill)
-        pass
-
-    def say(text):
-        said.append(text)
-        if "round 1 of 3" in text:
-            raise Enough
-
     with pytest.raises(Enough):
-        measure(given, gate=passes, say=say)
+        measure(given, gate=passes, reporter=Notes("round 2 of 3"))
     (log,) = (Workspace().root / "ablations").glob(f"*/{ROUNDS}")
     assert (log.parent / "locks" / "three" / "recipe.lock.yaml").is_file()  # as it was when it began
     before = log.read_bytes()
@@ -83,9 +96,12 @@ def test_an_interrupted_ablation_goes_on_to_its_report_and_mlflow(experiment):
     assert before.count(b'"prepared"') == 3
     with log.open("ab") as file:
         file.write(b'{"session": 1, "round": 2, "upd')  # torn by the kill
-    done = measure(given, gate=passes, say=said.append)
-    assert any(text.startswith("three: round 3 of 3") for text in said)
-    assert any(text.startswith("going on in") for text in said)
+    notes = Notes()
+    done = measure(given, gate=passes, reporter=notes)
+    assert any(name.startswith("three: round 3 of 3") for name in notes.phases)
+    assert notes.said == [
+        f"going on in {done.folder}", "three: the budget of 600 s has room for every variant",
+    ]  # fmt: skip
     assert log.read_bytes().startswith(before)
     lines = [json.loads(line) for line in log.read_bytes().splitlines() if b'"round"' in line]
     assert [(each["round"], each["process"]) for each in lines] == [(1, 1), (2, 2), (3, 3)]
@@ -201,7 +217,7 @@ class Actor:
             raise ChildError(Cause.CRASHED, "no luck at all")
         Actor.now += command in ("prepare", "update")
         return {
-            "prepare": {"first_s": 0.0, "overhead_s": 0.0},
+            "prepare": {"first_s": 0.0, "overhead_s": 0.0, "block_s": 1.0, "train_s": 0.0},
             "cost": {"flop": 1, "optimizer_bytes": 1, "least": None},
             "memory": {"free_bytes": 2**40, "own_bytes": 1, "host_bytes": 1, "device_bytes": None},
             "update": {"seconds": self.seconds},
@@ -210,7 +226,12 @@ class Actor:
 
 
 @pytest.fixture
-def acted(experiment, monkeypatch, tmp_path):
+def notes():
+    return Notes()
+
+
+@pytest.fixture
+def acted(experiment, monkeypatch, tmp_path, notes):
     """Measures with actors; returns the case's log."""
     monkeypatch.setattr("runner.measure.rounds.Child", Actor)
     monkeypatch.setattr("runner.measure.rounds.time", SimpleNamespace(monotonic=lambda: Actor.now))
@@ -223,7 +244,7 @@ def acted(experiment, monkeypatch, tmp_path):
         given = experiment(variants=["alone", "all"], rounds=rounds or {"least": 3, "most": 60})
         (case,) = given.cases
         with closing(MeasurementLog(tmp_path / "log", {})) as log:
-            Measurement(case, given.config, Registry(), log, lambda _: None, Stop()).run(seconds)
+            Measurement(case, given.config, Registry(), log, notes, Stop()).run(seconds)
             return log.of("")
 
     return acted
@@ -240,24 +261,61 @@ def test_all_are_started_anew_every_four_rounds_and_find_what_they_have_compiled
     assert {log.ratio(name).processes for name in ("all", "forward_cache")} == {5}
 
 
-@pytest.mark.parametrize(("seconds", "processes"), [(27.0, 5), (149.0, 5), (151.0, 6)])
-def test_there_are_five_processes_in_any_case_and_more_if_they_fit_in_the_budget(acted, seconds, processes):
+@pytest.mark.parametrize(("seconds", "processes"), [(125.0, 5), (149.0, 5), (151.0, 6)])
+def test_there_are_five_processes_and_more_if_they_fit_in_the_budget(acted, notes, seconds, processes):
     """Five take turns: five seconds to start, and twenty for four rounds."""
     log = acted(seconds, least=60, most=60)
+    assert notes.said == ["the budget of 600 s has room for every variant"]
     assert log.values("done") == [f"the budget was spent after {4 * processes} rounds in {processes} processes"]
 
 
-def test_what_cannot_be_started_five_times_within_the_budget_is_not_begun(acted):
-    log = acted(seconds=26.0)  # of which three quarters are not enough for five children
-    assert log.failed == {"merged_critic_loss": "the budget was spent before its turn came"}
+def test_what_does_not_fit_into_the_budget_is_left_out_and_said_before_it_is_begun(acted, notes):
+    log = acted(seconds=100.0)  # four that take 25 s
+    assert log.failed == {"merged_critic_loss": "the budget of 600 s had no room for it"}
     assert len(Actor.started) == 4 * 5
+    assert Actor.now <= 100
+    assert notes.said == [
+        "the budget of 600 s has room for: all, forward_cache; left out: merged_critic_loss. A process takes 1.0 s to "
+        "start, and each variant has 5; --budget 630 would hold every variant"
+    ]
 
 
-def test_baselines_with_which_nothing_is_compared_are_not_measured_on(acted):
-    log = acted(seconds=0.0)
-    assert len(log.failed) == 3
-    assert len(Actor.started) == 2 * 2
-    assert log.values("done") == ["no variant was left to measure"]
+def test_a_budget_without_room_for_a_single_variant_is_refused(acted):
+    with pytest.raises(UsageError, match=r"600 s are not enough to compare a single variant.*; --budget 650 would be$"):
+        acted(seconds=26.0)
+    assert len(Actor.started) == 2
+
+
+def test_a_machine_that_becomes_slower_gets_fewer_processes(acted, monkeypatch):
+    """And the budget is kept to."""
+    ask = Actor.ask
+
+    def slower(self, command, timeout=300.0):
+        Actor.now += command == "update" and Actor.now > 60
+        return ask(self, command, timeout)
+
+    monkeypatch.setattr(Actor, "ask", slower)
+    log = acted(125.0, least=60, most=60)
+    assert log.values("done") == ["the budget was spent after 12 rounds in 3 processes"]
+    assert Actor.now <= 125
+
+
+def test_what_takes_too_long_to_compile_is_left_out_and_the_others_go_on(acted, monkeypatch):
+    ask = Actor.ask
+
+    def compiling(self, command, timeout=300.0):
+        if command == "prepare" and self.stages[-1:] == ("forward_cache",):
+            Actor.now += timeout
+            raise ChildError(Cause.HUNG, "no answer")
+        return ask(self, command, timeout)
+
+    monkeypatch.setattr(Actor, "ask", compiling)
+    log = acted(130.0)
+    assert log.failed == {
+        "forward_cache": "the budget left it 16 s to start and compile, which were too few",
+    }
+    assert Actor.now <= 130
+    assert log.ratio("merged_critic_loss").processes == 5
 
 
 def test_a_variant_whose_next_process_does_not_start_is_missing_and_the_others_go_on(acted):
@@ -289,7 +347,7 @@ def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
     asked = []
 
     @dataclass
-    class Notes:
+    class Log:
         entries: list
 
         def add(self, **entry):
@@ -298,17 +356,20 @@ def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
         def of(self, case):
             return CaseLog(self.entries)
 
-    def gate(recipe, registry, stages):
+    def gate(recipe, registry, stages, seconds):
         asked.append(stages)
         return Verdict(Outcome.FAIL, "Exact", "actor.0.weight differs in critic_step", {})
 
     given = experiment(variants=["all", "alone", "phases", "all_but"])
-    notes = Notes([{"case": "", "variant": "all", "verdict": {"outcome": "PASS"}},
+    log = Log([{"case": "", "variant": "all", "verdict": {"outcome": "PASS"}},
                    {"case": "", "variant": "forward_cache", "failed": "no memory"}])  # fmt: skip
     (case,) = given.cases
-    Measurement(case, given.config, Registry(), notes, lambda _: None, Stop()).judge(gate)
+    measurement = Measurement(case, given.config, Registry(), log, Notes(), Stop())
+    measurement.judge(gate, time.monotonic())
+    assert asked == []  # no time was left
+    measurement.judge(gate, time.monotonic() + 60)
     assert asked == [("merged_critic_loss",)]
-    assert notes.entries[-1]["verdict"]["outcome"] == "FAIL"
+    assert log.entries[-1]["verdict"]["outcome"] == "FAIL"
 
 
 def test_memory_of_a_child_is_its_own(tmp_path):

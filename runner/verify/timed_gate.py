@@ -1,0 +1,48 @@
+"""The gate without trainings, in a process of its own: an answer that takes too long is not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from runner.child.protocol import Parent
+from runner.child.spawn import Cause, Child, ChildError
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
+
+
+class TimedGate(ExitStack):
+    """Judges sets of stages of one recipe after the other; what has no verdict in time is INCONCLUSIVE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._child: Child | None = None
+        self._recipe: Recipe | None = None
+
+    def __call__(self, recipe: Recipe, registry: Registry, stages: Sequence[str], seconds: float) -> Verdict:
+        """The verdict without any training, within so many seconds."""
+        if self._child is None or recipe is not self._recipe:
+            self.close()
+            self._recipe = recipe
+            self._child = self.enter_context(Child("runner.verify.timed_gate", recipe, plugin_files=registry.files))
+        try:
+            told = self._child.ask(",".join(stages), seconds)
+        except ChildError as error:
+            from runner.verify.gate import weakest  # which takes seconds to import
+
+            self._child = None
+            late = f"no verdict within the {seconds:.0f} s that were left"
+            summary = late if error.cause is Cause.HUNG else f"it cannot be judged: {error}"
+            return Verdict(Outcome.INCONCLUSIVE, type(weakest(recipe, stages)).__name__, summary)
+        return Verdict(Outcome(told["outcome"]), told["contract"], told["summary"])
+
+
+def main(parent: Parent) -> None:
+    """Judges one set after the other."""
+    from runner.verify.gate import quick
+
+    recipe, registry = parent.load()
+    for stages in parent.commands():
+        verdict = quick(recipe, registry, stages.split(","))
+        parent.tell(outcome=str(verdict.outcome), contract=verdict.contract, summary=verdict.summary)
