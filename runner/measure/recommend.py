@@ -50,8 +50,8 @@ class Recommendation:
 
     def __str__(self) -> str:
         case, stages = f"{self.case}: " if self.case else "", ", ".join(self.stages) or "no stage"
-        whole = f"the {self.updates:,} updates of a training instead of {self.baseline_seconds:,.0f} s"
-        return f"{case}use {stages}: {self.seconds:,.0f} s for {whole}"
+        instead = f" instead of {self.baseline_seconds:,.0f} s" if self.stages else ""
+        return f"{case}use {stages}: {self.seconds:,.0f} s for the {self.updates:,} updates of a training{instead}"
 
 
 def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendation:

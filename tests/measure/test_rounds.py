@@ -19,7 +19,7 @@ from runner.child.spawn import Cause, Child, ChildError
 from runner.compare.verdict import Outcome, Verdict
 from runner.measure.ablate import RESULT, ablate
 from runner.measure.experiment import load_experiment
-from runner.measure.rounds import ROUNDS, CaseLog, Measurement, MeasurementLog, order
+from runner.measure.rounds import LIMIT_SECONDS, ROUNDS, CaseLog, Measurement, MeasurementLog, order
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.errors import ExitCode, RunnerError, UsageError
@@ -210,6 +210,7 @@ class Actor:
         pass
 
     def answer(self):
+        Actor.now += LIMIT_SECONDS
         return {"default_flops": 1.0, "relaxed_flops": 1.0, "relaxed_error": 0.0, "copy_bytes": 1.0, "half_flops": {}}
 
     def ask(self, command, timeout=300.0):
@@ -261,7 +262,7 @@ def test_all_are_started_anew_every_four_rounds_and_find_what_they_have_compiled
     assert {log.ratio(name).processes for name in ("all", "forward_cache")} == {5}
 
 
-@pytest.mark.parametrize(("seconds", "processes"), [(125.0, 5), (149.0, 5), (151.0, 6)])
+@pytest.mark.parametrize(("seconds", "processes"), [(135.0, 5), (159.0, 5), (161.0, 6)])
 def test_there_are_five_processes_and_more_if_they_fit_in_the_budget(acted, notes, seconds, processes):
     """Five take turns: five seconds to start, and twenty for four rounds."""
     log = acted(seconds, least=60, most=60)
@@ -270,10 +271,10 @@ def test_there_are_five_processes_and_more_if_they_fit_in_the_budget(acted, note
 
 
 def test_what_does_not_fit_into_the_budget_is_left_out_and_said_before_it_is_begun(acted, notes):
-    log = acted(seconds=100.0)  # four that take 25 s
+    log = acted(seconds=110.0)  # four that take 25 s, and the limit
     assert log.failed == {"merged_critic_loss": "the budget of 600 s had no room for it"}
     assert len(Actor.started) == 4 * 5
-    assert Actor.now <= 100
+    assert Actor.now <= 110
     assert notes.said == [
         "the budget of 600 s has room for: all, forward_cache; left out: merged_critic_loss. A process takes 1.0 s to "
         "start, and each variant has 5; --budget 630 would hold every variant"
@@ -281,9 +282,18 @@ def test_what_does_not_fit_into_the_budget_is_left_out_and_said_before_it_is_beg
 
 
 def test_a_budget_without_room_for_a_single_variant_is_refused(acted):
-    with pytest.raises(UsageError, match=r"600 s are not enough to compare a single variant.*; --budget 650 would be$"):
-        acted(seconds=26.0)
+    with pytest.raises(UsageError, match=r"600 s are not enough to compare a single variant.*; --budget 610 would be$"):
+        acted(seconds=50.0)
     assert len(Actor.started) == 2
+
+
+def test_a_budget_too_small_for_five_processes_has_room_for_one_variant_in_three(acted, notes):
+    log = acted(seconds=60.0)
+    assert log.values("done") == ["the budget was spent after 12 rounds in 3 processes"]
+    assert Actor.now <= 60
+    (said,) = notes.said
+    assert "has room for: all; left out: forward_cache, merged_critic_loss. " in said
+    assert said.endswith("each variant has 3; --budget 680 would hold every variant")
 
 
 def test_a_machine_that_becomes_slower_gets_fewer_processes(acted, monkeypatch):
@@ -295,9 +305,9 @@ def test_a_machine_that_becomes_slower_gets_fewer_processes(acted, monkeypatch):
         return ask(self, command, timeout)
 
     monkeypatch.setattr(Actor, "ask", slower)
-    log = acted(125.0, least=60, most=60)
+    log = acted(135.0, least=60, most=60)
     assert log.values("done") == ["the budget was spent after 12 rounds in 3 processes"]
-    assert Actor.now <= 125
+    assert Actor.now <= 135
 
 
 def test_what_takes_too_long_to_compile_is_left_out_and_the_others_go_on(acted, monkeypatch):
@@ -310,11 +320,11 @@ def test_what_takes_too_long_to_compile_is_left_out_and_the_others_go_on(acted, 
         return ask(self, command, timeout)
 
     monkeypatch.setattr(Actor, "ask", compiling)
-    log = acted(130.0)
+    log = acted(140.0)
     assert log.failed == {
         "forward_cache": "the budget left it 16 s to start and compile, which were too few",
     }
-    assert Actor.now <= 130
+    assert Actor.now <= 140
     assert log.ratio("merged_critic_loss").processes == 5
 
 
