@@ -16,6 +16,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from runner.plugin.config import Config
 from runner.plugin.files import Anchor
 from runner.plugin.optimizer import OWN, OptimizerSettings, kinds, settings_of
+from runner.plugin.works import lacking
 from runner.recipe.document import Node, Problem, parse, resolve
 from runner.system.errors import RunnerError
 from runner.system.names import nearest, suggestion
@@ -94,6 +95,8 @@ def plugin_section(root: Node, section: Section, catalog: Registry, problems: li
         except RunnerError as error:
             problems.append(Problem(kind.place, section, str(error)))
             return None
+        if missing := lacking(face):
+            problems.append(Problem(kind.place, f"{section}.kind", missing))
         return fill(face, rest, section, problems)
     meant, written = nearest(str(kind.value), known), rest.children
     faces = [found for each in ([meant] if meant else known) if (found := face_of(catalog, section, each))]
@@ -133,6 +136,8 @@ def stages(root: Node, catalog: Registry, problems: list[Problem]) -> dict[str, 
             except RunnerError as error:
                 problems.append(Problem(node.anchor, path, str(error)))
             else:
+                if missing := lacking(face):
+                    problems.append(Problem(node.anchor, path, missing))
                 found[kind] = fill(face, replace(node, value={}) if is_switch else node, path, problems)
     return dict(sorted(found.items(), key=lambda item: (item[1].phase if item[1] else 0, item[0])))
 

@@ -13,12 +13,14 @@ from runner.plugin.registry import SECTIONS, Registry
 from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, dump_inline, parse, read
 from runner.recipe.fill import Model, face_of, fill, optimizers, plugin_section, secrets_of, stages
 from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
-from runner.system.names import nearest, suggestion
+from runner.system.names import nearest, shown_path, suggestion
 from runner.system.secrets import MASK, register
 
 PARTS = ("extends", "model", "data", "optimizer", "train", "optimization")
 """The keys of a recipe beside those of ``Head``."""
 SUFFIX = ".yaml"
+VERBS = {"ablation": "runner ablate", "study": "runner study run"}
+"""What takes files of other kinds than a recipe."""
 
 
 def load(reference: str | Path, sets: Sequence[str | Node], catalog: Registry) -> Recipe:
@@ -46,13 +48,22 @@ def load_named(name: Node, sets: Sequence[str | Node], catalog: Registry) -> Rec
 def fill_experiment(model: type[Model], kind: str, what: str, root: Node, problems: list[Problem]) -> Model:
     """An experiment's settings, from a file of its kind; one of another cannot be ``what``, for example ``ablated``."""
     given = root.get("kind")
+    if given is None and root.children.keys() & PARTS:
+        message = f"is missing: this is a recipe, which is trained by: runner run {shown_path(Path(root.place.source))}"
+        raise RecipeError([Problem(root.place, "kind", message)])
     if given is not None and given.value != kind:
-        message = f"{given.shown} is nothing that can be {what}: should be '{kind}'"
+        message = f"{given.shown} is nothing that can be {what}: should be '{kind}'{_taken_by(given)}"
         raise RecipeError([Problem(given.place, "kind", message)])
     filled = fill(model, root, "", problems)
     if filled is None or problems:
         raise RecipeError(problems)
     return filled
+
+
+def _taken_by(kind: Node) -> str:
+    """The end of a message about a file of another kind: the command that takes it, if there is one."""
+    verb = VERBS.get(str(kind.value))
+    return f"; a file of that kind is for: {verb} {shown_path(Path(kind.place.source))}" if verb else ""
 
 
 def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Place], catalog: Registry) -> Recipe:
@@ -141,6 +152,8 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem]) -> l
     chain: list[Path] = []
     while not is_lock(path):
         root = read(path, problems)
+        if (kind := root.get("kind")) is not None and (taken := _taken_by(kind)):
+            raise RecipeError([Problem(kind.place, "kind", f"{kind.shown} is no recipe{taken}")])
         rest = dict(root.children)
         extends = rest.pop("extends", None)
         files.append(replace(root, value=rest))

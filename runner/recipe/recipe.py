@@ -15,6 +15,7 @@ from pydantic_core import to_jsonable_python
 from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
+from runner.plugin.works import unmeasured
 from runner.recipe.document import Place, Problem
 from runner.system.secrets import redact_values, register
 from runner.system.tree import leaves
@@ -191,6 +192,8 @@ def conflicts(
     if model is not None and data is not None and model.learns_from != data.provides:
         learner = f"model '{model.kind}' ({root.asked('model.kind').cited()}) learns from {model.learns_from} data"
         found.append(("data.kind", f"'{data.kind}' provides {data.provides} data, but {learner}"))
+    elif model is not None and data is not None and (missing := unmeasured(type(model), type(data))):
+        found.append(("model.kind", missing))
     owners: dict[str, str] = {}
     for kind, stage in ((kind, stage) for kind, stage in stages.items() if stage is not None):
         path = f"optimization.{kind}"

@@ -18,6 +18,7 @@ from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
 from runner.plugin.stage import Probe
+from runner.plugin.works import imported
 from runner.recipe.document import DEFAULT, Problem, RecipeError
 from runner.recipe.recipe import Recipe
 from runner.system.errors import CheckpointError, UsageError
@@ -101,7 +102,8 @@ class Assembly:
         self.reports = {kind: StageReport(kind, active=True) for kind in recipe.stages}
         setting = setting_of(recipe, device)
         active = {kind: stage for kind, stage in recipe.stages.items() if self._is_active(stage, setting)}
-        self.stages = {kind: stage.implementation()(stage.recorded()) for kind, stage in active.items()}
+        source, learner = imported(recipe.data), imported(recipe.model)  # before anything is built
+        self.stages = {kind: imported(stage)(stage.recorded()) for kind, stage in active.items()}
         if resumed is None:
             for kind, stage in self.stages.items():
                 self._speaking = self.reports[kind]
@@ -116,10 +118,10 @@ class Assembly:
         self.slots, train = Slots(), recipe.train
         self.context = Context(device, self.slots, recipe.seed, train.batch_size, recipe.optimizer, train.ema)
         model, data = recipe.model.recorded(), recipe.data.recorded()
-        self.source: Source = recipe.data.implementation()(data, self.context)
+        self.source: Source = source(data, self.context)
         self.context.sizes = self.source.sizes
         outside = STEP | vars(self.slots).keys()
-        self.learner: Learner = recipe.model.implementation()(model, self.source.shapes, self.context)
+        self.learner: Learner = learner(model, self.source.shapes, self.context)
         self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
         self.slots.define(
             draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update

@@ -245,3 +245,17 @@ def test_any_document_is_loaded_or_refused_with_a_place(tmp_path_factory, docume
     with pytest.raises(RecipeError) as caught:  # there is never a length that every section agrees with
         load(path, (), FakeCatalog())
     assert all(problem.place.source == path for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("kind", "verb"), [("ablation", "runner ablate"), ("study", "runner study run")], ids=["ablation", "study"]
+)
+def test_a_file_of_another_kind_is_told_its_verb(tmp_path, monkeypatch, kind, verb):
+    monkeypatch.chdir(tmp_path)
+    text = f"name: x\nkind: {kind}\nrecipe: marl_phase1\n"
+    assert problems(tmp_path, text) == [
+        f"2:7 kind: '{kind}' is no recipe; a file of that kind is for: {verb} recipe.yaml"
+    ]
+    write_recipe(tmp_path, text, "other.yaml")
+    (said,) = problems(tmp_path, "name: y\nextends: other.yaml\n")
+    assert said.endswith(f"for: {verb} other.yaml")

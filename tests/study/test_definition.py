@@ -69,7 +69,8 @@ def test_seeds_begin_with_that_of_the_recipe(tmp_path):
         (study_text(more="set: [data.envs=2, model.lrr=1]\n"), 7, 26, "model.lrr", "unknown key - did you mean 'lr'?"),
         (study_text(more='set: ["seed=x"]\n'), 7, 13, "seed", "should be a whole number, got 'x'"),
         (study_text(more="set: [seed]\n"), 7, 7, "", "should be a.b.c=VALUE"),
-        ("kind: ablation\n", 1, 7, "kind", "'ablation' is nothing that can be searched: should be 'study'"),
+        ("kind: ablation\n", 1, 7, "kind", "'ablation' is nothing that can be searched: should be 'study'; a file of "),
+        ("name: x\nextends: marl_phase1\n", 1, 1, "kind", "this is a recipe, which is trained by: runner run "),
     ],
 )
 def test_a_mistake_beside_the_space_is_said_at_its_place(tmp_path, text, line, column, path, message):
