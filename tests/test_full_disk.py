@@ -78,7 +78,7 @@ def status(workspace):
 SAVING = [point for point in POINTS if point.startswith("checkpoint.")]
 PRUNING = {"checkpoint.renamed", "checkpoint.pruned"}
 SENDING = [point for point in POINTS if point.startswith(("spool.", "ship."))]
-STARTING = ["start.folder", "start.tracked"]
+STARTING = ["start.folder", "start.tracked", "start.named"]
 
 
 def test_no_point_is_forgotten():

@@ -144,10 +144,20 @@ def test_when_all_checkpoints_are_damaged_the_exit_code_is_7(tmp_path, isolated_
 
 def test_a_run_without_a_lock_cannot_be_resumed_and_says_so(tmp_path, isolated_workspace):
     assert start(tmp_path, *arguments("marl_baseline"), RUNNER_FAULTS="start.tracked=kill").wait() == -signal.SIGKILL
-    (run,) = isolated_workspace.glob("runs/*")
-    child = start(tmp_path, "resume", run.name)
+    child = start(tmp_path, "resume", "marl_baseline")
     assert child.wait() == 7
     assert "before its lock was written" in child.stderr
+
+
+@pytest.mark.parametrize("point", ["start.tracked", "start.named"])
+def test_a_run_that_is_killed_while_it_begins_has_one_id_everywhere(point, tmp_path, isolated_workspace):
+    assert start(tmp_path, *arguments("marl_baseline"), RUNNER_FAULTS=f"{point}=kill").wait() == -signal.SIGKILL
+    assert start(tmp_path, "ls").wait() == 0
+    (run,) = isolated_workspace.glob("runs/*")
+    record = json.loads((run / "run.json").read_text())
+    info = mlflow.MlflowClient(f"sqlite:///{isolated_workspace / 'mlflow.db'}").get_run(record["run_id"]).info
+    assert run.name == record["name"] == info.run_name == f"marl_baseline-{info.run_id[:8]}"
+    assert record["status"] == info.status == "KILLED"
 
 
 def test_drift_that_matters_is_refused_unless_it_is_allowed(tmp_path, isolated_workspace):

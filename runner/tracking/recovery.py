@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
-from runner.tracking.spool import Shipper, Spool, lines, place_of
+from runner.tracking.spool import Shipper, Spool, lines, place_of, reached
 from runner.tracking.store import Store, shown
 from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace, folders
 
@@ -91,12 +91,14 @@ def _deliver(folder: RunFolder, tracking_uri: str, store: Callable[[], Store]) -
     mlflow = store()
     try:
         folder.claim(GLANCE_SECONDS)
-        run_id = record.run_id or mlflow.run_named(mlflow.experiment(record.experiment), folder.name)
+        run_id = record.run_id or mlflow.run_named(mlflow.experiment(record.experiment), record.name)
         if run_id is None:  # it died before MLflow knew of it, so that MLflow lacks nothing
             write_durably(place_of(folder.spool), str(folder.spool.stat().st_size))
             return Delivery(folder.name)
         if record.run_id is None:
-            folder.write(record.model_copy(update={"run_id": run_id}))
+            folder.take_name(record, run_id)
+        if not reached(folder.spool):  # its process may have died before it could
+            mlflow.rename_run(run_id, folder.name)
         shipper = Shipper(mlflow, run_id, folder.spool)
         before = shipper.pending
         shipper.ship()

@@ -173,6 +173,11 @@ class Store:
             found = self.client.search_runs([experiment_id], f"attributes.run_name = '{name}'", max_results=1)
         return str(found[0].info.run_id) if found else None
 
+    def rename_run(self, run_id: str, name: str) -> None:
+        """Gives a run another name."""
+        with self._telling("name a run"):
+            self.client.update_run(run_id, name=name)
+
     def set_status(self, run_id: str, status: str, time_ms: int) -> None:
         """Sets how a run ended, or that it is running again."""
         if status == "RUNNING":

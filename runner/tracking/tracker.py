@@ -22,6 +22,7 @@ from runner.system.processes import Owner
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, lines
 from runner.tracking.store import Store, key, params_of, shown, text
+from runner.tracking.system import SystemMonitor
 from runner.tracking.workspace import Record, RunFolder, Status, Workspace
 
 _MEASURED = ("perf/", "system/")
@@ -92,44 +93,6 @@ class Recorder:
             raise OSError(errno.ENOSPC, "the disk refuses the run's metrics")
 
 
-class SystemMonitor:
-    """Samples this process and the machine it runs on: processor, memory, disk and, where there is one, NVIDIA GPUs."""
-
-    def __init__(self, disk: Path) -> None:
-        self._disk = str(disk)
-        self._process = psutil.Process()
-        self._gpus: list[Any] = []
-        self._used_before = False
-        with suppress(ImportError):
-            import pynvml
-
-            self._nvml = pynvml
-            with suppress(pynvml.NVMLError):  # the driver is missing
-                pynvml.nvmlInit()
-                self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-
-    def sample(self) -> dict[str, float]:
-        """Metrics by name; the units are in the names.
-
-        The processor's load is the mean since the last sample, so the first one has none. A process that keeps two
-        cores busy has 200 percent.
-        """
-        metrics = {
-            "system/memory_percent": psutil.virtual_memory().percent,
-            "system/process_memory_mib": self._process.memory_info().rss / 2**20,
-            "system/disk_free_gib": psutil.disk_usage(self._disk).free / 2**30,
-        }
-        load = {"system/cpu_percent": psutil.cpu_percent(), "system/process_cpu_percent": self._process.cpu_percent()}
-        if self._used_before:
-            metrics |= load
-        self._used_before = True
-        for index, gpu in enumerate(self._gpus):
-            with suppress(self._nvml.NVMLError):  # a slice of a partitioned GPU tells no load of its own
-                metrics[f"system/gpu_{index}_memory_mib"] = self._nvml.nvmlDeviceGetMemoryInfo(gpu).used / 2**20
-                metrics[f"system/gpu_{index}_percent"] = float(self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
-        return metrics
-
-
 class Tracker(Recorder):
     """Logs metrics and artifacts of one run; made by ``Tracker.open`` or ``Tracker.reopen``.
 
@@ -140,16 +103,9 @@ class Tracker(Recorder):
         self, store: Store, folder: RunFolder, record: Record, recipe: Recipe, tags: Mapping[str, str],
         cursor: int | None = None, step: int = 0,
     ) -> None:  # fmt: skip
-        """Takes the MLflow run of the folder's name, which is made if no process has come to that yet."""
-        folder.write(record)
-        folder.reserve()
-        reach("start.folder")
-        experiment_id = store.experiment(record.experiment)
-        found = record.run_id or store.run_named(experiment_id, folder.name)
-        self.run_id = found or store.create_run(experiment_id, folder.name)
-        reach("start.tracked")
-        self._record = record.model_copy(update={"run_id": self.run_id})
-        folder.write(self._record)
+        """Begins to log to the MLflow run that the record names."""
+        assert record.run_id is not None
+        self.run_id, self._record = record.run_id, record
         super().__init__(folder.spool, cursor, step)
         self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
         self._store, self._folder, self._warned = store, folder, False
@@ -171,7 +127,7 @@ class Tracker(Recorder):
 
     @classmethod
     def open(cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str]) -> Self:
-        """Starts an MLflow run, its folder ``<recipe>-<8 digits>`` and the threads beside the training.
+        """Starts an MLflow run, the folder that is named after its id, and the threads beside the training.
 
         ``tags`` say what describes the run beside the recipe. ``StorageError`` if MLflow's store or the workspace
         cannot be reached or written.
@@ -185,12 +141,20 @@ class Tracker(Recorder):
             experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), owner=Owner.this_process(),
             started=now, heartbeat=now,
         )  # fmt: skip
+        run_id = None
         try:
+            folder.write(record)
+            folder.reserve()
+            reach("start.folder")
+            run_id = store.create_run(experiment_id, folder.name)
+            reach("start.tracked")
+            record = folder.take_name(record, run_id)
+            store.rename_run(run_id, folder.name)
             return cls(store, folder, record, recipe, tags)
         except (StorageError, OSError) as error:
             # Nothing is left of a run that could not begin but its status in MLflow.
             with suppress(Exception):  # whatever MLflow's drivers raise: the reason for which it could not begin counts
-                if run_id := store.run_named(experiment_id, folder.name):
+                if run_id := run_id or store.run_named(experiment_id, folder.name):
                     store.set_status(run_id, "FAILED", int(time.time() * 1e3))
             shutil.rmtree(folder.path, ignore_errors=True)
             folder.release()
@@ -217,8 +181,11 @@ class Tracker(Recorder):
                 "name its store in MLFLOW_TRACKING_URI"
             )
         changed = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": ""}
+        begun = record.model_copy(update=changed)
         try:
-            return cls(store, folder, record.model_copy(update=changed), recipe, tags, cursor, step)
+            folder.write(begun)
+            folder.reserve()
+            return cls(store, folder, begun, recipe, tags, cursor, step)
         except OSError as error:
             with suppress(OSError):
                 folder.write(record)

@@ -16,7 +16,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import StorageError, UsageError
-from runner.system.files import write_durably
+from runner.system.faults import reach
+from runner.system.files import sync, write_durably
 from runner.system.processes import Owner, boot_id
 
 VARIABLE = "RUNNER_WORKSPACE"
@@ -29,7 +30,7 @@ _CLAIM_SECONDS = 15.0
 """Longer than it mostly takes to send what a dead process has left, which takes the lock too."""
 _RESERVE_BYTES = 64 * 2**10
 _LONGEST_NAME = 100
-_SHOWN_RUNS = 8
+_SHOWN_RUNS, _DIGITS = 8, 8
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -58,7 +59,7 @@ class Record(BaseModel, frozen=True):
     """What is known of a run from outside, in ``run.json``."""
 
     name: str
-    """``<recipe>-<8 digits>``; the name of the folder and of the run in MLflow."""
+    """``<recipe>-<8 digits>``, with which MLflow's id begins; the name of the folder and of the run in MLflow."""
     recipe: str
     digest: str
     """Of the recipe."""
@@ -88,15 +89,16 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
-        self.spool, self.checkpoints = path / SPOOL, path / "checkpoints"
-        self._reserve, self._lock_file = path / ".reserve", path / ".lock"
+        self._lie_at(path)
         self._lock = FileLock(self._lock_file, thread_local=False)
 
     @classmethod
     def create(cls, runs: Path, name: str) -> Self:
-        """Makes the folder ``<name>-<8 random digits>`` and claims it; ``StorageError`` if it cannot be made."""
-        folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:8]}")
+        """Makes the folder ``<name>-<8 random digits>`` and claims it, until ``take_name`` gives it those of its run.
+
+        A ``StorageError`` if it cannot be made.
+        """
+        folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:_DIGITS]}")
         try:
             folder.path.mkdir(parents=True)
             folder.claim()
@@ -131,12 +133,25 @@ class RunFolder:
         """What is known of the run; None if that cannot be read."""
         with suppress(OSError, ValidationError):
             record = Record.model_validate_json((self.path / RECORD).read_bytes())
-            return record if record.name == self.name else None
+            # A folder that was renamed or copied is no run, but for one whose process died while it took its name.
+            return record if record.name == self.name or not self.spool.exists() else None
         return None
 
     def write(self, record: Record) -> None:
         """Replaces the record, durably."""
         write_durably(self.path / RECORD, record.model_dump_json(indent=1) + "\n")
+
+    def take_name(self, record: Record, run_id: str) -> Record:
+        """Gives the folder, which is claimed, its name for good, which ends with the beginning of MLflow's id.
+
+        Returns the record that says so; a process that dies in between leaves the rest to the next ``claim``.
+        """
+        name = f"{folder_name(record.recipe)}-{run_id[:_DIGITS]}"
+        named = record.model_copy(update={"name": name, "run_id": run_id})
+        self.write(named)
+        reach("start.named")
+        self._move_to(name)
+        return named
 
     def reserve(self) -> None:
         """Takes the space in which the end of the run can be written when the disk is full."""
@@ -160,10 +175,14 @@ class RunFolder:
             record = self.record() if self.alive() else None
             owner = f"process {record.owner.pid} on {record.owner.host} is training it" if record else ""
             raise UsageError(f"run {self.name} is in use: {owner or 'it is being synced'}")
+        record = self.record()
+        if record is not None and record.name != self.name:
+            self._move_to(record.name)
 
     def release(self) -> None:
         """Gives the folder up."""
         self._lock.release()
+        self._lock = FileLock(self._lock_file, thread_local=False)  # where the folder is now
 
     def alive(self) -> bool:
         """Whether a process is training this run now; any number of processes may ask at once."""
@@ -180,6 +199,16 @@ class RunFolder:
         except OSError:  # it is locked; and a disk that cannot tell must not make a run seem dead
             return True
         return self._lives_elsewhere()
+
+    def _lie_at(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+        self.spool, self.checkpoints = path / SPOOL, path / "checkpoints"
+        self._reserve, self._lock_file = path / ".reserve", path / ".lock"
+
+    def _move_to(self, name: str) -> None:
+        """Renames the folder; the lock, which is held, goes with it."""
+        self._lie_at(self.path.rename(self.path.with_name(name)))
+        sync(self.path.parent)
 
     def _lives_elsewhere(self) -> bool:
         """Whether a process of another machine, which the lock may not reach, has lately been alive."""

@@ -125,6 +125,23 @@ def test_mlflow_learns_later_if_it_is_away(known_run, monkeypatch, caplog, store
     assert store.client.get_run(run_id).info.status == "KILLED"
 
 
+def test_a_run_whose_process_died_before_it_could_name_it_is_named(store, known_run):
+    folder, run_id = known_run()
+    store.rename_run(run_id, "beginning")
+    reap(Workspace())
+    assert store.client.get_run(run_id).info.run_name == folder.name
+
+
+def test_a_name_that_somebody_has_given_a_run_since_stays(store, known_run):
+    folder, run_id = known_run()
+    reap(Workspace())
+    store.rename_run(run_id, "mine")
+    said_before_its_end(folder, {"tags": {"seen": "yes"}})
+    (delivery,) = deliver(Workspace(), [folder])
+    assert delivery.sent_bytes
+    assert store.client.get_run(run_id).info.run_name == "mine"
+
+
 def test_mlflow_lacks_nothing_of_a_run_that_it_never_knew(store):
     folder = run_folder()
     assert reap(Workspace()) == [folder.name]

@@ -36,7 +36,7 @@ def test_a_run_is_recorded_whole():
     run = run_of(tracker)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == tracker.run_name == tracker.run_dir.name
-    assert tracker.run_name.startswith("marl-")
+    assert tracker.run_name == f"marl-{tracker.run_id[:8]}"
     assert run.data.params == {"model.kind": "masac", "seed": "42"}
     assert run.data.metrics == {"train/loss": 0.2, "train/return": 4.0}
     assert run.data.tags["stages"] == "none"
@@ -90,11 +90,13 @@ def test_the_machine_is_sampled_at_the_start_and_at_the_end():
     tracker.log({"loss": 1.0}, 100)
     tracker.close("FINISHED")
     samples = [
-        record["step"] for record in records(tracker.run_dir) if "system/memory_percent" in record.get("metrics", {})
+        record["step"]
+        for record in records(tracker.run_dir)
+        if "system/system_memory_usage_percentage" in record.get("metrics", {})
     ]
     assert samples[0] in (0, 100)
     assert samples[-1] == 100
-    assert run_of(tracker).data.metrics["system/process_memory_mib"] > 1
+    assert run_of(tracker).data.metrics["system/process_memory_usage_megabytes"] > 1
 
 
 def test_training_does_not_wait_for_a_store_that_hangs(monkeypatch):
@@ -139,7 +141,9 @@ def test_a_run_folder_that_cannot_be_made_is_a_storage_error_and_no_run():
     assert runs() == []
 
 
-@pytest.mark.parametrize(("point", "statuses"), [("start.folder", []), ("start.tracked", ["FAILED"])])
+@pytest.mark.parametrize(
+    ("point", "statuses"), [("start.folder", []), ("start.tracked", ["FAILED"]), ("start.named", ["FAILED"])]
+)
 def test_a_run_that_cannot_begin_leaves_nothing_but_its_status(point, statuses, monkeypatch):
     monkeypatch.setattr(faults, "_armed", faults.parse(f"{point}=enospc"))
     with pytest.raises(StorageError, match="No space left on device; name another disk in RUNNER_WORKSPACE"):

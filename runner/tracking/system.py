@@ -1,0 +1,56 @@
+"""What a training takes of its machine, under the names of MLflow's own system metrics."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_MEGABYTE = 1e6  # as MLflow counts them
+
+
+class SystemMonitor:
+    """Samples this process and the machine it runs on: processor, memory, disk and, where there is one, NVIDIA GPUs."""
+
+    def __init__(self, disk: Path) -> None:
+        self._disk = str(disk)
+        self._process = psutil.Process()
+        self._gpus: list[Any] = []
+        self._used_before = False
+        with suppress(ImportError):
+            import pynvml
+
+            self._nvml = pynvml
+            with suppress(pynvml.NVMLError):  # the driver is missing
+                pynvml.nvmlInit()
+                self._gpus = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+
+    def sample(self) -> dict[str, float]:
+        """Metrics by name; the units are in the names, a megabyte has a million bytes.
+
+        Of this process alone are those that say ``process``. The processor's load is the mean since the last sample,
+        so the first one has none; a process that keeps two cores busy has 200 percent.
+        """
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage(self._disk)
+        metrics = {
+            "system/system_memory_usage_megabytes": memory.used / _MEGABYTE,
+            "system/system_memory_usage_percentage": 100 * memory.used / memory.total,
+            "system/process_memory_usage_megabytes": self._process.memory_info().rss / _MEGABYTE,
+            "system/disk_usage_percentage": disk.percent,
+            "system/disk_available_megabytes": disk.free / _MEGABYTE,
+        }
+        load = {
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),
+            "system/process_cpu_utilization_percentage": self._process.cpu_percent(),
+        }
+        if self._used_before:
+            metrics |= load
+        self._used_before = True
+        for index, gpu in enumerate(self._gpus):
+            with suppress(self._nvml.NVMLError):  # a slice of a partitioned GPU tells no load of its own
+                own = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
+                metrics[f"system/gpu_{index}_memory_usage_megabytes"] = own.used / _MEGABYTE
+                metrics[f"system/gpu_{index}_memory_usage_percentage"] = 100 * own.used / own.total
+                used = self._nvml.nvmlDeviceGetUtilizationRates(gpu)
+                metrics[f"system/gpu_{index}_utilization_percentage"] = float(used.gpu)
+        return metrics
