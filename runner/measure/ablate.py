@@ -190,12 +190,12 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
     def run(*names: str) -> str:
         name = " ".join(filter(None, names))
         if name not in known:
-            known[name] = store.create_run(experiment_id, name, started)
+            known[name] = store.create_run(experiment_id, f"ablation {name}", started)
             write_durably(folder / RUNS, json.dumps(known, indent=1) + "\n")
         return known[name]
 
     parent = run(folder.name)
-    tags = {"ablation": "parent", "ablation.digest": result.digest, "command": result.command,
+    tags = {"kind": "ablation", "ablation.digest": result.digest, "command": result.command,
             "mlflow.note.content": summary(result), "hardware": result.machine}  # fmt: skip
     metrics = []
     for step, case in enumerate(result.cases):
@@ -209,7 +209,8 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
     for case, given in zip(result.cases, experiment.cases, strict=False):
         for variant in case.variants:
             below = run(folder.name, case.name, variant.name)
-            tags = {"mlflow.parentRunId": parent, "case": case.name, "stages": ",".join(variant.stages) or "none",
+            tags = {"mlflow.parentRunId": parent, "kind": "variant", "overrides": ", ".join(given.sets) or "none",
+                    "case": case.name, "stages": ",".join(variant.stages) or "none",
                     "effect": variant.effect, "verdict": variant.verdict or "not asked"}  # fmt: skip
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}

@@ -76,10 +76,15 @@ def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Plac
     return replace(_validated(Path(path), root, catalog, problems), origins=origins)
 
 
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """Settings by dotted path as ``--set`` takes them."""
+    return [f"{path}={dump_inline(value)}" for path, value in values.items()]
+
+
 def secret_assignments(recipe: Recipe) -> list[str]:
     """What ``--set`` has to say for a lock of this recipe to be whole again; for this process alone."""
     pairs = zip(flatten(recipe.values(masked=False)), flatten(recipe.values()), strict=True)
-    return [f"{path}={dump_inline(clear)}" for (path, clear), (_, masked) in pairs if clear != masked]
+    return assignments({path: clear for (path, clear), (_, masked) in pairs if clear != masked})
 
 
 def _validated(path: Path, composed: Node, catalog: Registry, problems: list[Problem]) -> Recipe:

@@ -16,7 +16,7 @@ from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.plugin.works import unmeasured
-from runner.recipe.document import Place, Problem
+from runner.recipe.document import DEFAULT, Place, Problem
 from runner.system.secrets import redact_values, register
 from runner.system.tree import leaves
 
@@ -136,6 +136,18 @@ class Recipe:
             "tracking": self.tracking.model_dump(mode="json"),
         }
         return dict(redact_values(values)) if masked else values
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What stands in no file but was assigned, as with ``--set``, by dotted path; a stage switched on is ``on``."""
+        places = {path: place.source for path, place in self.origins.items()}
+        given = [path for path, source in places.items() if isinstance(source, str) and source != DEFAULT.source]
+        flat = dict(flatten(self.values()))
+        return {
+            path: flat.get(path, "on")
+            for path in given
+            if path in flat or not any(other.startswith(f"{path}.") for other in given)
+        }
 
     @property
     def length(self) -> tuple[Unit, int]:

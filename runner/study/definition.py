@@ -20,7 +20,7 @@ from runner.child.spawn import Cause
 from runner.plugin.contract import Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.document import Node, Problem, RecipeError, Scalar, dump_inline, read
-from runner.recipe.loader import fill_experiment, find, load, load_named, secret_assignments
+from runner.recipe.loader import assignments, fill_experiment, find, load, load_named, secret_assignments
 from runner.recipe.recipe import Recipe, flatten
 from runner.study.config import OFF, STAGES, VERIFY, Parameter, ParameterConfig, Space, StudyConfig, is_on, label
 from runner.system.errors import RunnerError
@@ -133,11 +133,6 @@ def load_study(reference: str | Path, sets: Sequence[str], catalog: Registry) ->
     definition = Definition(path, config, (*config.set, *sets), recipe, space, catalog)
     _try_values(definition, root)
     return definition
-
-
-def assignments(values: Mapping[str, Any]) -> list[str]:
-    """Settings as ``--set`` takes them."""
-    return [f"{path}={dump_inline(value)}" for path, value in values.items()]
 
 
 def _lookup(values: Mapping[str, Any], path: str) -> Any:

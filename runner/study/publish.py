@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +14,13 @@ from optuna.study import Study
 
 from runner.study.definition import Definition
 from runner.study.store import IDENTITY
+from runner.study.summary import Summary
 from runner.system.errors import StorageError
+from runner.system.names import shown_path
+from runner.tracking.description import DESCRIPTION, code, describe, figures
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, unsent
-from runner.tracking.store import Store, key, params_of
+from runner.tracking.store import Metric, Store, key, params_of
 from runner.tracking.workspace import SPOOL
 
 _SHIP_SECONDS = 5.0
@@ -38,18 +42,23 @@ class Publisher:
             study.set_user_attr(_PARENT, self._run(self._name))
         self._parent = study.user_attrs[_PARENT]
         params = params_of({"study": definition.essentials, "recipe": definition.recipe.name})
-        may_change = params_of(definition.config.model_dump(mode="json", include={"budget", "limits"}))
-        self._send(self._parent, params, {"study": "parent", **may_change}, "RUNNING")
+        self._facts = _facts(definition)
+        tags = {
+            "kind": "study", "study": study.study_name, "overrides": ", ".join(definition.sets) or "none",
+            DESCRIPTION: describe(self._facts),
+            **definition.config.model_dump(mode="json", include={"budget", "limits"}),
+        }  # fmt: skip
+        self._send(self._parent, params, params_of(tags), "RUNNING")
 
     def name_of(self, number: int) -> str:
         """The name of a trial's run."""
         return f"{self._name}-{number:04d}"
 
-    def trial(self, number: int, params: Mapping[str, Any]) -> str:
-        """The run of a trial that begins, or goes on; empty if MLflow cannot be reached now."""
+    def trial(self, number: int, settings: Mapping[str, Any], tags: Mapping[str, object]) -> str:
+        """The run of a trial that begins, or goes on, with its whole recipe; empty if MLflow cannot be reached now."""
         run_id = self._run_of(number)
         if run_id:
-            self._send(run_id, params_of(params), self._tags(number), "RUNNING")
+            self._send(run_id, params_of(settings), {**self._tags(number), **params_of(tags)}, "RUNNING")
         return run_id
 
     @contextmanager
@@ -74,13 +83,13 @@ class Publisher:
             self._send(run_id, {}, {}, "KILLED")
 
     def tell(
-        self, folder: Path, params: Mapping[str, Any], values: Mapping[str, float], tags: Mapping[str, object]
+        self, folder: Path, settings: Mapping[str, Any], values: Mapping[str, float], tags: Mapping[str, object]
     ) -> None:
         """Keeps what a trial has come to in a spool of its folder, which is named by its number, and sends it."""
         folder.mkdir(parents=True, exist_ok=True)
         spool = Spool(folder / SPOOL)
         spool.append(
-            params=params_of(params), status=_STATUS[str(tags["state"])],
+            params=params_of(settings), status=_STATUS[str(tags["state"])],
             metrics={key(f"objective/{name}"): value for name, value in values.items()},
             tags={**self._tags(int(folder.name)), **params_of(tags)},
         )  # fmt: skip
@@ -96,11 +105,20 @@ class Publisher:
             spools = (*spool.parent.glob(f"seed-*/{SPOOL}"), spool)  # which is unsent until all others are sent
             all(Shipper(self._store, run_id, each).try_to_ship() for each in spools)
 
-    def end(self, status: str, tags: Mapping[str, object], artifacts: Sequence[Path]) -> None:
-        """Says how the study stands, with its report."""
+    def end(self, status: str, summary: Summary, artifacts: Sequence[Path]) -> None:
+        """Says how the study stands, with its report; of the best trial the study has the values, too."""
         for path in artifacts:
             self._try(self._store.client.log_artifact, self._parent, str(path))
-        self._send(self._parent, {}, params_of(tags), status)
+        said, metrics = f"{status}; {summary.used.trials} of {summary.budget['trials']} trials", list[Metric]()
+        for row in summary.best[:1]:
+            said += f"; trial {row.number} is best: {figures(row.values)}"
+            metrics = [(key(name), value, _now(), summary.used.trials) for name, value in row.values.items()]
+        tags = {
+            "best.trials": [row.number for row in summary.best], "trials": summary.used.trials,
+            DESCRIPTION: describe(self._facts | {"result": said}),
+        }  # fmt: skip
+        self._try(self._store.send, self._parent, metrics, {}, params_of(tags))
+        self._try(self._store.set_status, self._parent, status, _now())
 
     def _run(self, name: str) -> str:
         """The run of that name, which a process that died may have made."""
@@ -116,7 +134,8 @@ class Publisher:
             return ""
 
     def _tags(self, number: int) -> dict[str, str]:
-        return {"mlflow.parentRunId": self._parent, "study": self._study.study_name, "trial": str(number)}
+        name = self._study.study_name
+        return {"mlflow.parentRunId": self._parent, "kind": "trial", "study": name, "trial": str(number)}
 
     def _send(self, run_id: str, params: Mapping[str, str], tags: Mapping[str, str], status: str) -> None:
         self._try(self._store.send, run_id, [], params, tags)
@@ -127,6 +146,22 @@ class Publisher:
             send(*what)
         except Exception as error:  # MLflow raises whatever its database and network drivers raise
             _log.warning("MLflow does not take it: %s", str(error).partition("\n")[0])
+
+
+def _facts(definition: Definition) -> dict[str, str]:
+    """What a study is, and what to do with it."""
+    config, file = definition.config, shlex.quote(shown_path(definition.path))
+    searched = [path.removeprefix("optimization.") for path in config.space]
+    wanted = (f"{name} ({each.direction})" for name, each in config.objectives.items())
+    return {
+        "recipe": f"{code(definition.recipe.name)}, from {code(shown_path(definition.recipe.path))}",
+        "overridden": code(*definition.sets),
+        "searched": code(*searched),
+        "objectives": ", ".join(wanted),
+        "go on with it": code(f"runner study run {file}"),
+        "look at it": code(f"runner study show {config.name}"),
+        "use what is best": code(f"runner study best {config.name} > best.yaml"),
+    }
 
 
 def _now() -> int:

@@ -24,6 +24,7 @@ from runner.child.protocol import Parent
 from runner.child.spawn import Cause, Child, ChildError, Limits
 from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError
+from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
 from runner.study import summary as kept
 from runner.study.config import VERIFY, figure, label
@@ -147,10 +148,7 @@ class _Worker:
         with self._leases.waiting(REPORTING):
             summary = kept.summarise(self.study)
             files = write_report(summary, self.folder)
-            tags = {"best.trials": [row.number for row in summary.best], "trials": summary.used.trials}
-            for row in summary.best[:1]:
-                tags |= {f"best.{name}": row.values[name] for name in summary.objectives}
-            self.publisher.end("KILLED" if self.stop else "FINISHED", tags, files)
+            self.publisher.end("KILLED" if self.stop else "FINISHED", summary, files)
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:
@@ -234,24 +232,28 @@ class _TrialRun:
         self._folder = worker.folder / "trials" / f"{trial.number:04d}"
         self._attempts, self._limits = kept.Attempts(trial, seen, lost), limits_of(self._config)
         self._run_id = ""
-        self._params: dict[str, Any] = {}
+        self._params: dict[str, Any] = {}  # what is searched
+        self._settings: dict[str, Any] = {}  # all of them, once the recipe is put together
+        self._overrides = ""
         self._trained, self._began = 0.0, time.time()
 
     def run(self) -> None:
         """Suggests, trains and tells; a ``_StoppedError`` if it goes on another time, or is another worker's now."""
         settled = self._definition.space.settle(lambda parameter: parameter.suggested(self._trial))
         self._params = {path: label(value) for path, value in settled.items()}
+        self._overrides = ", ".join(assignments(settled))
         self._trial.set_user_attr(kept.VALUES, redact_values(self._params))
         reach("study.suggested")
         self._say(", ".join(f"{path.rpartition('.')[2]} {figure(value)}" for path, value in self._params.items()))
-        self._run_id = self._publisher.trial(self._trial.number, self._params)
         try:
             recipe = self._definition.recipe_of(settled)
         except RecipeError as error:
             self._tell(Ended(Cause.INVALID, str(error)))
             return
+        self._settings = recipe.values()
+        self._run_id = self._publisher.trial(self._trial.number, self._settings, {"overrides": self._overrides})
         name = folder_name(self._publisher.name_of(self._trial.number))
-        self._trial.set_user_attr(kept.RECIPE, {**recipe.values(), "name": name})
+        self._trial.set_user_attr(kept.RECIPE, {**self._settings, "name": name})
         try:
             ended = self._judged(recipe) or self._train(settled)
             if self._lost.is_set():
@@ -367,8 +369,8 @@ class _TrialRun:
         for constraint, value in {FEASIBLE: float(ended.cause in _INFEASIBLE), **ended.excess}.items():
             if constraint not in trial.constraints:
                 trial.set_constraint(constraint, value)
-        tags = {"state": state.name, "cause": ended.cause, "reason": reason, **ended.excess}
-        self._publisher.tell(self._folder, self._params, ended.values, tags)
+        said = {"overrides": self._overrides, "state": state.name, "cause": ended.cause, "reason": reason}
+        self._publisher.tell(self._folder, self._settings or self._params, ended.values, {**said, **ended.excess})
         if ended.values and all(len(self._attempts.of(seed)) == 1 for seed in self._definition.seeds):
             trial.set_user_attr(kept.OVERHEAD, round(time.time() - self._began - self._trained, 3))
         values = [ended.values[each] for each in self._config.objectives] if ended.values else None

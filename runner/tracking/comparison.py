@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _NAME_WIDTH, _RUN_WIDTH = 28, 17
 _NEWEST_FIRST = "attributes.start_time DESC"
 _ABOUT_METRICS = ": last value (ratio to the first run)"
-_OWN_TAGS = ("mlflow.", "recipe.", "run_dir")
+_OWN_TAGS = ("mlflow.", "recipe.", "overrides", "run_dir")
 """Beginnings of tags that name a run or repeat its settings."""
 _LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
 """Sections of a lock beside the recipe itself."""

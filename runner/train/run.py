@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
-from runner.recipe.loader import load
+from runner.recipe.loader import assignments, load
 from runner.recipe.lock import LOCK_NAME, copy_recipe, write_lock
 from runner.recipe.provenance import source
 from runner.recipe.recipe import Recipe
@@ -22,8 +22,10 @@ from runner.system import generators
 from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
+from runner.system.names import shown_path
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace
+from runner.tracking.description import DESCRIPTION, code, describe, figures
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import find
 from runner.train import checkpoint as saved
@@ -185,8 +187,10 @@ def _tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
     return {
         "mlflow.source.name": str(recipe.path),
         "mlflow.source.git.commit": checkout.commit if checkout else "unknown",
+        "kind": "run",
         "recipe.name": recipe.name,
         "recipe.digest": recipe.digest,
+        "overrides": ", ".join(assignments(recipe.overrides)) or "none",
         **_stage_tags(pipeline),
         "device": str(pipeline.device),
         **{f"hardware.{name}": str(value) for name, value in hardware().items()},
@@ -199,15 +203,39 @@ def _stage_tags(pipeline: Assembly) -> dict[str, str]:
     return {"stages": ",".join(active) or "none", **inactive}
 
 
+def _description(
+    pipeline: Assembly, tracker: Tracker, again: str, ended: str = "", metrics: Mapping[str, float] | None = None
+) -> str:
+    """What the run is and how to go on with it; and what it came to, once it has ended."""
+    recipe, digits, metrics = pipeline.recipe, tracker.run_id[:8], metrics or {}
+    headline = [f"eval/{name}" for name in recipe.headline] or sorted(name for name in metrics if name[:5] == "eval/")
+    values = {name: metrics[name] for name in (*headline, "perf/update_ms") if name in metrics}
+    reports = pipeline.reports.values()
+    return describe(
+        {
+            "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
+            "overridden": code(*assignments(recipe.overrides)),
+            "stages": code(*(report.kind for report in reports if report.active)) or "none",
+            "inactive": "; ".join(f"{code(report.kind)}: {report.reason}" for report in reports if not report.active),
+            "result": "; ".join(filter(None, (ended, figures(values)))),
+            "go on with it": "" if ended.startswith("FINISHED") else code(again),
+            "compare it": code(f"runner compare {digits} OTHER_RUN"),
+            "load its model": code(f'runner.load_model("{digits}")'),
+        }
+    )
+
+
 @contextmanager
 def _concluded(
     pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, registry: Registry
 ) -> Iterator[Loop]:
     """Makes the loop; whatever happens inside the ``with``, the run gets the status that is true."""
     again = registry.command(f"runner resume {tracker.run_name}")
+    loop: Loop | None = None
     status: Status = "FAILED"
     reason = ""
     try:
+        tracker.tag(DESCRIPTION, _description(pipeline, tracker, again))
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
         yield loop
         status = "FINISHED" if loop.complete else "KILLED"
@@ -226,6 +254,8 @@ def _concluded(
             raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
         raise
     finally:
+        ended = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}{reason and f': {reason}'}"
+        tracker.tag(DESCRIPTION, _description(pipeline, tracker, again, ended, loop.metrics if loop else {}))
         for pattern in _ARTIFACTS:
             for path in sorted(tracker.run_dir.glob(pattern)):
                 tracker.artifact(path)

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -135,7 +136,8 @@ def check_report(done, out):
 def check_mlflow(done):
     client = Store(Workspace()).client
     parent = client.get_run(done.run_id)
-    assert parent.info.status == "FINISHED"
+    assert (parent.info.status, parent.data.tags["kind"]) == ("FINISHED", "ablation")
+    assert parent.info.run_name == f"ablation {Path(done.folder).name}"
     assert parent.info.end_time - parent.info.start_time >= 1000 * done.seconds - 1
     assert "\n| all" in parent.data.tags["mlflow.note.content"]
     assert "README.md" in {file.path for file in client.list_artifacts(done.run_id)}
@@ -145,6 +147,8 @@ def check_mlflow(done):
     (whole,) = below
     assert whole.data.metrics["ratio"] == pytest.approx(done.cases[0].named("all").ratio.value)
     assert whole.data.tags["stages"] == ",".join(STAGES)
+    assert whole.data.tags["kind"] == "variant"
+    assert "data.followers=2" in whole.data.tags["overrides"].split(", ")
     assert len(client.get_metric_history(whole.info.run_id, "update_ms")) == 3
 
 

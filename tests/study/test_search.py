@@ -17,6 +17,7 @@ from runner.study.definition import load_study
 from runner.study.store import StudyStore
 from runner.system.errors import UsageError
 from runner.tracking import Workspace
+from runner.tracking.store import params_of
 
 
 def queue(path, *wanted, plugins=()):
@@ -152,8 +153,12 @@ def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migra
         assert run.data.metrics["objective/eval/return"] == pytest.approx(values[run.data.tags["trial"]])
         seeds = [run.data.metrics[f"seed_{seed}/eval/return"] for seed in (42, 43)]
         assert sum(seeds) / 2 == pytest.approx(values[run.data.tags["trial"]])
-        assert "optimizer.actor.lr" in run.data.params
-    assert parent.data.tags["trials"] == "2"
+        assert run.data.tags["kind"] == "trial"
+        assert run.data.params.keys() == params_of(load_study(path, (), Registry()).recipe.values()).keys()
+        assert run.data.tags["overrides"].startswith("optimizer.actor.lr=")
+    assert (parent.data.tags["kind"], parent.data.tags["study"], parent.data.tags["trials"]) == ("study", "tiny", "2")
+    assert parent.data.metrics == {"eval/return": max(values.values())}
+    assert "FINISHED; 2 of 2 trials; trial " in parent.data.tags["mlflow.note.content"]
     artifacts = {each.path for each in client.list_artifacts(parent.info.run_id)}
     assert {"report.html", "progress.png"} <= artifacts
     lacking = children[0]

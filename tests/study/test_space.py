@@ -9,9 +9,8 @@ from faces import FakeCatalog, write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.recipe.loader import layers, load, merge
+from runner.recipe.loader import assignments, layers, load, merge
 from runner.study.config import OFF, Parameter, ParameterConfig, Space, is_on, label
-from runner.study.definition import assignments
 
 KINDS = "abcdef"
 SWITCH = ParameterConfig(choice=["off", "on"])

@@ -38,6 +38,27 @@ def test_every_shipped_recipe_trains_and_is_tracked(name):
     assert len(checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")) == 2
 
 
+def description(result):
+    tags = mlflow.MlflowClient(result.tracking_uri).get_run(result.run_id).data.tags
+    return dict(line.removeprefix("* **").split("**: ", 1) for line in tags["mlflow.note.content"].splitlines())
+
+
+def test_a_run_describes_itself():
+    result = train_here("marl_phase2", "seed=3")
+    told, digits = description(result), result.run_id[:8]
+    assert result.run_name == f"marl_phase2-{digits}"
+    assert told["recipe"].startswith("`marl_phase2`, from `")
+    assert "`seed=3`" in told["overridden"]
+    assert told["stages"] == "`forward_cache`, `merged_critic_loss`, `amp`, `stacked_agents`"
+    assert told["inactive"] == "`async_transfer`: nothing to do on a CPU: batches are where they are used"
+    assert told["result"].startswith("FINISHED at 160 env_steps; eval/success_rate ")
+    assert "go on with it" not in told
+    assert told["compare it"] == f"`runner compare {digits} OTHER_RUN`"
+    tags = mlflow.MlflowClient(result.tracking_uri).get_run(result.run_id).data.tags
+    assert tags["kind"] == "run"
+    assert "seed=3" in tags["overrides"].split(", ")
+
+
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name.endswith("phase3")])
 def test_phase_3_trains_with_everything_but_the_compiler(name):
     result = train_here(name, "optimization.compile=off")
@@ -114,6 +135,8 @@ def test_a_nan_ends_the_run_as_failed_and_names_step_and_tensor(tmp_path):
     client = mlflow.MlflowClient(Workspace().tracking_uri)
     (run,) = client.search_runs([client.get_experiment_by_name("marl").experiment_id])
     assert run.info.status == "FAILED"
+    assert "* **result**: FAILED at 0 env_steps: update 1: " in run.data.tags["mlflow.note.content"]
+    assert f"`runner resume {run.info.run_name} --plugin " in run.data.tags["mlflow.note.content"]
 
 
 IGNORES = """
