@@ -16,6 +16,8 @@ def recipe(name="marl", experiment="tests", system_metrics=False, **settings):
         name=name,
         digest="",
         length=("steps", 0),
+        objective=None,
+        headline=(),
         values=lambda: settings,
         tracking=SimpleNamespace(experiment=experiment, system_metrics=system_metrics),
     )

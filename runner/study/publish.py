@@ -21,6 +21,7 @@ from runner.tracking.description import DESCRIPTION, code, describe, figures
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, unsent
 from runner.tracking.store import Metric, Store, key, params_of
+from runner.tracking.view import view_of
 from runner.tracking.workspace import SPOOL
 
 _SHIP_SECONDS = 5.0
@@ -37,16 +38,21 @@ class Publisher:
 
     def __init__(self, store: Store, study: Study, definition: Definition) -> None:
         self._store, self._study, self._name = store, study, f"{study.study_name}-{study.user_attrs[IDENTITY]}"
-        self._experiment_id = store.experiment(definition.recipe.tracking.experiment)
+        config, recipe = definition.config, definition.recipe
+        self._experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe, tuple(config.objectives)))
+        # Of these a value is what a run logs last, so that it stands in the same column:
+        objectives = config.objectives.items()
+        self._alike = [name for name, each in objectives if each.reach is None and each.value in (None, "last")]
+        self._several = config.seeds > 1
         if _PARENT not in study.user_attrs:
             study.set_user_attr(_PARENT, self._run(self._name))
         self._parent = study.user_attrs[_PARENT]
-        params = params_of({"study": definition.essentials, "recipe": definition.recipe.name})
+        params = params_of({"study": definition.essentials, "recipe": recipe.name})
         self._facts = _facts(definition)
         tags = {
             "kind": "study", "study": study.study_name, "overrides": ", ".join(definition.sets) or "none",
             DESCRIPTION: describe(self._facts),
-            **definition.config.model_dump(mode="json", include={"budget", "limits"}),
+            **config.model_dump(mode="json", include={"budget", "limits"}),
         }  # fmt: skip
         self._send(self._parent, params, params_of(tags), "RUNNING")
 
@@ -90,7 +96,7 @@ class Publisher:
         spool = Spool(folder / SPOOL)
         spool.append(
             params=params_of(settings), status=_STATUS[str(tags["state"])],
-            metrics={key(f"objective/{name}"): value for name, value in values.items()},
+            metrics=self._metrics(values, beside=self._several),
             tags={**self._tags(int(folder.name)), **params_of(tags)},
         )  # fmt: skip
         spool.close()
@@ -112,13 +118,20 @@ class Publisher:
         said, metrics = f"{status}; {summary.used.trials} of {summary.budget['trials']} trials", list[Metric]()
         for row in summary.best[:1]:
             said += f"; trial {row.number} is best: {figures(row.values)}"
-            metrics = [(key(name), value, _now(), summary.used.trials) for name, value in row.values.items()]
+            best = self._metrics(row.values, beside=True)
+            metrics = [(name, value, _now(), summary.used.trials) for name, value in best.items()]
         tags = {
             "best.trials": [row.number for row in summary.best], "trials": summary.used.trials,
             DESCRIPTION: describe(self._facts | {"result": said}),
         }  # fmt: skip
         self._try(self._store.send, self._parent, metrics, {}, params_of(tags))
         self._try(self._store.set_status, self._parent, status, _now())
+
+    def _metrics(self, values: Mapping[str, float], beside: bool) -> dict[str, float]:
+        """The values of objectives, and ``beside`` them the same under the names of a run's metrics."""
+        found = {f"objective/{name}": value for name, value in values.items()}
+        found |= {name: value for name, value in values.items() if beside and name in self._alike}
+        return {key(name): value for name, value in found.items()}
 
     def _run(self, name: str) -> str:
         """The run of that name, which a process that died may have made."""

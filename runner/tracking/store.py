@@ -20,6 +20,7 @@ from filelock import FileLock
 from runner.recipe.recipe import flatten
 from runner.system.errors import StorageError
 from runner.system.secrets import redact
+from runner.tracking.view import TAG
 from runner.tracking.workspace import Workspace, folder_name
 
 HOST, PORT = "127.0.0.1", 5000
@@ -142,8 +143,11 @@ class Store:
                 remedy = "start it, or unset MLFLOW_TRACKING_URI to use the local workspace"
             raise StorageError(f"tracking store {shown(uri)} cannot be used: {reason}; {remedy}") from error
 
-    def experiment(self, name: str) -> str:
-        """The id of the experiment of that name, which is created if need be; one that was deleted is refused."""
+    def experiment(self, name: str, view: str = "") -> str:
+        """The id of the experiment of that name, which is created if need be; one that was deleted is refused.
+
+        Given a ``view``, the experiment keeps it for MLflow's page.
+        """
         location = None if is_http(self.uri) else (self._artifacts / folder_name(name)).as_uri()
         # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
         tags = {"mlflow.experimentKind": "custom_model_development"}
@@ -160,6 +164,9 @@ class Store:
                 f"experiment '{name}' is deleted in {shown(self.uri)}; choose another tracking.experiment, or restore "
                 f"it: mlflow experiments restore --experiment-id {found.experiment_id}"
             )
+        if view and found.tags.get(TAG) != view:
+            with self._telling(f"write to experiment '{name}'"):
+                self.client.set_experiment_tag(found.experiment_id, TAG, view)
         return str(found.experiment_id)
 
     def create_run(self, experiment_id: str, name: str, started: int | None = None) -> str:

@@ -23,6 +23,7 @@ from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, lines
 from runner.tracking.store import Store, key, params_of, shown, text
 from runner.tracking.system import SystemMonitor
+from runner.tracking.view import view_of
 from runner.tracking.workspace import Record, RunFolder, Status, Workspace
 
 _MEASURED = ("perf/", "system/")
@@ -133,7 +134,7 @@ class Tracker(Recorder):
         cannot be reached or written.
         """
         store = Store(workspace)
-        experiment_id = store.experiment(recipe.tracking.experiment)
+        experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))
         folder = RunFolder.create(workspace.runs, recipe.name)
         (unit, goal), now = recipe.length, time.time()
         record = Record(
