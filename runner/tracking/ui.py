@@ -15,6 +15,7 @@ from pathlib import Path
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.processes import PYTHON, safe_environment
 from runner.tracking.store import HOST, PORT, QUIET, VIEW, Store, is_http, shown
+from runner.tracking.view import SHARED, TAG
 from runner.tracking.workspace import Workspace
 
 _START_SECONDS = 60.0
@@ -31,7 +32,7 @@ def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], obje
     if is_http(uri):
         announce(f"{shown(uri).rstrip('/')}/#/experiments?{VIEW}")
         return
-    Store(workspace)  # creates or refuses the database here, with our messages, and not in the server
+    store = Store(workspace)  # creates or refuses the database here, with our messages, and not in the server
     port = _free_port(port)
     address, log = f"http://{HOST}:{port}", workspace.root / "ui.log"
     with _running_server(workspace, port, log) as server:
@@ -40,8 +41,21 @@ def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], obje
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RunnerError(f"MLflow's server did not answer on {address}; see {log}")
             time.sleep(0.2)
-        announce(f"{address}/#/experiments?{VIEW}")
+        announce(page_of(store, address))
         raise RunnerError(f"MLflow's server ended by itself with exit code {server.wait()}; see {log}")
+
+
+def page_of(store: Store, address: str) -> str:
+    """Where the newest run is seen among its like, if its experiment has the view for that; else all experiments."""
+    experiments = store.client.search_experiments()
+    newest = store.client.search_runs(
+        [each.experiment_id for each in experiments], max_results=1, order_by=["attributes.start_time DESC"]
+    )
+    viewed = {each.experiment_id for each in experiments if TAG in each.tags}
+    for run in newest:
+        if run.info.experiment_id in viewed:
+            return f"{address}/#/experiments/{run.info.experiment_id}/runs?{SHARED}&{VIEW}"
+    return f"{address}/#/experiments?{VIEW}"
 
 
 def _free_port(port: int) -> int:

@@ -1,6 +1,7 @@
 """The table of runs as MLflow's page opens it: the columns that matter, and the best run first.
 
-The page reads what it calls a shared view from a tag of the experiment, if its address names the key.
+The page reads what it calls a shared view from a tag of the experiment, if its address has the key. Newer ones also
+offer it by its name.
 """
 
 import json
@@ -8,33 +9,29 @@ from collections.abc import Sequence
 
 from runner.recipe.recipe import Recipe
 
-KEY = "runner"
-TAG = f"mlflow.sharedViewState.{KEY}"
-_TAGS = ("overrides", "kind")
-_WIDTHS = {"overrides": 300}
-_WIDTH = 120
+NAME = "Best runs first"
+TAG, SHARED = "mlflow.sharedViewState.runner", "viewStateShareKey=runner"
+"""The tag of the experiment, and what an address says to open it."""
+_RUN_WIDTH, _METRIC_WIDTH = 240, 120
+_WIDTHS = {"duration": 90, "tags.`overrides`": 300, "tags.`kind`": 80}
 
 
 def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
-    """The view for runs of a recipe: its objective, by which it is sorted, its headline and the time of an update.
+    """The view for runs of a recipe: its objective, by which it is sorted, its headline, and how long everything took.
 
-    ``also`` are further metrics that stand before the last one.
+    ``also`` are further metrics that stand before the time of an update.
     """
     objective = recipe.objective
-    best = [objective.name] if objective else []
-    metrics = dict.fromkeys([*(f"eval/{name}" for name in (*best, *recipe.headline)), *also, "perf/update_ms"])
-    widths = {f"metrics.`{name}`": _WIDTH for name in metrics}
-    widths |= {f"tags.`{name}`": _WIDTHS.get(name, _WIDTH) for name in _TAGS}
+    first = [f"eval/{objective.name}"] if objective else []
+    names = dict.fromkeys([*first, *(f"eval/{name}" for name in recipe.headline), *also, "perf/update_ms"])
+    columns = dict.fromkeys((f"metrics.`{name}`" for name in names), _METRIC_WIDTH) | _WIDTHS
+    widths = {"attributes.`Run Name`": _RUN_WIDTH} | columns
     state = {
-        "orderByKey": f"metrics.`eval/{objective.name}`" if objective else "attributes.start_time",
+        "orderByKey": f"metrics.`{first[0]}`" if objective else "attributes.start_time",
         "orderByAsc": objective is not None and objective.direction == "minimize",
-        "selectedColumns": list(widths),
+        "selectedColumns": [column for column in columns if column != "duration"],  # which is always there
         "columnOrder": list(widths),
         "columnWidths": widths,
     }
-    return json.dumps(state, separators=(",", ":"))
-
-
-def address(server: str, experiment_id: str) -> str:
-    """Where a server's page shows the runs of an experiment in that view."""
-    return f"{server}/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}"
+    envelope = {"name": NAME, "createdAt": 0, "state": json.dumps(state)}
+    return json.dumps(state | envelope)  # older pages read what is beside the envelope
