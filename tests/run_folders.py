@@ -18,6 +18,7 @@ def recipe(name="marl", experiment="tests", system_metrics=False, **settings):
         length=("steps", 0),
         objective=None,
         headline=(),
+        overrides={},
         values=lambda: settings,
         tracking=SimpleNamespace(experiment=experiment, system_metrics=system_metrics),
     )

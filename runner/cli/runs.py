@@ -26,6 +26,13 @@ Download = Annotated[bool, Option("--download", help="Fetch the published files 
 Run = Annotated[str, Argument(metavar="[RUN]", help="Name, digits or MLflow id, a beginning of these, or 'latest'.")]
 Sent = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="By default all that have something to send.")]
 Runs = Annotated[list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")]
+Where = Annotated[
+    list[str] | None, Option(metavar="METRIC>NUMBER", help="Whose newest value is so; <, <=, >=, = and != too; may be repeated.")
+]
+OfRecipe = Annotated[str | None, Option("--recipe", metavar="NAME", help="Of this recipe; * stands for anything.")]
+Since = Annotated[
+    str | None, Option(metavar="AGE|DATE", help="Begun no longer ago than 2d, 3h or 30min, or since 2026-01-31.")
+]
 Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
 
 
@@ -116,19 +123,26 @@ def resume(
     _train(recipe, quiet, as_json, begin)
 
 
-def ls(as_json: AsJson = False) -> None:
-    """List the runs of this workspace: status, progress, last checkpoint, and whether they can be resumed.
+def ls(
+    where: Where = None, recipe: OfRecipe = None, since: Since = None, as_json: AsJson = False
+) -> None:
+    """List the runs, ablations and studies of this workspace: status, progress, objective, what was overridden.
 
     Runs whose process died without a word are set to KILLED, here and in MLflow.
 
     [bold]runner ls[/]
+
+    [bold]runner ls --recipe 'marl_*' --since 2d --where 'eval/return>0'[/]
     """
     from runner.tracking import Workspace
     from runner.tracking.listing import listing, show
+    from runner.tracking.selection import select
 
     _folders()
-    runs = listing(Workspace())
-    output(as_json, lambda: {"runs": runs}, show, runs)
+    known = listing(Workspace())
+    runs = select(known, where or (), recipe, since)
+    none = f"none of {len(known)} fits" if known else ""
+    output(as_json, lambda: {"runs": runs}, show, runs, none)
 
 
 def sync(runs: Sent = None, as_json: AsJson = False) -> None:

@@ -119,7 +119,7 @@ def show(study: StudyName, as_json: AsJson = False) -> None:
 
     here = Workspace()
     summary = find(study, here)
-    folder = here.root / "studies" / summary.name
+    folder = here.studies / summary.name
     write_report(summary, folder)
     _show(summary, folder, as_json)
 
@@ -155,7 +155,7 @@ def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_js
     elif ended:
         say(f"not all trials are finished: {ended}; a larger budget goes on")
     summary = find(name, here)
-    _show(summary, here.root / "studies" / name, as_json)
+    _show(summary, here.studies / name, as_json)
     if not summary.best and not stop:
         raise RunnerError("no trial counts: what became of them is above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)

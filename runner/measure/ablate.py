@@ -18,6 +18,7 @@ import torch
 from runner.measure.analysis import Result, analyse, slope
 from runner.measure.experiment import Experiment
 from runner.measure.recommend import recommend
+from runner.measure.record import recorded
 from runner.measure.report import draw, markdown, summary, write_recipe
 from runner.measure.rounds import HEAD, ROUNDS, Gate, Measurement, MeasurementLog, Reporter, identity_of
 from runner.plugin.registry import Registry
@@ -27,7 +28,7 @@ from runner.system.files import write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
 from runner.tracking.store import Store, params_of
-from runner.tracking.workspace import Workspace, folder_name
+from runner.tracking.workspace import RECORD, Workspace, folder_name
 from runner.train.signals import Stop, stop_on_signals
 from runner.verify.variants import AGAIN, BASELINE
 
@@ -68,7 +69,7 @@ def ablate(
         if (folder / ROUNDS).exists():
             reporter.say(f"going on in {folder}")
         try:
-            with closing(MeasurementLog(folder, identity)) as log:
+            with closing(MeasurementLog(folder, identity)) as log, recorded(experiment, log, workspace) as ended:
                 for case in experiment.cases:  # before anything is measured: what is changed later was not there then
                     locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
                     locks.mkdir(parents=True, exist_ok=True)
@@ -88,6 +89,7 @@ def ablate(
                     problem = f"MLflow does not take the ablation: {error}; the result is in {folder}, and the same "
                     result = replace(result, tracking_problem=f"{problem}command sends it again")
                     reporter.say(result.tracking_problem)
+                ended(result)
                 if not stop and not result.tracking_problem:  # the file that says that it is finished
                     write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1) + "\n")
         except OSError as error:
@@ -110,7 +112,7 @@ def _identity(experiment: Experiment) -> dict[str, Any]:
 def _folder(workspace: Workspace, identity: dict[str, Any], out: Path | None, fresh: bool) -> Path:
     """The folder to measure in: one that holds an interrupted ablation of the same, or a new one."""
     if out is None:
-        parent = workspace.root / "ablations"
+        parent = workspace.ablations
         begun = [path.parent for path in parent.glob(f"*/{HEAD}") if identity_of(path.parent) == identity]
         unfinished = [path for path in begun if not (path / RESULT).exists()]
         if unfinished and not fresh:
@@ -225,7 +227,7 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
             store.send(below, metrics, params_of(values), params_of(tags))
             store.set_status(below, "FINISHED", now)
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != RUNS and not path.name.startswith("."):
+        if path.is_file() and path.name not in (RUNS, RECORD) and not path.name.startswith("."):
             store.client.log_artifact(parent, str(path))
     store.set_status(parent, "KILLED" if result.interrupted else "FINISHED", now)
     return parent

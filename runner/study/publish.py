@@ -25,7 +25,7 @@ from runner.tracking.view import view_of
 from runner.tracking.workspace import SPOOL
 
 _SHIP_SECONDS = 5.0
-_PARENT = "runner.mlflow_run"  # the attribute of a study that has the parent's id
+PARENT = "runner.mlflow_run"  # the attribute of a study that has the parent's id
 _STATUS = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAIL": "FAILED"}
 _log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ class Publisher:
         objectives = config.objectives.items()
         self._alike = [name for name, each in objectives if each.reach is None and each.value in (None, "last")]
         self._several = config.seeds > 1
-        if _PARENT not in study.user_attrs:
-            study.set_user_attr(_PARENT, self._run(self._name))
-        self._parent = study.user_attrs[_PARENT]
+        if PARENT not in study.user_attrs:
+            study.set_user_attr(PARENT, self._run(self._name))
+        self._parent = study.user_attrs[PARENT]
         params = params_of({"study": definition.essentials, "recipe": recipe.name})
         self._facts = _facts(definition)
         tags = {

@@ -277,7 +277,7 @@ def forget(name: str, workspace: Workspace) -> None:
         if name in optuna.get_all_study_names(store):
             optuna.delete_study(study_name=name, storage=store)
         leases.clear()
-    folder = workspace.root / "studies" / name
+    folder = workspace.studies / name
     if folder.exists():
         folder.rename(folder.with_name(f"{name}.{int(time.time())}.before"))
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from filelock import FileLock, Timeout
@@ -30,6 +30,7 @@ from runner.study import summary as kept
 from runner.study.config import VERIFY, figure, label
 from runner.study.definition import Definition, load_study
 from runner.study.publish import Publisher
+from runner.study.record import note
 from runner.study.report import write_report
 from runner.study.store import BEAT_SECONDS, DEAD_SECONDS, Leases, StudyStore, verdict_key
 from runner.study.training import PRUNED, Ended, judge, limits_of, train
@@ -39,7 +40,7 @@ from runner.system.hardware import usable_cores
 from runner.system.secrets import redact, redact_values
 from runner.tracking.periodic import Periodic
 from runner.tracking.store import Store
-from runner.tracking.workspace import SPOOL, Workspace, folder_name
+from runner.tracking.workspace import SPOOL, Status, Workspace, folder_name
 from runner.train.checkpoint import checkpoints
 from runner.train.loop import CHECKPOINTS
 from runner.train.signals import Stop, stop_on_signals
@@ -120,7 +121,8 @@ class _Worker:
     ) -> None:
         config = definition.config
         self.definition, self.files, self.stop, self.say = definition, files, stop, say
-        self.folder = here.root / "studies" / config.name
+        self.folder = here.studies / config.name
+        self.here = here
         self.folder.mkdir(parents=True, exist_ok=True)
         tracking = Store(here)
         self._store, self._leases = store, Leases(store.engine, config.name)
@@ -129,6 +131,7 @@ class _Worker:
             self.publisher = Publisher(tracking, self.study, definition)
         store.top_up(self.study, definition, self._leases)
         self.publisher.catch_up(self.folder / "trials")
+        self.note("RUNNING")
         # Trials that are timed wait for each other on one machine, whatever study they belong to.
         self._alone = FileLock(_SHARED / f"runner-timing-{os.getuid()}.lock") if config.timed else None
 
@@ -148,7 +151,14 @@ class _Worker:
         with self._leases.waiting(REPORTING):
             summary = kept.summarise(self.study)
             files = write_report(summary, self.folder)
-            self.publisher.end("KILLED" if self.stop else "FINISHED", summary, files)
+            status: Status = "KILLED" if self.stop else "FINISHED"
+            self.publisher.end(status, summary, files)
+            self.note(status)
+
+    def note(self, status: Literal["RUNNING"] | Status) -> None:
+        """Tells ``runner ls`` how the study stands, if the disk takes it."""
+        with suppress(OSError):
+            note(self.folder, self.definition, self.study, self.here, status)
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:
@@ -216,6 +226,7 @@ class _Worker:
         finally:
             beating.stop()
             self._leases.release(number)
+        self.note("RUNNING")
         return True
 
 

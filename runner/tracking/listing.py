@@ -1,7 +1,8 @@
-"""The runs of a workspace, as ``runner ls`` shows them."""
+"""Runs, ablations and studies of a workspace, as ``runner ls`` shows them."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from textwrap import wrap
 from typing import Any
 
@@ -9,50 +10,68 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
-from runner.tracking.workspace import Record, Workspace, folders
+from runner.tracking.workspace import Record, RunFolder, Workspace, folders
 
 _COLOURS = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]
 _MISSING = "-"
+_AGAIN = "the same command goes on with it"
 _GAP = "  "
 _DISPENSABLE = ("started", "checkpoint", "resume")
 """Columns that a narrow screen does without, in this order."""
+_LAST_DISPENSABLE = ("took", "kind", "objective")
+"""Where these are not enough, and names have lines of their own."""
 
 
 def listing(workspace: Workspace) -> list[dict[str, Any]]:
-    """All runs, the newest first, as plain data: what is in ``run.json``, and what is to be seen in the folder.
+    """All runs, ablations and studies, the newest first, as plain data: ``run.json``, and what their folder shows.
 
-    Times are in seconds since 1970. ``step`` is not behind the newest checkpoint, which a process that died may have
-    been unable to note; ``last_checkpoint`` is how far that is, in the run's unit, or None if there is none. Of a run
-    whose ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file is None.
+    Times are in seconds since 1970, a metric that is not finite is text. ``step`` is not behind the newest checkpoint,
+    which a process that died may have been unable to note; ``last_checkpoint`` is how far that is, in the run's unit,
+    or None if there is none. Of a run whose ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file
+    is None.
     """
-    runs = []
-    for folder in folders(workspace.runs):
-        record, last, reason = folder.record(), folder.last_checkpoint, folder.resumable
-        known: dict[str, Any] = dict.fromkeys(Record.model_fields) | {"status": "UNKNOWN"}
-        if record is not None:
-            known = record.model_dump() | {"step": max(record.step, last or 0)}
-        runs.append(
-            {**known, "name": folder.name, "run_dir": str(folder.path), "last_checkpoint": last,
-             "resumable": not reason, "not_resumable": reason, "unsent_bytes": unsent(folder.spool)}
-        )  # fmt: skip
-    return runs
+    found = [described(folder) for folder in folders(workspace.runs)]
+    for place in (workspace.ablations, workspace.studies):
+        found += [described(folder) for folder in folders(place) if folder.record()]  # not what was laid aside
+    return sorted(found, key=lambda each: (each["started"] or 0.0, each["name"]), reverse=True)
 
 
-def show(runs: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Prints a line for each run, and below it what is to be said about that run; names are never broken."""
+def described(folder: RunFolder) -> dict[str, Any]:
+    """One of them."""
+    record, last, reason = folder.record(), folder.last_checkpoint, folder.resumable
+    known: dict[str, Any] = dict.fromkeys(Record.model_fields) | {"status": "UNKNOWN"}
+    if record is not None:
+        metrics = {name: value if isfinite(value) else str(value) for name, value in record.metrics.items()}
+        known = record.model_dump(mode="json") | {"step": max(record.step, last or 0), "metrics": metrics}
+        if record.kind != "run":
+            alive = record.status == "RUNNING" and record.owner.alive(record.heartbeat) is not False
+            known["status"] = "KILLED" if record.status == "RUNNING" and not alive else record.status
+            reason = "it is finished" if record.status == "FINISHED" else _AGAIN
+            if alive:
+                reason = f"process {record.owner.pid} on {record.owner.host} is at it"
+    return known | {
+        "name": folder.name, "run_dir": str(folder.path), "last_checkpoint": last, "resumable": not reason,
+        "not_resumable": reason, "unsent_bytes": unsent(folder.spool),
+    }  # fmt: skip
+
+
+def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None:
+    """Prints a line for each, and below it what is to be said about it; names are never broken.
+
+    ``none`` is said where there are none but could be.
+    """
     if not runs:
-        console.print("no runs yet; start one: runner run marl_phase2", markup=False, highlight=False)
+        text = none or "no runs yet; start one: runner run marl_phase2"
+        console.print(text, markup=False, highlight=False)
         return
     rows = [_cells(run) for run in runs]
     rows.insert(0, {title: title for title in rows[0]})
     widths = {title: max(cell_len(row[title]) for row in rows) for title in rows[0]}
-    columns = list(widths)
-    for title in (*_DISPENSABLE, "run"):  # a run whose name does not fit has a line of its own for that
-        if sum(widths[each] for each in columns) + len(_GAP) * (len(columns) - 1) <= console.width:
-            break
-        columns.remove(title)
+    titles = [title for title in widths if title != "kind" or {run["kind"] for run in runs} - {"run", None}]
+    columns = _fitting(titles, widths, console.width)
     for run, row in zip([None, *runs], rows, strict=True):
         line = Text("" if "run" in columns else f"{row['run']}\n{_GAP}", style="" if run else "bold")
         for title in columns:
@@ -60,32 +79,63 @@ def show(runs: Sequence[Mapping[str, Any]], console: Console) -> None:
             line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
         line.rstrip()
         console.print(line, soft_wrap=True)
-        for text in wrap(_remark(run) if run else "", max(20, console.width - len(2 * _GAP))):
-            console.print(Text(2 * _GAP + text, style="dim"), soft_wrap=True)
+        for text in _remarks(run) if run else ():
+            width = max(20, console.width - len(2 * _GAP))
+            for part in wrap(text, width, break_on_hyphens=False, break_long_words=False):
+                console.print(Text(2 * _GAP + part, style="dim"), soft_wrap=True)
+
+
+def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int) -> list[str]:
+    """The columns for a screen; a run whose name does not fit has a line of its own for that."""
+    columns = list(titles)
+    for own_line in (False, True):
+        columns = [title for title in titles if title != "run" or not own_line]
+        for title in ("", *_DISPENSABLE, *(_LAST_DISPENSABLE if own_line else ())):
+            columns = [each for each in columns if each != title]
+            if sum(widths[each] for each in columns) + len(_GAP) * (len(columns) - (not own_line)) <= width:
+                return columns
+    return columns
+
+
+def span(seconds: float) -> str:
+    """A length of time in the largest unit of which there is one at least: ``3 h``."""
+    length, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
+    return f"{seconds / length:.0f} {unit}"
+
+
+def figure(name: str, value: float | str) -> str:
+    """A metric as a person reads it: ``return 874.4``."""
+    return f"{name.removeprefix('eval/')} {value if isinstance(value, str) else format(value, '.4g')}"
+
+
+def progress(run: Mapping[str, Any]) -> str:
+    """How far it is, in its unit."""
+    if run["goal"] is None:
+        return _MISSING
+    if run["step"] >= run["goal"]:
+        return f"{run['step']:,} {run['unit']}"
+    return f"{run['step']:,}/{run['goal']:,} {run['unit']}"
 
 
 def _cells(run: Mapping[str, Any]) -> dict[str, str]:
-    """What each column says about a run."""
-    progress = started = _MISSING
-    if run["goal"] is not None:
-        share = min(run["step"] / run["goal"], 1.0) if run["goal"] else 0.0
-        progress = f"{run['step']:,}/{run['goal']:,} {run['unit']} ({share:.0%})"
-    if run["started"] is not None:
-        seconds = max(0.0, time.time() - run["started"])
-        length, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
-        started = f"{seconds / length:.0f} {unit} ago"
+    """What each column says."""
+    first = next((name for name in run["headline"] or () if name in run["metrics"]), None)
     return {
         "run": run["name"],
+        "kind": run["kind"] or _MISSING,
         "status": run["status"],
-        "progress": progress,
+        "progress": progress(run),
+        "objective": _MISSING if first is None else figure(first, run["metrics"][first]),
+        "took": span(run["seconds"]) if run["seconds"] else _MISSING,
         "checkpoint": _MISSING if run["last_checkpoint"] is None else f"{run['last_checkpoint']:,}",
-        "started": started,
+        "started": _MISSING if run["started"] is None else f"{span(max(0.0, time.time() - run['started']))} ago",
         "resume": "yes" if run["resumable"] else "no",
     }
 
 
-def _remark(run: Mapping[str, Any]) -> str:
-    """What to know about a run beside its columns."""
+def _remarks(run: Mapping[str, Any]) -> Iterator[str]:
+    """What to know beside the columns, a line each: what was overridden, and what went wrong."""
+    yield " ".join(f"{path}={value}" for path, value in (run["overrides"] or {}).items())
     parts = []
     if run["status"] == "FAILED":
         parts.append(run["reason"].partition("\n")[0])
@@ -93,4 +143,4 @@ def _remark(run: Mapping[str, Any]) -> str:
         parts.append(run["not_resumable"])
     if run["unsent_bytes"] and run["status"] in ("FINISHED", "FAILED", "KILLED"):
         parts.append("MLflow lacks a part: runner sync")
-    return "; ".join(filter(None, parts))
+    yield "; ".join(filter(None, parts))

@@ -59,9 +59,10 @@ def _set_end(folder: RunFolder) -> bool:
         if record is None or record.status != "RUNNING":
             return False
         folder.use_reserve()
-        status, said = None, ""
+        status, said, metrics = None, "", dict(record.metrics)
         for line, _ in lines(folder.spool):  # what its process could still say
             status, said = line.status or status, line.tags.get("error", said)
+            metrics |= line.metrics
         reason = said if status == "FAILED" else ""
         if status is None or status == "RUNNING":
             status, reason = "KILLED", "its process died"
@@ -69,7 +70,7 @@ def _set_end(folder: RunFolder) -> bool:
             spool.append(t=int(record.heartbeat * 1e3), status=status)
             if not spool.close():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        folder.write(record.model_copy(update={"status": status, "reason": reason}))
+        folder.write(record.model_copy(update={"status": status, "reason": reason, "metrics": metrics}))
     except UsageError:
         return False
     except OSError as error:

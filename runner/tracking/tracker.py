@@ -107,6 +107,7 @@ class Tracker(Recorder):
         """Begins to log to the MLflow run that the record names."""
         assert record.run_id is not None
         self.run_id, self._record = record.run_id, record
+        self._newest, self._seconds_before, self._began = dict(record.metrics), record.seconds, time.monotonic()
         super().__init__(folder.spool, cursor, step)
         self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
         self._store, self._folder, self._warned = store, folder, False
@@ -137,10 +138,12 @@ class Tracker(Recorder):
         experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))
         folder = RunFolder.create(workspace.runs, recipe.name)
         (unit, goal), now = recipe.length, time.time()
+        objective = [recipe.objective.name] if recipe.objective else []
         record = Record(
             name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
             experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), owner=Owner.this_process(),
-            started=now, heartbeat=now,
+            started=now, heartbeat=now, overrides=params_of(recipe.overrides),
+            headline=tuple(f"eval/{name}" for name in dict.fromkeys([*objective, *recipe.headline])),
         )  # fmt: skip
         run_id = None
         try:
@@ -181,7 +184,8 @@ class Tracker(Recorder):
                 f"run {folder.name} is kept in {record.tracking_uri}, not in {shown(store.uri)}; "
                 "name its store in MLFLOW_TRACKING_URI"
             )
-        changed = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": ""}
+        changed = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": "",
+                   "overrides": {**record.overrides, **params_of(recipe.overrides)}}  # fmt: skip
         begun = record.model_copy(update=changed)
         try:
             folder.write(begun)
@@ -191,6 +195,11 @@ class Tracker(Recorder):
             with suppress(OSError):
                 folder.write(record)
             raise StorageError(f"{folder.path}: {error.strerror}; free some space there") from error
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """As ``Recorder.log``; the newest values are in the run's record, too."""
+        super().log(metrics, step)
+        self._newest |= {key(name): float(value) for name, value in metrics.items()}
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, replacing an earlier value."""
@@ -245,8 +254,9 @@ class Tracker(Recorder):
         return True
 
     def _write_record(self, **changes: object) -> None:
-        changed = {"heartbeat": time.time(), "step": self.step, **changes}
-        self._record = self._record.model_copy(update=changed)
+        seconds = self._seconds_before + time.monotonic() - self._began
+        known = {"heartbeat": time.time(), "step": self.step, "seconds": seconds, "metrics": dict(self._newest)}
+        self._record = self._record.model_copy(update={**known, **changes})
         try:
             self._folder.write(self._record)
         except OSError as error:

@@ -33,6 +33,7 @@ _LONGEST_NAME = 100
 _SHOWN_RUNS, _DIGITS = 8, 8
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+Kind = Literal["run", "ablation", "study"]
 
 
 class Workspace:
@@ -42,7 +43,7 @@ class Workspace:
         """Lies at ``root``, else at ``$RUNNER_WORKSPACE``, else at ``.runner`` in the current folder."""
         # Absolute, because MLflow records absolute places of artifacts.
         self.root = Path(root or os.environ.get(VARIABLE) or ".runner").expanduser().resolve()
-        self.runs = self.root / "runs"
+        self.runs, self.ablations, self.studies = (self.root / each for each in ("runs", "ablations", "studies"))
         self.artifacts = self.root / "artifacts"
         """Of all runs that a local store records."""
         self.database = self.root / "mlflow.db"
@@ -55,8 +56,8 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:_LONGEST_NAME].rstrip("._") or "unnamed"
 
 
-class Record(BaseModel, frozen=True):
-    """What is known of a run from outside, in ``run.json``."""
+class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
+    """What is known of a run, an ablation or a study from outside, in the ``run.json`` of its folder."""
 
     name: str
     """``<recipe>-<8 digits>``, with which MLflow's id begins; the name of the folder and of the run in MLflow."""
@@ -80,6 +81,15 @@ class Record(BaseModel, frozen=True):
     status: Literal["RUNNING"] | Status = "RUNNING"
     reason: str = ""
     """Why it failed."""
+    kind: Kind = "run"
+    seconds: float = 0.0
+    """How long processes have been at it."""
+    overrides: dict[str, str] = {}
+    """What was assigned on the command line, by dotted path."""
+    headline: tuple[str, ...] = ()
+    """The metrics that a person looks at first, the objective before all others."""
+    metrics: dict[str, float] = {}
+    """The newest value of each."""
 
 
 class RunFolder:

@@ -1,17 +1,22 @@
 import io
 import json
+import math
 import shutil
 
 import pytest
 from rich.console import Console
 from run_folders import run_folder
 
+from runner.system.processes import Owner
 from runner.tracking import Workspace
 from runner.tracking.listing import listing, show
-from runner.tracking.workspace import Record
+from runner.tracking.workspace import Record, RunFolder
 from runner.train.checkpoint import write_manifest
 
 REASON = "the checkpoint at step 400 could not be written: it needs 0.2 MiB and the disk has 0.0 MiB free"
+
+
+UNKNOWN = dict.fromkeys(Record.model_fields.keys() - {"name"}) | {"status": "UNKNOWN"}
 
 
 def run(name="marl_phase2-3f2a91c0", **changes):
@@ -27,6 +32,11 @@ def run(name="marl_phase2-3f2a91c0", **changes):
         "resumable": False,
         "not_resumable": "it is finished",
         "unsent_bytes": 0,
+        "kind": "run",
+        "seconds": 434.0,
+        "overrides": {},
+        "headline": ["eval/return", "eval/success_rate"],
+        "metrics": {"eval/return": 874.43, "perf/update_ms": 20.3},
     }
     return known | changes
 
@@ -38,13 +48,13 @@ RUNS = [
     run(
         "marl_phase2-00000004", status="KILLED", resumable=True, not_resumable="", unsent_bytes=9, last_checkpoint=None
     ),
-    run("marl_phase2-00000005", status="UNKNOWN", goal=None, started=None, not_resumable="its run.json cannot be read"),
+    run("marl_phase2-00000005", not_resumable="its run.json cannot be read", last_checkpoint=60_000, **UNKNOWN),
 ]
 
 
 def printed(runs, width):
     screen = io.StringIO()
-    show(runs, Console(file=screen, width=width))
+    show(runs, "", Console(file=screen, width=width))
     return screen.getvalue().splitlines()
 
 
@@ -65,15 +75,16 @@ def test_names_and_words_stay_whole_on_any_screen(name, width):
 @pytest.mark.parametrize(
     ("width", "titles"),
     [
-        (160, "run status progress checkpoint started resume"),
-        (80, "run status progress checkpoint resume"),
-        (60, "run status progress"),
-        (40, "run"),
+        (160, "run status progress objective took checkpoint started resume"),
+        (80, "run status progress objective took resume"),
+        (60, "run status progress objective took resume"),
+        (40, "run status progress"),
     ],
 )
 def test_a_narrow_screen_does_without_what_matters_least(width, titles):
     lines = printed(RUNS, width)
-    assert " ".join(lines[0].split()) == titles
+    heads = lines[: 1 if "status" in lines[0] else 2]  # a name that does not fit has a line of its own
+    assert " ".join(" ".join(heads).split()) == titles
     columns = [line for line in lines if not line.startswith("    ")]
     assert max(map(len, columns)) <= width
 
@@ -81,11 +92,29 @@ def test_a_narrow_screen_does_without_what_matters_least(width, titles):
 def test_what_is_to_be_said_about_a_run_is_below_it():
     lines = printed(RUNS, 160)
     assert lines[2] == "    process 7 on here is training it"
-    assert lines[3].startswith("marl_phase2-00000002  FINISHED  60,000/60,000 steps (100%)  60,000")
+    assert lines[3].split() == [
+        *("marl_phase2-00000002", "FINISHED", "60,000", "steps", "return", "874.4", "7", "min", "60,000"),
+        *(lines[3].split()[-4:-2] + ["ago", "no"]),
+    ]
     assert lines[5] == f"    {REASON}"
     assert lines[7] == "    MLflow lacks a part: runner sync"
-    assert lines[8].split() == ["marl_phase2-00000005", "UNKNOWN", "-", "60,000", "-", "no"]
+    assert lines[8].split() == ["marl_phase2-00000005", "UNKNOWN", "-", "-", "-", "60,000", "-", "no"]
     assert lines[9] == "    its run.json cannot be read"
+
+
+def test_what_was_overridden_is_below_a_run_and_no_setting_is_torn():
+    overrides = {"seed": "3", "optimizer.actor.lr": "1e-4", "data.root": "/a-path" * 10}
+    (line, other) = printed([run(overrides=overrides)], 80)[2:]
+    assert line == "    seed=3 optimizer.actor.lr=1e-4"
+    assert other == f"    data.root={'/a-path' * 10}"
+
+
+def test_kinds_are_told_where_there_are_several():
+    ablation = run("marl_phases-00000009", kind="ablation", unit="rounds", headline=["all"], metrics={"all": 4.42})
+    lines = printed([run(), ablation], 120)
+    assert "kind" in lines[0]
+    assert lines[2].split()[:6] == ["marl_phases-00000009", "ablation", "FINISHED", "60,000", "rounds", "all"]
+    assert "kind" not in printed([run()], 120)[0]
 
 
 def test_an_empty_workspace_says_what_to_do():
@@ -110,6 +139,31 @@ def test_the_data_is_all_that_is_known(isolated_workspace):
     assert first["run_dir"] == str(newer.path)
     assert first["unsent_bytes"] == newer.spool.stat().st_size
     assert (first["resumable"], first["not_resumable"]) == (False, "it ended before its lock was written")
+
+
+def test_ablations_and_studies_are_listed_with_runs_and_what_was_laid_aside_is_not(isolated_workspace):
+    runs = [run_folder("marl", started=3.0)]
+    for place, kind, name in (("ablations", "ablation", "phases-00000001"), ("studies", "study", "search")):
+        folder = RunFolder(isolated_workspace / place / name)
+        folder.path.mkdir(parents=True)
+        known = runs[0].record().model_copy(update={"kind": kind, "name": name, "started": 2.0})
+        folder.write(known)
+        runs.append(folder)
+    shutil.copytree(runs[2].path, runs[2].path.with_name("search.17.before"))
+    dead = Owner.this_process().model_copy(update={"born": 1.0})
+    runs[1].write(runs[1].record().model_copy(update={"owner": dead, "started": 1.0}))
+    found = listing(Workspace())
+    assert [(each["name"], each["kind"], each["status"]) for each in found] == [
+        (runs[0].name, "run", "RUNNING"), ("search", "study", "RUNNING"), ("phases-00000001", "ablation", "KILLED"),
+    ]  # fmt: skip
+    assert found[2]["not_resumable"] == "the same command goes on with it"
+
+
+def test_numbers_that_are_none_survive_the_record_and_are_text(isolated_workspace):
+    folder = run_folder(metrics={"eval/return": math.nan, "train/loss": math.inf})
+    assert math.isnan(folder.record().metrics["eval/return"])
+    (found,) = json.loads(json.dumps(listing(Workspace()), allow_nan=False))
+    assert found["metrics"] == {"eval/return": "nan", "train/loss": "inf"}
 
 
 def test_a_damaged_record_is_shown_as_such(isolated_workspace):

@@ -1,0 +1,41 @@
+"""What ``runner ls`` knows of a study, in its folder, from trial to trial."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal
+
+from optuna.study import Study, StudyDirection
+from optuna.trial import TrialState
+
+from runner.study.definition import Definition
+from runner.study.publish import PARENT
+from runner.study.summary import ATTEMPTS, Used
+from runner.system.processes import Owner
+from runner.tracking.store import params_of, shown
+from runner.tracking.workspace import Record, RunFolder, Status, Workspace
+
+
+def note(
+    folder: Path, definition: Definition, study: Study, here: Workspace, status: Literal["RUNNING"] | Status
+) -> None:
+    """Writes how a study stands; any of its workers may."""
+    config, recipe, now = definition.config, definition.recipe, time.time()
+    trials = study.get_trials(deepcopy=False)
+    begun = [each["begin"] for trial in trials for each in trial.user_attrs.get(ATTEMPTS, ())]
+    used, sign = Used.by(trials), 1 if study.directions[0] == StudyDirection.MAXIMIZE else -1
+    counting = [
+        trial.values
+        for trial in trials
+        if trial.state == TrialState.COMPLETE and all(value <= 0 for value in trial.constraints.values())
+    ]
+    best = max(counting, key=lambda values: sign * values[0], default=[])
+    RunFolder(folder).write(Record(
+        kind="study", name=folder.name, recipe=recipe.name, digest=definition.digest, unit="trials",
+        goal=config.budget.trials, step=used.trials, experiment=recipe.tracking.experiment,
+        tracking_uri=shown(here.tracking_uri), owner=Owner.this_process(), started=min(begun, default=now),
+        heartbeat=now, run_id=study.user_attrs.get(PARENT), status=status, seconds=used.seconds,
+        overrides=params_of(recipe.overrides), headline=tuple(config.objectives),
+        metrics=dict(zip(config.objectives, best, strict=False)),
+    ))  # fmt: skip
