@@ -52,7 +52,7 @@ def runner(
 
         [bold]runner show marl_phase2 --origin[/]            where does every value come from?
 
-        [bold]runner show marl_phase2 --set train.batch_size=256[/]
+        [bold]runner show marl_phase2 train.batch_size=256[/]
 
     Exit codes: 0 done, 1 the run failed, 2 the command line or the recipe is wrong, 3 a gate failed, 4 inconclusive,
     5 storage unavailable, 6 diverged, 7 no usable checkpoint, 75 preempted, 130 interrupted, 143 terminated.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVarTuple
 
 from typer import Argument, Option, echo
 
-from runner.system.errors import RunnerError
+from runner.system.errors import RunnerError, UsageError
 from runner.system.secrets import redact, redact_values
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="A recipe file, the lock of a run, or the name of a recipe that ships.")
 ]
 Sets = Annotated[
-    list[str] | None, Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated.")
+    list[str] | None, Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated, and --set left out.")
+]
+Bare = Annotated[
+    list[str] | None, Argument(metavar="[A.B.C=VALUE...]", help="The same as --set A.B.C=VALUE.", show_default=False)
 ]
 Plugins = Annotated[
     list[Path] | None,
@@ -35,6 +38,14 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object.")]
 
 
+def settings(sets: list[str] | None, bare: list[str] | None) -> list[str]:
+    """What is assigned on the command line, with --set or without; anything else that stands there is refused."""
+    for text in bare or ():
+        if "=" not in text:
+            raise UsageError(f"'{text}' is no setting: should be A.B.C=VALUE")
+    return [*(sets or ()), *(bare or ())]
+
+
 def registry_of(plugin_files: list[Path] | None) -> "Registry":
     """The plugins of this environment and of the files on the command line."""
     from runner.plugin.registry import Registry
@@ -42,12 +53,12 @@ def registry_of(plugin_files: list[Path] | None) -> "Registry":
     return Registry(plugin_files or ())
 
 
-def load_recipe(recipe: str, sets: list[str] | None, plugin_files: list[Path] | None) -> "tuple[Recipe, Registry]":
+def load_recipe(recipe: str, sets: list[str], plugin_files: list[Path] | None) -> "tuple[Recipe, Registry]":
     """A recipe as a verb is given it, and where its plugins come from."""
     from runner.recipe.loader import load
 
     registry = registry_of(plugin_files)
-    return load(recipe, sets or (), registry), registry
+    return load(recipe, sets, registry), registry
 
 
 def output(

@@ -8,7 +8,20 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from runner.cli.common import AsJson, Plugins, Quiet, RecipeName, Sets, load_recipe, output, registry_of, say
+from runner.cli.common import (
+    AsJson,
+    Bare,
+    Plugins,
+    Quiet,
+    RecipeName,
+    Sets,
+    load_recipe,
+    mute,
+    output,
+    registry_of,
+    say,
+    settings,
+)
 from runner.system.errors import ExitCode
 
 StageNames = Annotated[list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")]
@@ -31,7 +44,7 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 
 
 def verify(
-    recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
+    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
     updates: Compared = 12, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -46,7 +59,7 @@ def verify(
 
     [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
     """
-    loaded, registry = load_recipe(recipe, sets, plugin)
+    loaded, registry = load_recipe(recipe, settings(sets, bare), plugin)
 
     from runner.verify.gate import Options, show, verify_recipe
 
@@ -58,7 +71,7 @@ def verify(
 
 
 def ablate(
-    experiment: Experiment, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
+    experiment: Experiment, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
     out: ResultFolder = None, fresh: Fresh = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure what every stage is worth on this machine.
@@ -72,7 +85,7 @@ def ablate(
 
     [bold]runner ablate experiments/marl_phases/marl_phases.yaml[/]
 
-    [bold]runner ablate marl_phase3 --set data.followers=1 --budget 300[/]
+    [bold]runner ablate marl_phase3 data.followers=1 --budget 300[/]
     """
     from rich.console import Console
 
@@ -86,7 +99,7 @@ def ablate(
         from runner.verify.timed_gate import TimedGate
 
         registry = registry_of(plugin)
-        loaded = load_experiment(experiment, sets or (), registry, budget)
+        loaded = load_experiment(experiment, settings(sets, bare), registry, budget)
         bar.name, bar.total = loaded.config.name, loaded.config.budget
         command = shlex.join(["runner", *sys.argv[1:]])
         with TimedGate() as gate:
@@ -96,7 +109,7 @@ def ablate(
 
 
 def profile(
-    recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, updates: Profiled = 5,
+    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, updates: Profiled = 5,
     warmup: Warmup = 60.0, out: TraceFolder = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say where the time of an update goes: slots, operators and kernels, host syncs.
@@ -106,9 +119,9 @@ def profile(
 
     [bold]runner profile marl_phase2[/]
 
-    [bold]runner profile marl_baseline --set data.followers=1 --updates 20 --json[/]
+    [bold]runner profile marl_baseline data.followers=1 --updates 20 --json[/]
     """
-    loaded, registry = load_recipe(recipe, sets, plugin)
+    loaded, registry = load_recipe(recipe, settings(sets, bare), plugin)
 
     from runner.measure.profile import profile as measure
     from runner.measure.profile import show

@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
-from runner.cli.common import AsJson, Plugins, RecipeName, Sets, load_recipe, print_json, registry_of, report, say
+from runner.cli.common import (
+    AsJson,
+    Bare,
+    Plugins,
+    RecipeName,
+    Sets,
+    load_recipe,
+    print_json,
+    registry_of,
+    report,
+    say,
+    settings,
+)
 from runner.system.errors import ExitCode, UsageError
 
 Recipes = Annotated[list[str], Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")]
@@ -18,18 +30,20 @@ Copied = Annotated[str | None, Option(metavar="NAME", help="Copy this one to NAM
 def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
     """Check recipes and say everything that is wrong with them.
 
-    Every problem is shown with its file, line and column; the exit code is 2 if there is any.
+    Every problem is shown with its file, line and column; the exit code is 2 if there is any. A.B.C=VALUE among them is
+    a setting, as after --set.
 
     [bold]runner validate recipes/*.yaml[/]
     """
     from runner.recipe.document import RecipeError
     from runner.recipe.loader import load
 
+    given = [each for each in recipe if "=" in each and not Path(each).exists()]
     registry = registry_of(plugin)
     results: list[dict[str, Any]] = []
-    for reference in recipe:
+    for reference in (each for each in recipe if each not in given):
         try:
-            loaded = load(reference, sets or (), registry)
+            loaded = load(reference, settings(sets, given), registry)
         except RecipeError as error:
             problems = [
                 {"source": str(each.place.source), "line": each.place.line, "column": each.place.column}
@@ -52,15 +66,16 @@ def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json
 
 
 def show(
-    recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, origin: Origin = False, as_json: AsJson = False
-) -> None:
+    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, origin: Origin = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Print a recipe with nothing left to extends, --set and defaults.
 
     [bold]runner show marl_phase2 --origin[/]
     """
     from runner.recipe.document import render
 
-    loaded, _ = load_recipe(recipe, sets, plugin)
+    loaded, _ = load_recipe(recipe, settings(sets, bare), plugin)
     if as_json:
         origins = {path: str(place) for path, place in loaded.origins.items()}
         print_json({"recipe": loaded.values(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Exit, Option, echo
 
-from runner.cli.common import AsJson, Plugins, Quiet, RecipeName, Sets, output, print_json, registry_of, say
+from runner.cli.common import (
+    AsJson,
+    Bare,
+    Plugins,
+    Quiet,
+    RecipeName,
+    Sets,
+    output,
+    print_json,
+    registry_of,
+    say,
+    settings,
+)
 from runner.cli.plugins import fetched
 from runner.system.errors import CheckpointError, ExitCode, StorageError, UsageError
 
@@ -37,7 +49,7 @@ Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken 
 
 
 def run(
-    recipe: RecipeName, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
+    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
@@ -50,11 +62,11 @@ def run(
 
     [bold]runner run marl_phase2[/]
 
-    [bold]runner run recipes/marl_phase2.yaml --set data.followers=2 --set optimization.amp=off[/]
+    [bold]runner run recipes/marl_phase2.yaml data.followers=2 optimization.amp=off[/]
     """
     from runner.recipe.loader import find, is_lock, load, secret_assignments
 
-    registry, given, path = registry_of(plugin), sets or [], find(recipe)
+    registry, given, path = registry_of(plugin), settings(sets, bare), find(recipe)
     changes: list[Drift] = []
     if is_lock(path):
         loaded, changes = _load_lock(path, given, registry, f"runner run {recipe}")
@@ -68,7 +80,7 @@ def run(
             record = folder.record()
             if record is not None and record.digest == loaded.digest and not folder.resumable:
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
-                resume(folder.name, allow_drift, given, plugin, quiet, as_json)
+                resume(folder.name, given, allow_drift=allow_drift, plugin=plugin, quiet=quiet, as_json=as_json)
     _say_drift(changes)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
@@ -81,8 +93,8 @@ def run(
 
 
 def resume(
-    run: Run = "latest", allow_drift: AllowDrift = False, sets: Sets = None, plugin: Plugins = None,
-    quiet: Quiet = False, as_json: AsJson = False,
+    run: Run = "latest", bare: Bare = None, sets: Sets = None, allow_drift: AllowDrift = False,
+    plugin: Plugins = None, quiet: Quiet = False, as_json: AsJson = False,
 ) -> NoReturn:  # fmt: skip
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
 
@@ -96,6 +108,8 @@ def resume(
     from runner.recipe.lock import LOCK_NAME
     from runner.tracking.workspace import Workspace, find
 
+    if "=" in run:  # no run is named
+        run, bare = "latest", [run, *(bare or ())]
     found, runs = _folders(), Workspace().runs
     folder = find(runs, run) if run != "latest" else next((each for each in found if not each.resumable), None)
     if folder is None:
@@ -105,7 +119,7 @@ def resume(
     if reason := folder.resumable:
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
-    recipe, changes = _load_lock(lock, sets or (), registry, f"runner resume {folder.name}")
+    recipe, changes = _load_lock(lock, settings(sets, bare), registry, f"runner resume {folder.name}")
     _say_drift(changes)
     drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer import Argument, Option
 
-from runner.cli.common import AsJson, Plugins, Quiet, Sets, mute, output, registry_of, say
+from runner.cli.common import AsJson, Bare, Plugins, Quiet, Sets, mute, output, registry_of, say, settings
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ StudyName = Annotated[str, Argument(metavar="STUDY", help="A file of kind study,
 
 @app.command()
 def plan(
-    study: StudyFile, sets: Sets = None, plugin: Plugins = None, forecast: Forecast = True, as_json: AsJson = False
+    study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, forecast: Forecast = True, as_json: AsJson = False
 ) -> None:
     """Say what a study will try, what it will cost, and what stands in its way."""
     from runner.study.definition import load_study
@@ -46,13 +46,13 @@ def plan(
     from runner.study.report import show_plan
 
     registry = registry_of(plugin)
-    planned = look_ahead(load_study(study, sets or (), registry), registry.files, forecast)
+    planned = look_ahead(load_study(study, settings(sets, bare), registry), registry.files, forecast)
     output(as_json, lambda: asdict(planned), show_plan, planned)
 
 
 @app.command()
 def run(
-    study: StudyFile, sets: Sets = None, plugin: Plugins = None, fresh: Fresh = False, quiet: Quiet = False,
+    study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, fresh: Fresh = False, quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Search; given again after an interruption, the same command goes on.
@@ -66,7 +66,7 @@ def run(
     from runner.study.definition import load_study
 
     registry = registry_of(plugin)
-    definition = load_study(study, sets or (), registry)
+    definition = load_study(study, settings(sets, bare), registry)
 
     from runner.study.store import forget
     from runner.study.worker import work, work_together
@@ -80,14 +80,14 @@ def run(
     def search(stop: "Stop") -> str:
         if definition.config.budget.parallel == 1:
             return work(definition, here, registry.files, stop, told)
-        return work_together(definition, sets or (), registry.files, stop, told)
+        return work_together(definition, settings(sets, bare), registry.files, stop, told)
 
     _search(search, definition.config.name, here, as_json)
 
 
 @app.command()
 def worker(
-    study: StudyName, sets: Sets = None, plugin: Plugins = None, quiet: Quiet = False, as_json: AsJson = False
+    study: StudyName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, quiet: Quiet = False, as_json: AsJson = False
 ) -> None:
     """Join a study as one more worker, on this machine or on another with the same OPTUNA_STORAGE.
 
@@ -102,7 +102,7 @@ def worker(
 
     here, registry = Workspace(), registry_of(plugin)
     file, begun_with = file_of(study, here)
-    definition = load_study(file, [*begun_with, *(sets or ())], registry)
+    definition = load_study(file, [*begun_with, *settings(sets, bare)], registry)
 
     def search(stop: "Stop") -> str:
         return work(definition, here, registry.files, stop, mute if quiet else say)

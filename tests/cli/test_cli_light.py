@@ -186,3 +186,27 @@ def test_no_color_is_honoured(tmp_path):
     plain = runner("show", "nothing", cwd=tmp_path, FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
     assert "\x1b[31m" in coloured.stderr
     assert "\x1b[31m" not in plain.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("seed=5", "train.batch_size=64"), ("--set", "seed=5", "train.batch_size=64"), ("seed=4", "seed=5")]
+)
+def test_a_setting_needs_no_option(tmp_path, arguments):
+    write_recipe(tmp_path, VALID, "mine.yaml")
+    printed = json.loads(runner("show", "mine.yaml", "--json", *arguments, cwd=tmp_path).stdout)
+    assert printed["recipe"]["seed"] == 5
+    assert printed["recipe"]["train"]["batch_size"] == (128 if "seed=4" in arguments else 64)
+
+
+def test_validate_takes_settings_among_its_recipes(tmp_path):
+    write_recipe(tmp_path, VALID, "a=b.yaml")
+    result = runner("validate", "a=b.yaml", "marl_phase2", "train.batch_size=many", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("train.batch_size: should be a whole number, got 'many'") == 2
+    assert "a=b.yaml: valid" in runner("validate", "a=b.yaml", "seed=3", cwd=tmp_path).stdout
+
+
+def test_what_is_no_setting_is_refused(tmp_path):
+    result = runner("show", "marl_phase2", "marl_phase3", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "'marl_phase3' is no setting: should be A.B.C=VALUE" in result.stderr
