@@ -31,7 +31,7 @@ Horizon = Annotated[
 Compared = Annotated[int, Option(min=2, help="Updates that are compared for Exact and Close stages.")]
 Steps = Annotated[int | None, Option(min=1, help="Length of a training for Statistical stages; the recipe's own.")]
 Seeds = Annotated[int, Option(min=8, help="The most pairs of trainings for one stage.")]
-Patience = Annotated[float, Option(min=0, help="Seconds after which no training is begun.")]
+Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Seconds after which no training is begun.")]
 Experiment = Annotated[
     str, Argument(metavar="EXPERIMENT|RECIPE", help="A file of kind ablation, a recipe, or a recipe that ships.")
 ]
@@ -46,7 +46,7 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 def verify(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
     updates: Compared = 12, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0,
-    as_json: AsJson = False,
+    quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
 
@@ -65,7 +65,7 @@ def verify(
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
     options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
-    report = verify_recipe(loaded, registry, options, say)
+    report = verify_recipe(loaded, registry, options, mute if quiet else say)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
 

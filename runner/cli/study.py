@@ -31,6 +31,9 @@ StudyFile = Annotated[str, Argument(metavar="STUDY", help="A file of kind study.
 Forecast = Annotated[
     bool, Option("--forecast/--no-forecast", help="Train the recipe for half a minute, to say how long it takes.")
 ]
+Budget = Annotated[
+    float | None, Option(min=1.0, metavar="SECONDS", help="Time for trials, instead of the file's budget.seconds.")
+]
 Fresh = Annotated[bool, Option("--fresh", help="Forget what the study has tried, and begin anew.")]
 TrialNumber = Annotated[int | None, Option(min=0, metavar="NUMBER", help="This trial, instead of the best one.")]
 StudyName = Annotated[str, Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
@@ -38,22 +41,23 @@ StudyName = Annotated[str, Argument(metavar="STUDY", help="A file of kind study,
 
 @app.command()
 def plan(
-    study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, forecast: Forecast = True, as_json: AsJson = False
-) -> None:
+    study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
+    forecast: Forecast = True, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Say what a study will try, what it will cost, and what stands in its way."""
     from runner.study.definition import load_study
     from runner.study.definition import plan as look_ahead
     from runner.study.report import show_plan
 
     registry = registry_of(plugin)
-    planned = look_ahead(load_study(study, settings(sets, bare), registry), registry.files, forecast)
+    planned = look_ahead(load_study(study, settings(sets, bare), registry, budget), registry.files, forecast)
     output(as_json, lambda: asdict(planned), show_plan, planned)
 
 
 @app.command()
 def run(
-    study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, fresh: Fresh = False, quiet: Quiet = False,
-    as_json: AsJson = False,
+    study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
+    fresh: Fresh = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Search; given again after an interruption, the same command goes on.
 
@@ -66,7 +70,7 @@ def run(
     from runner.study.definition import load_study
 
     registry = registry_of(plugin)
-    definition = load_study(study, settings(sets, bare), registry)
+    definition = load_study(study, settings(sets, bare), registry, budget)
 
     from runner.study.store import forget
     from runner.study.worker import work, work_together
@@ -87,8 +91,9 @@ def run(
 
 @app.command()
 def worker(
-    study: StudyName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, quiet: Quiet = False, as_json: AsJson = False
-) -> None:
+    study: StudyName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
+    quiet: Quiet = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
     """Join a study as one more worker, on this machine or on another with the same OPTUNA_STORAGE.
 
     Any launcher can start it; CUDA_VISIBLE_DEVICES gives each worker its device.
@@ -101,8 +106,8 @@ def worker(
     from runner.tracking import Workspace
 
     here, registry = Workspace(), registry_of(plugin)
-    file, begun_with = file_of(study, here)
-    definition = load_study(file, [*begun_with, *settings(sets, bare)], registry)
+    file, begun_with, seconds = file_of(study, here)
+    definition = load_study(file, [*begun_with, *settings(sets, bare)], registry, budget or seconds)
 
     def search(stop: "Stop") -> str:
         return work(definition, here, registry.files, stop, mute if quiet else say)

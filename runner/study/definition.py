@@ -112,8 +112,12 @@ class Definition:
         return sorted(name for name in old.keys() | now.keys() if old.get(name) != now.get(name))
 
 
-def load_study(reference: str | Path, sets: Sequence[str], catalog: Registry) -> Definition:
+def load_study(
+    reference: str | Path, sets: Sequence[str], catalog: Registry, seconds: float | None = None
+) -> Definition:
     """Reads and validates a study's file, its recipe with assignments of the command line after those of the file.
+
+    Seconds, if given, are what the study may use instead of those in the file.
 
     Raises:
         RecipeError: everything that is wrong with it, each at its line.
@@ -121,6 +125,8 @@ def load_study(reference: str | Path, sets: Sequence[str], catalog: Registry) ->
     path, problems = find(reference), list[Problem]()
     root = read(path, problems)
     config = fill_experiment(StudyConfig, "study", "searched", root, problems)
+    if seconds is not None:
+        config = config.model_copy(update={"budget": config.budget.model_copy(update={"seconds": seconds})})
     recipe = load_named(root.get("recipe") or root, (*root.items("set"), *sets), catalog)
     for section, metrics in (("objectives", config.objectives), ("constraints", config.constraints)):
         for name in metrics:

@@ -252,13 +252,13 @@ class StudyStore(RDBStorage):
         return Trial(study, trial_id)
 
 
-def file_of(reference: str, workspace: Workspace) -> tuple[str, list[str]]:
-    """The file of a study that is named by it or by its name, with the assignments that it was begun with."""
+def file_of(reference: str, workspace: Workspace) -> tuple[str, list[str], float | None]:
+    """The file of a study that is named by it or by its name, with the assignments and seconds that it was given."""
     if Path(reference).is_file():
-        return reference, []
+        return reference, [], None
     with StudyStore.session(workspace) as store:
         described = store.find(reference).user_attrs[DEFINITION]
-    return described["file"], described["sets"]
+    return described["file"], described["sets"], described["config"]["budget"]["seconds"]
 
 
 def forget(name: str, workspace: Workspace) -> None:

@@ -82,7 +82,7 @@ def work_together(definition: Definition, sets: Sequence[str], files: Sequence[P
     parallel, own = definition.config.budget.parallel, os.environ.get("OMP_NUM_THREADS", "")
     threads = int(own) if own.isdecimal() else max(1, usable_cores() // parallel)
     say(f"{parallel} workers with {threads} threads each")
-    options = {"study": str(definition.path), "sets": list(sets)}
+    options = {"study": str(definition.path), "sets": list(sets), "seconds": definition.config.budget.seconds}
 
     def one(_number: int) -> ChildError | None:
         try:
@@ -108,7 +108,7 @@ def work_together(definition: Definition, sets: Sequence[str], files: Sequence[P
 def main(parent: Parent) -> None:
     """One of several workers of this machine."""
     registry = Registry(parent.plugin_files)
-    definition = load_study(parent.options["study"], parent.options["sets"], registry)
+    definition = load_study(parent.options["study"], parent.options["sets"], registry, parent.options["seconds"])
     with stop_on_signals() as stop:
         work(definition, Workspace(), registry.files, stop, lambda text: parent.tell(say=text))
 
