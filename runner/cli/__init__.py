@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
-    runs.run, runs.resume, runs.ls, runs.sync, prove.verify, prove.ablate, prove.profile, recipes.validate,
+    runs.run, runs.resume, runs.ls, runs.rm, runs.sync, prove.verify, prove.ablate, prove.profile, recipes.validate,
     recipes.show, recipes.recipes, plugins.plugins, recipes.schema, runs.compare, runs.ui, runs.doctor,
 ):  # fmt: skip
     app.command()(verb)

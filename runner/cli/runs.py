@@ -37,6 +37,8 @@ AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recip
 Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
 Run = Annotated[str, Argument(metavar="[RUN]", help="Name, digits or MLflow id, a beginning of these, or 'latest'.")]
 Sent = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="By default all that have something to send.")]
+Removed = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="Names, digits or ids, as for resume.")]
+Purge = Annotated[bool, Option("--purge", help="Delete for good; without a run, what is in the trash.")]
 Runs = Annotated[list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")]
 Where = Annotated[
     list[str] | None, Option(metavar="METRIC>NUMBER", help="Whose newest value is so; <, <=, >=, = and != too; may be repeated.")
@@ -157,6 +159,39 @@ def ls(
     runs = select(known, where or (), recipe, since)
     none = f"none of {len(known)} fits" if known else ""
     output(as_json, lambda: {"runs": runs}, show, runs, none)
+
+
+def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> None:
+    """Remove runs: their folders go to the workspace's trash, and MLflow deletes its own.
+
+    MLflow can restore what it has deleted, and forgets it with [bold]mlflow gc[/]. A run that is being trained is
+    refused. --purge deletes for good, and without a name it empties the trash.
+
+    [bold]runner rm 3f2a91c0[/]
+
+    [bold]runner rm --purge[/]
+    """
+    from runner.tracking.trash import empty, remove
+    from runner.tracking.workspace import Workspace, find
+
+    here = Workspace()
+    if not runs and not purge:
+        raise UsageError("name the runs to remove, or empty the trash: runner rm --purge")
+    _folders()
+    chosen = {folder.name: folder for folder in (find(here.runs, name, here.ablations, here.studies) for name in runs or ())}
+    removals = remove(here, list(chosen.values()), purge)
+    purged = [] if runs else empty(here)
+    if as_json:
+        print_json({"runs": [asdict(each) for each in removals], "purged": purged})
+        return
+    for each in removals:
+        echo(f"{each.run}: {each.trash or 'gone for good'}; {each.mlflow}")
+        for run_id in each.run_ids[:1]:
+            say(f"MLflow restores it with: mlflow runs restore --run-id {run_id}")
+    for name in purged:
+        echo(f"{name}: gone for good")
+    if not removals and not purged:
+        say("the trash is empty")
 
 
 def sync(runs: Sent = None, as_json: AsJson = False) -> None:

@@ -185,6 +185,21 @@ class Store:
         with self._telling("name a run"):
             self.client.update_run(run_id, name=name)
 
+    def delete_run(self, experiment: str, run_id: str | None, name: str) -> list[str]:
+        """Deletes a run, by its id or else its name, with all that are below it; returns their ids, none without it."""
+        with self._telling(f"delete run {name}"):
+            found = self.client.get_experiment_by_name(experiment)
+            if found is None:
+                return []
+            wanted = f"attributes.run_id = '{run_id}'" if run_id else f"attributes.run_name = '{name}'"
+            own = [str(run.info.run_id) for run in self.client.search_runs([found.experiment_id], wanted)]
+            for parent in own:  # which grows by what is below
+                below = self.client.search_runs([found.experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
+                own += [str(run.info.run_id) for run in below]
+            for each in own:
+                self.client.delete_run(each)
+        return own
+
     def set_status(self, run_id: str, status: str, time_ms: int) -> None:
         """Sets how a run ended, or that it is running again."""
         if status == "RUNNING":

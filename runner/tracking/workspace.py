@@ -229,16 +229,16 @@ class RunFolder:
         return lately and record.owner.alive(record.heartbeat) is not False
 
 
-def folders(runs: Path) -> list[RunFolder]:
-    """All runs of a workspace, the newest first."""
-    found = [RunFolder(path.parent) for path in runs.glob(f"*/{RECORD}")]
+def folders(*places: Path) -> list[RunFolder]:
+    """All runs of these folders of a workspace, the newest first."""
+    found = [RunFolder(path.parent) for place in places for path in place.glob(f"*/{RECORD}")]
     started = {folder.name: record.started if (record := folder.record()) else 0.0 for folder in found}
     return sorted(found, key=lambda folder: (started[folder.name], folder.name), reverse=True)
 
 
-def find(runs: Path, reference: str) -> RunFolder:
-    """The run of a workspace that a person means, as ``pick`` understands it."""
-    found = folders(runs)
+def find(runs: Path, reference: str, *places: Path) -> RunFolder:
+    """The run of a workspace that a person means, as ``pick`` understands it; or what lies in other places of it."""
+    found = folders(runs, *places)
     names = [(folder.name, record.run_id if (record := folder.record()) else None) for folder in found]
     return found[pick(reference, names, str(runs))]
 

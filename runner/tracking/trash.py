@@ -1,0 +1,86 @@
+"""Runs that nobody needs any more: in the workspace's trash, from where they can be taken back, or gone for good."""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.system.errors import StorageError, UsageError
+from runner.tracking.store import Store, shown
+from runner.tracking.workspace import GLANCE_SECONDS, Record, RunFolder, Workspace
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What became of a run that was removed."""
+
+    run: str
+    trash: str | None
+    """Where its folder is now; None if it is gone for good."""
+    mlflow: str
+    """What became of it in MLflow."""
+    run_ids: list[str]
+    """Those that are deleted in MLflow now: its own, and those below it."""
+
+
+def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool) -> list[Removal]:
+    """Deletes runs, or ablations with their variants, in MLflow, and moves their folders to the trash, or purges them.
+
+    MLflow keeps what is deleted, until ``mlflow gc``, and can restore it.
+
+    Raises:
+        UsageError: a process is at one of them, or one is a study; then all stay.
+        StorageError: MLflow does not answer, or a folder cannot be moved; then that one and those after it stay.
+    """
+    with ExitStack() as claims:
+        for folder in runs:
+            record = folder.record()
+            if record is not None and record.kind == "study":
+                raise UsageError(f"{folder.name} is a study: 'runner study run FILE --fresh' forgets its trials")
+            if record is not None and record.kind == "ablation" and record.status == "RUNNING":
+                if record.owner.alive(record.heartbeat) is not False:
+                    owner = f"process {record.owner.pid} on {record.owner.host}"
+                    raise UsageError(f"{folder.name} is in use: {owner} is measuring")
+            folder.claim(GLANCE_SECONDS)
+            claims.callback(folder.release)
+        removals = []
+        for folder in runs:
+            mlflow, run_ids = _deleted(workspace, folder.record())
+            target = trash(workspace) / folder.name
+            try:
+                target.parent.mkdir(exist_ok=True)
+                folder.path.rename(target)
+                if purge:
+                    shutil.rmtree(target)
+            except OSError as error:
+                raise StorageError(f"{folder.path} cannot be removed: {error.strerror}") from error
+            removals.append(Removal(folder.name, None if purge else str(target), mlflow, run_ids))
+    return removals
+
+
+def empty(workspace: Workspace) -> list[str]:
+    """Deletes for good what is in the trash, and returns the names; ``StorageError`` if that cannot be deleted."""
+    found = sorted(trash(workspace).glob("*"))
+    for path in found:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be deleted: {error.strerror}") from error
+    return [path.name for path in found]
+
+
+def trash(workspace: Workspace) -> Path:
+    """Where removed runs are."""
+    return workspace.root / "trash"
+
+
+def _deleted(workspace: Workspace, record: Record | None) -> tuple[str, list[str]]:
+    """Deletes a run in MLflow, and the runs below it; what is to be said of that, and their ids."""
+    if record is None:
+        return "MLflow was not asked, because its run.json cannot be read", []
+    if record.tracking_uri != shown(workspace.tracking_uri):
+        return f"it stays in {record.tracking_uri}; name that in MLFLOW_TRACKING_URI to delete it there", []
+    store = Store(workspace)
+    run_ids = store.delete_run(record.experiment, record.run_id, record.name)
+    return ("deleted in MLflow" if run_ids else "MLflow lists it no more"), run_ids
