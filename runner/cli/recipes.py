@@ -3,7 +3,7 @@
 import json
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
@@ -14,6 +14,7 @@ from runner.cli.common import (
     RecipeName,
     Sets,
     load_recipe,
+    output,
     print_json,
     registry_of,
     report,
@@ -22,7 +23,13 @@ from runner.cli.common import (
 )
 from runner.system.errors import ExitCode, UsageError
 
+if TYPE_CHECKING:
+    from runner.tracking import RunFolder
+
 Recipes = Annotated[list[str], Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")]
+RecipeOrRun = Annotated[
+    str, Argument(metavar="RECIPE|RUN", help="A recipe as for run, or a run by name, digits, MLflow id, or 'latest'.")
+]
 Origin = Annotated[bool, Option("--origin", help="Say after every value where it was written.")]
 Copied = Annotated[str | None, Option(metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")]
 
@@ -66,21 +73,53 @@ def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json
 
 
 def show(
-    recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, origin: Origin = False,
+    recipe: RecipeOrRun, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, origin: Origin = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Print a recipe with nothing left to extends, --set and defaults.
+    """Print a recipe with nothing left to extends, --set and defaults; or say what a run is.
 
     [bold]runner show marl_phase2 --origin[/]
+
+    [bold]runner show 3f2a91c0[/]
     """
     from runner.recipe.document import render
 
+    if (folder := _run_of(recipe)) is not None:
+        if sets or bare or origin:
+            raise UsageError(f"{folder.name} is a run, whose settings are in {folder.path / 'recipe.lock.yaml'}")
+        from runner.tracking.card import show as show_card
+        from runner.tracking.listing import described
+
+        run = described(folder)
+        output(as_json, lambda: {"run": run}, show_card, run)
+        return
     loaded, _ = load_recipe(recipe, settings(sets, bare), plugin)
     if as_json:
         origins = {path: str(place) for path, place in loaded.origins.items()}
         print_json({"recipe": loaded.values(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))
     else:
         echo("\n".join(render(loaded.values(), loaded.origins if origin else None)))
+
+
+def _run_of(reference: str) -> "RunFolder | None":
+    """The run, ablation or study that is meant, by its name or its folder; None if a recipe is."""
+    from runner.recipe.document import RecipeError
+    from runner.recipe.loader import find as find_recipe
+    from runner.tracking.recovery import reap
+    from runner.tracking.workspace import RunFolder, Workspace, find
+
+    folder, here = RunFolder(Path(reference).absolute()), Workspace()
+    if folder.record() is not None:
+        return folder
+    try:
+        find_recipe(reference)
+        return None
+    except RecipeError as no_recipe:
+        reap(here)
+        try:
+            return find(here.runs, reference, here.ablations, here.studies)
+        except UsageError as no_run:
+            raise UsageError(f"{no_recipe}\n{no_run}") from None
 
 
 def recipes(copy: Copied = None, as_json: AsJson = False) -> None:

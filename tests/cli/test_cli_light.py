@@ -8,6 +8,9 @@ import sys
 
 import pytest
 from faces import write_recipe
+from run_folders import run_folder
+
+from runner.tracking import Workspace
 
 VALID = "name: mine\nextends: marl_phase1.yaml\n"
 MISTAKES = """\
@@ -210,3 +213,19 @@ def test_what_is_no_setting_is_refused(tmp_path):
     result = runner("show", "marl_phase2", "marl_phase3", cwd=tmp_path)
     assert result.returncode == 2
     assert "'marl_phase3' is no setting: should be A.B.C=VALUE" in result.stderr
+
+
+def test_a_run_is_shown_by_its_digits_or_folder_and_a_recipe_goes_first(tmp_path):
+    folder = run_folder("marl_phase2", status="FINISHED", metrics={"eval/return": 1.5})
+    for reference in (folder.name, folder.name[-8:], str(folder.path), "latest"):
+        result = runner("show", reference, cwd=tmp_path)
+        assert result.stdout.startswith(f"{folder.name}: FINISHED\n"), result.stderr
+        assert result.stderr == "heavy:\n"
+    assert json.loads(runner("show", "latest", "--json", cwd=tmp_path).stdout)["run"]["metrics"] == {"eval/return": 1.5}
+    assert runner("show", "marl_phase2", cwd=tmp_path).stdout.startswith("name: marl_phase2\n")
+    refused = runner("show", folder.name, "seed=3", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "is a run, whose settings are in" in " ".join(refused.stderr.split())
+    nothing = runner("show", "nothing", cwd=tmp_path)
+    assert "no recipe of that name ships" in nothing.stderr
+    assert f"no run 'nothing' in {Workspace().runs}; there are: {folder.name}" in nothing.stderr
