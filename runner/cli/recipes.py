@@ -106,9 +106,10 @@ def _run_of(reference: str) -> "RunFolder | None":
     from runner.recipe.document import RecipeError
     from runner.recipe.loader import find as find_recipe
     from runner.tracking.recovery import reap
-    from runner.tracking.workspace import RunFolder, Workspace, find
+    from runner.tracking.workspace import RunFolder, Workspace, find, folders
 
     folder, here = RunFolder(Path(reference).absolute()), Workspace()
+    places = (here.runs, here.ablations, here.studies)
     if folder.record() is not None:
         return folder
     try:
@@ -116,8 +117,10 @@ def _run_of(reference: str) -> "RunFolder | None":
         return None
     except RecipeError as no_recipe:
         reap(here)
+        if not folders(*places):
+            raise
         try:
-            return find(here.runs, reference, here.ablations, here.studies)
+            return find(here.runs, reference, *places[1:])
         except UsageError as no_run:
             raise UsageError(f"{no_recipe}\n{no_run}") from None
 

@@ -47,6 +47,9 @@ OfRecipe = Annotated[str | None, Option("--recipe", metavar="NAME", help="Of thi
 Since = Annotated[
     str | None, Option(metavar="AGE|DATE", help="Begun no longer ago than 2d, 3h or 30min, or since 2026-01-31.")
 ]
+Everything = Annotated[
+    bool, Option("--all", help="Also what is another every time, or cannot matter: speed, load, process, tools.")
+]
 Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
 
 
@@ -220,15 +223,15 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
         raise StorageError("not everything could be sent; what is left stays in the runs' folders")
 
 
-def compare(runs: Runs, as_json: AsJson = False) -> None:
-    """Print what differs between runs: settings, environment, then metrics; and the link to MLflow's page.
+def compare(runs: Runs, everything: Everything = False, as_json: AsJson = False) -> None:
+    """Print what differs between runs: headline metrics, settings, environment, other metrics; and MLflow's page.
 
     [bold]runner compare latest 3f2a91c0[/]
     """
     from runner.tracking import Workspace, comparison
 
     compared = comparison.compare(Workspace(), runs)
-    output(as_json, lambda: compared, comparison.show, compared)
+    output(as_json, lambda: compared, comparison.show, compared, everything)
 
 
 def ui(port: Port = 5000) -> None:

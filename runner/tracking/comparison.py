@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -21,7 +21,7 @@ from runner.recipe.lock import LOCK_NAME
 from runner.recipe.recipe import flatten
 from runner.system.errors import UsageError
 from runner.system.secrets import redact_values
-from runner.tracking.store import HOST, PORT, VIEW, Store, is_http, shown
+from runner.tracking.store import HEADLINE, HOST, PORT, VIEW, Store, is_http, shown
 from runner.tracking.workspace import Workspace, pick
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 _NAME_WIDTH, _RUN_WIDTH = 28, 17
 _NEWEST_FIRST = "attributes.start_time DESC"
-_ABOUT_METRICS = ": last value (ratio to the first run)"
+_SECTIONS = ("headline", "settings", "environment", "metrics")
+_ABOUT = dict.fromkeys(("headline", "metrics"), ": last value (times the first run's, or more or less than it)")
+_NOISE = ("perf/", "system/", "process.", "resumed.", "source.", "tools.")
+"""Beginnings of what is another every time, or cannot matter: what code is run is told by its digest."""
 _OWN_TAGS = ("mlflow.", "recipe.", "overrides", "run_dir")
 """Beginnings of tags that name a run or repeat its settings."""
 _LOCKED = ("source", "code", "plugins", "packages", "tools", "hardware", "threads")
@@ -65,6 +68,7 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
             {"run_id": info.run_id, "name": info.run_name, "status": info.status, "experiment_id": info.experiment_id}
             for info in infos
         ],
+        "headline": _rows(metrics, dict.fromkeys(",".join(run.data.tags.get(HEADLINE, "") for run in runs).split(","))),
         "settings": redact_values(_differing([run.data.params for run in runs])),
         "environment": redact_values(_differing([_environment(store.client, run) for run in runs])),
         "metrics": _differing(metrics),
@@ -97,37 +101,62 @@ def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
 
 
 def _differing(sides: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    names = sorted({name for side in sides for name in side})
-    rows = {name: [side.get(name) for side in sides] for name in names}
+    rows = _rows(sides, sorted({name for side in sides for name in side}))
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
 
 
-def show(comparison: Mapping[str, Any], console: Console) -> None:
-    """Prints a comparison; runs that do not fit side by side follow in further tables."""
+def _rows(sides: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
+    """What each side has under these names, as far as one of them has it."""
+    rows = {name: [side.get(name) for side in sides] for name in names}
+    return {name: row for name, row in rows.items() if row != [None] * len(sides)}
+
+
+def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> None:
+    """Prints a comparison, without noise unless everything is asked for.
+
+    Runs that do not fit side by side follow in further tables.
+    """
     runs, per_table = comparison["runs"], max(1, (console.width - _NAME_WIDTH) // _RUN_WIDTH)
+    sections, hidden = {}, 0
+    for section in _SECTIONS:
+        rows = comparison[section]
+        if section != "headline":
+            rows = {name: row for name, row in rows.items() if name not in comparison["headline"]}
+        sections[section] = {n: row for n, row in rows.items() if everything or not n.startswith(_NOISE)}
+        hidden += len(rows) - len(sections[section])
     for start in range(0, len(runs), per_table):
         shown = range(start, min(start + per_table, len(runs)))
-        for title, about in {"settings": "", "environment": "", "metrics": _ABOUT_METRICS}.items():
-            rows = comparison[title]
-            if not rows:
-                console.print(f"{title}: no difference", style="dim")
-                continue
-            table = Table(
-                title=title + about, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-            )
-            table.add_column("", overflow="fold")
-            for run in shown:
-                stem, _, digits = runs[run]["name"].rpartition("-")
-                table.add_column(f"{stem}\n{digits}".strip(), overflow="fold")
-            for name, row in rows.items():
-                table.add_row(name, *(Text(_cell(row[run], row[0] if run else None)) for run in shown))
-            console.print(table)
+        for section, rows in sections.items():
+            if rows:
+                console.print(_table(section + _ABOUT.get(section, ""), rows, runs, shown))
+            elif section != "headline":
+                console.print(f"{section}: no difference", style="dim")
+    if hidden:
+        console.print(f"{hidden} differences of speed, process and the like: --all", style="dim", highlight=False)
     console.print(comparison["link"], soft_wrap=True, markup=False, highlight=False)
 
 
-def _cell(value: object, reference: object) -> str:
+def _table(
+    title: str, rows: Mapping[str, list[Any]], runs: Sequence[Mapping[str, Any]], shown: Sequence[int]
+) -> Table:
+    """Some of the runs, a row for each name."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", overflow="fold")
+    for run in shown:
+        stem, _, digits = runs[run]["name"].rpartition("-")
+        table.add_column(f"{stem}\n{digits}".strip(), overflow="fold")
+    for name, row in rows.items():
+        table.add_row(name, *(Text(_cell(row, run)) for run in shown))
+    return table
+
+
+def _cell(row: Sequence[Any], run: int) -> str:
+    """A value, beside the first one: how many times as large where all are positive, else how much larger."""
+    value, reference = row[run], row[0]
     if not isinstance(value, float):
         return "-" if value is None else str(value)
-    if not isinstance(reference, float) or reference == 0 or not isfinite(value / reference):
+    if run == 0 or value == reference or not isinstance(reference, float):
         return f"{value:.6g}"
-    return f"{value:.6g} ({value / reference:.3g}x)"
+    if all(each > 0 for each in row if isinstance(each, float)) and isfinite(value / reference):
+        return f"{value:.6g} ({value / reference:.3g}x)"
+    return f"{value:.6g} ({value - reference:+.3g})"

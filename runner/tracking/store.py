@@ -25,6 +25,8 @@ from runner.tracking.workspace import Workspace, folder_name
 
 HOST, PORT = "127.0.0.1", 5000
 """Where MLflow's page is shown, unless the port is taken or a server has the page already."""
+HEADLINE = "recipe.headline"
+"""The tag with the metrics that a person looks at first, the objective before all others, with commas between."""
 VIEW = "workflowType=machine_learning"
 """Opens MLflow's pages for training rather than for language models."""
 Metric = tuple[str, float, int, int]

@@ -21,7 +21,7 @@ from runner.system.faults import reach
 from runner.system.processes import Owner
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, lines
-from runner.tracking.store import Store, key, params_of, shown, text
+from runner.tracking.store import HEADLINE, Store, key, params_of, shown, text
 from runner.tracking.system import SystemMonitor
 from runner.tracking.view import view_of
 from runner.tracking.workspace import Record, RunFolder, Status, Workspace
@@ -118,7 +118,7 @@ class Tracker(Recorder):
             self.spool.append(params=params_of(recipe.values()))
             tags = {**_page(), **tags}
         owner = {f"process.{name}": str(value) for name, value in record.owner}
-        self.spool.append(tags=params_of({**owner, "run_dir": str(self.run_dir), **tags}))
+        self.spool.append(tags=params_of({**owner, "run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline), **tags}))
         self._monitor = SystemMonitor(self.run_dir) if recipe.tracking.system_metrics else None
         self._threads = [
             Periodic("sync", seconds=2.0, action=self.spool.sync),

@@ -129,9 +129,10 @@ def comparison(runs):
         for n in range(runs)
     ]
     rows = {
+        "headline": {"eval/return": [2.0, *[3.0] * (runs - 1)], "eval/score": [-1.0, *[0.5] * (runs - 1)]},
         "settings": {"optimization.amp.dtype": ["bf16", *["fp16"] * (runs - 1)]},
-        "environment": {},
-        "metrics": {"eval/return": [2.0, *[3.0] * (runs - 1)], "eval/loss": ["inf", None, *[0.5] * (runs - 2)]},
+        "environment": {"process.pid": ["7", *["8"] * (runs - 1)]},
+        "metrics": {"eval/return": [2.0, *[3.0] * (runs - 1)], "perf/update_ms": [7.5, *[9.0] * (runs - 1)], "eval/loss": ["inf", None, *[0.5] * (runs - 2)]},
     }
     return {"runs": about, "link": "http://127.0.0.1:5000/#/compare-runs?" + "x" * 200, **rows}
 
@@ -140,7 +141,7 @@ def comparison(runs):
 @pytest.mark.parametrize("runs", [2, 3, 9])
 def test_tables_fit_the_screen_and_show_every_run(width, runs):
     screen = io.StringIO()
-    show(comparison(runs), Console(file=screen, width=width))
+    show(comparison(runs), False, Console(file=screen, width=width))
     lines = screen.getvalue().splitlines()
     assert all(len(line) <= width for line in lines if not line.startswith("http"))
     assert lines[-1].endswith("x" * 200)  # the link stays in one piece
@@ -148,3 +149,38 @@ def test_tables_fit_the_screen_and_show_every_run(width, runs):
         assert f"0123456{n}" in screen.getvalue()
     assert "3 (1.5x)" in screen.getvalue()
     assert "environment: no difference" in screen.getvalue()
+
+
+def told(found, everything=False):
+    screen = io.StringIO()
+    show(found, everything, Console(file=screen, width=100))
+    return screen.getvalue()
+
+
+def test_the_headline_comes_first_and_once_and_noise_not_at_all():
+    text = told(comparison(2))
+    places = [text.index(each) for each in ("headline", "eval/return", "settings", "environment", "metrics", "eval/loss")]
+    assert places == sorted(places)
+    assert text.count("eval/return") == 1
+    assert "process.pid" not in text
+    assert "perf/" not in text
+    assert "2 differences of speed, process and the like: --all" in text
+    assert "process.pid" in told(comparison(2), everything=True)
+    assert "perf/update_ms" in told(comparison(2), everything=True)
+
+
+def test_where_signs_differ_a_difference_is_told_and_no_ratio():
+    text = told(comparison(2))
+    assert "3 (1.5x)" in text
+    assert "0.5 (+1.5)" in text
+    assert "-0.5x" not in text
+
+
+def test_headline_metrics_are_told_where_they_are_equal_too(record):
+    tags = {"recipe.headline": "eval/return,eval/rate"}
+    first = record("a", tags=tags, metrics={"eval/return": [1.0], "eval/rate": [0.5], "eval/other": [1.0]})
+    second = record("b", tags=tags, metrics={"eval/return": [2.0], "eval/rate": [0.5], "eval/other": [1.0]})
+    found = compare(Workspace(), [first, second])
+    assert found["headline"] == {"eval/return": [1.0, 2.0], "eval/rate": [0.5, 0.5]}
+    assert list(found["headline"]) == ["eval/return", "eval/rate"]
+    assert found["environment"] == {}
