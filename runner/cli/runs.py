@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 GoOn = Annotated[bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")]
 AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed.")]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
+Tags = Annotated[
+    list[str] | None, Option("--tag", metavar="NAME=VALUE", help="A tag of the run, in MLflow too; may be repeated.")
+]
+Note = Annotated[str, Option(metavar="TEXT", help="What to remember about the run; its description in MLflow.")]
 Run = Annotated[str, Argument(metavar="[RUN]", help="Name, digits or MLflow id, a beginning of these, or 'latest'.")]
 Sent = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="By default all that have something to send.")]
 Removed = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="Names, digits or ids, as for resume.")]
@@ -55,7 +59,8 @@ Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken 
 
 def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
-    allow_drift: AllowDrift = False, download: Download = False, quiet: Quiet = False, as_json: AsJson = False,
+    allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
+    quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -72,6 +77,7 @@ def run(
     from runner.recipe.loader import find, is_lock, load, secret_assignments
 
     registry, given, path = registry_of(plugin), settings(sets, bare), find(recipe)
+    own_tags = dict(map(_tag, tag or ()))
     changes: list[Drift] = []
     if is_lock(path):
         loaded, changes = _load_lock(path, given, registry, f"runner run {recipe}")
@@ -92,7 +98,7 @@ def run(
         from runner.tracking import Workspace
         from runner.train.run import run as train
 
-        return train(loaded, registry, Workspace(), display)
+        return train(loaded, registry, Workspace(), display, own_tags=own_tags, note=note)
 
     _train(loaded, quiet, as_json, begin)
 
@@ -284,6 +290,14 @@ def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command:
         raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
     recipe = load(lock, sets, registry)
     return recipe, drift(lock, recipe, registry)
+
+
+def _tag(text: str) -> tuple[str, str]:
+    """What --tag says."""
+    name, equals, value = text.partition("=")
+    if not equals or not name or name.startswith("mlflow."):
+        raise UsageError(f"--tag '{text}': should be NAME=VALUE, and NAME not begin with 'mlflow.', as MLflow's own do")
+    return name, value
 
 
 def _say_drift(changes: "Sequence[Drift]") -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runner.tracking.listing import figure, progress, span
+from runner.tracking.listing import figure, progress, said, span
 
 _MEASURED = ("perf/", "system/")
 _MOST = 12
@@ -24,6 +24,7 @@ def show(run: Mapping[str, Any], console: Console) -> None:
         ("reason", run["reason"].splitlines() if run["reason"] else []),
         ("recipe", [run["recipe"]] if run["recipe"] else []),
         ("settings", [f"{path}={value}" for path, value in (run["overrides"] or {}).items()] or ["as in the recipe"]),
+        ("said", list(said(run))),
         ("learnt" if run["kind"] == "run" else "result", list(_learnt(run))),
         ("training", list(_training(run))),
         ("progress", list(_progress(run))),

@@ -133,9 +133,18 @@ def _cells(run: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def said(run: Mapping[str, Any]) -> Iterator[str]:
+    """What its user says of it."""
+    if run["tags"]:
+        yield "tags " + ", ".join(f"{name}={value}" for name, value in run["tags"].items())
+    if run["note"]:
+        yield run["note"]
+
+
 def _remarks(run: Mapping[str, Any]) -> Iterator[str]:
-    """What to know beside the columns, a line each: what was overridden, and what went wrong."""
+    """What to know beside the columns, a line each: what was overridden, what its user says, and what went wrong."""
     yield " ".join(f"{path}={value}" for path, value in (run["overrides"] or {}).items())
+    yield "; ".join(said(run))
     parts = []
     if run["status"] == "FAILED":
         parts.append(run["reason"].partition("\n")[0])

@@ -116,7 +116,8 @@ class Tracker(Recorder):
             self.spool.append(status="RUNNING")
         if not cursor:
             self.spool.append(params=params_of(recipe.values()))
-            tags = {**_page(), **tags}
+            note = {"mlflow.note.content": record.note} if record.note else {}
+            tags = {**_page(), **tags, **record.tags, **note}
         owner = {f"process.{name}": str(value) for name, value in record.owner}
         self.spool.append(tags=params_of({**owner, "run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline), **tags}))
         self._monitor = SystemMonitor(self.run_dir) if recipe.tracking.system_metrics else None
@@ -128,10 +129,14 @@ class Tracker(Recorder):
         ]
 
     @classmethod
-    def open(cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str]) -> Self:
+    def open(
+        cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str], own_tags: Mapping[str, str] | None = None,
+        note: str = "",
+    ) -> Self:  # fmt: skip
         """Starts an MLflow run, the folder that is named after its id, and the threads beside the training.
 
-        ``tags`` say what describes the run beside the recipe. ``StorageError`` if MLflow's store or the workspace
+        ``tags`` say what describes the run beside the recipe, ``own_tags`` and ``note`` what its user says; these are kept
+        in its record, too. ``StorageError`` if MLflow's store or the workspace
         cannot be reached or written.
         """
         store = Store(workspace)
@@ -143,6 +148,7 @@ class Tracker(Recorder):
             name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
             experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), owner=Owner.this_process(),
             started=now, heartbeat=now, overrides=params_of(recipe.overrides),
+            tags=params_of(own_tags or {}), note=text(note),
             headline=tuple(f"eval/{name}" for name in dict.fromkeys([*objective, *recipe.headline])),
         )  # fmt: skip
         run_id = None

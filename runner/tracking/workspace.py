@@ -90,6 +90,9 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     """The metrics that a person looks at first, the objective before all others."""
     metrics: dict[str, float] = {}
     """The newest value of each."""
+    tags: dict[str, str] = {}
+    note: str = ""
+    """What a person has to say about it, as tags have."""
 
 
 class RunFolder:

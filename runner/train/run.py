@@ -74,6 +74,8 @@ def train(
     set: Mapping[str, Any] | None = None,  # noqa: A002
     *,
     plugins: Sequence[PathLike] = (),
+    tags: Mapping[str, str] | None = None,
+    note: str = "",
 ) -> RunResult:
     """Trains a recipe and logs it to MLflow, as ``runner run`` does.
 
@@ -81,6 +83,8 @@ def train(
         recipe: a recipe file, the lock of a run, or the name of a recipe that ships.
         set: values that override the recipe's, by dotted path.
         plugins: Python files with plugins.
+        tags: of the run in MLflow, beside the runner's own.
+        note: its description there.
 
     Returns:
         Metrics, run id, folder and more. Interrupted, its ``status`` is ``KILLED``, and ``resume`` is the command that
@@ -90,7 +94,8 @@ def train(
         RunnerError: the recipe is wrong, or the training failed.
     """
     registry = Registry([Path(path) for path in plugins])
-    return run(load(recipe, _assignments(set), registry), registry, Workspace(), Nowhere())
+    loaded = load(recipe, _assignments(set), registry)
+    return run(loaded, registry, Workspace(), Nowhere(), own_tags=tags, note=note)
 
 
 def load_model(
@@ -138,11 +143,12 @@ def load_model(
 
 def run(
     recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
-    drift: Sequence[str] = (),
+    drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
 ) -> RunResult:  # fmt: skip
     """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
 
     The recipe of a run that goes on is that of its lock; ``drift`` says what has changed since, and is kept on record.
+    A run that begins keeps tags and a note of its user.
     Should the training fail, the MLflow run, if there is one by then, has its true status.
 
     Raises:
@@ -164,7 +170,7 @@ def run(
         stop = stack.enter_context(stop_on_signals())
         with display.phase("opening the tracking store"):
             if folder is None:
-                tracker = Tracker.open(workspace, recipe, tags)
+                tracker = Tracker.open(workspace, recipe, tags, own_tags, note)
             else:
                 tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
                 tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)

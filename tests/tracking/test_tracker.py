@@ -6,9 +6,10 @@ from mlflow.exceptions import MlflowException
 from outages import records
 from run_folders import recipe
 
-from runner.system import faults
+from runner.system import faults, secrets
 from runner.system.errors import StorageError
-from runner.tracking import Workspace
+from runner.system.secrets import MASK
+from runner.tracking import RunFolder, Workspace
 from runner.tracking.store import Store
 from runner.tracking.tracker import Tracker
 
@@ -169,3 +170,35 @@ def test_mlflow_learns_the_status_that_the_disk_refuses(monkeypatch, caplog):
     assert records(tracker.run_dir)[-1].get("status") is None
     assert run_of(tracker).info.status == "FAILED"
     assert "1 lines could not be written" in caplog.text
+
+
+def test_what_its_user_says_of_a_run_is_in_mlflow_and_in_its_record_also_when_it_goes_on(monkeypatch):
+    monkeypatch.setattr(secrets, "_known", frozenset())
+    monkeypatch.setattr(secrets, "_pattern", None)
+    secrets.register("hush-hush")
+    tracker = Tracker.open(Workspace(), recipe(), {"device": "cpu"}, {"who": "me", "key": "hush-hush"}, "for the talk")
+    tracker.close("KILLED")
+    folder = RunFolder(tracker.run_dir)
+    folder.claim()
+    again = Tracker.reopen(Workspace(), folder, recipe(), {}, 0, 0)
+    again.close("FINISHED")
+    tags = run_of(again).data.tags
+    assert (tags["who"], tags["key"], tags["mlflow.note.content"]) == ("me", MASK, "for the talk")
+    record = folder.record()
+    assert (record.tags, record.note, record.status) == ({"who": "me", "key": MASK}, "for the talk", "FINISHED")
+
+
+def test_the_newest_metrics_and_the_time_are_in_the_record_and_time_adds_up():
+    tracker = opened()
+    tracker.log({"eval/return": 1.0, "train/loss": math.inf}, 1)
+    tracker.log({"eval/return": 2.0}, 2)
+    tracker.close("KILLED")
+    folder = RunFolder(tracker.run_dir)
+    first = folder.record()
+    assert first.metrics == {"eval/return": 2.0, "train/loss": math.inf}
+    assert first.seconds > 0
+    folder.claim()
+    again = Tracker.reopen(Workspace(), folder, recipe(), {}, 0, 2)
+    again.close("FINISHED")
+    assert folder.record().metrics == first.metrics
+    assert folder.record().seconds > first.seconds
