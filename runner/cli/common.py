@@ -25,7 +25,8 @@ RecipeName = Annotated[
     str, Argument(metavar="RECIPE", help="A recipe file, the lock of a run, or the name of a recipe that ships.")
 ]
 Sets = Annotated[
-    list[str] | None, Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated, and --set left out.")
+    list[str] | None,
+    Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated, and --set left out."),
 ]
 Bare = Annotated[
     list[str] | None, Argument(metavar="[A.B.C=VALUE...]", help="The same as --set A.B.C=VALUE.", show_default=False)

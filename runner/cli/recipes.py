@@ -11,7 +11,6 @@ from runner.cli.common import (
     AsJson,
     Bare,
     Plugins,
-    RecipeName,
     Sets,
     load_recipe,
     output,

@@ -45,7 +45,8 @@ Removed = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="Names, 
 Purge = Annotated[bool, Option("--purge", help="Delete for good; without a run, what is in the trash.")]
 Runs = Annotated[list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")]
 Where = Annotated[
-    list[str] | None, Option(metavar="METRIC>NUMBER", help="Whose newest value is so; <, <=, >=, = and != too; may be repeated.")
+    list[str] | None,
+    Option(metavar="METRIC>NUMBER", help="Whose newest value is so; <, <=, >=, = and != too; may be repeated."),
 ]
 OfRecipe = Annotated[str | None, Option("--recipe", metavar="NAME", help="Of this recipe; * stands for anything.")]
 Since = Annotated[
@@ -148,9 +149,7 @@ def resume(
     _train(recipe, quiet, as_json, begin)
 
 
-def ls(
-    where: Where = None, recipe: OfRecipe = None, since: Since = None, as_json: AsJson = False
-) -> None:
+def ls(where: Where = None, recipe: OfRecipe = None, since: Since = None, as_json: AsJson = False) -> None:
     """List the runs, ablations and studies of this workspace: status, progress, objective, what was overridden.
 
     Runs whose process died without a word are set to KILLED, here and in MLflow.
@@ -187,7 +186,9 @@ def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> N
     if not runs and not purge:
         raise UsageError("name the runs to remove, or empty the trash: runner rm --purge")
     _folders()
-    chosen = {folder.name: folder for folder in (find(here.runs, name, here.ablations, here.studies) for name in runs or ())}
+    chosen = {
+        folder.name: folder for folder in (find(here.runs, name, here.ablations, here.studies) for name in runs or ())
+    }
     removals = remove(here, list(chosen.values()), purge)
     purged = [] if runs else empty(here)
     if as_json:

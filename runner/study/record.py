@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +31,7 @@ def note(
         for trial in trials
         if trial.state == TrialState.COMPLETE and all(value <= 0 for value in trial.constraints.values())
     ]
-    best = max(counting, key=lambda values: sign * values[0], default=[])
+    best: Sequence[float] = max(counting, key=lambda values: sign * values[0], default=[])
     RunFolder(folder).write(Record(
         kind="study", name=folder.name, recipe=recipe.name, digest=definition.digest, unit="trials",
         goal=config.budget.trials, step=used.trials, experiment=recipe.tracking.experiment,

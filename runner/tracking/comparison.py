@@ -136,9 +136,7 @@ def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> N
     console.print(comparison["link"], soft_wrap=True, markup=False, highlight=False)
 
 
-def _table(
-    title: str, rows: Mapping[str, list[Any]], runs: Sequence[Mapping[str, Any]], shown: Sequence[int]
-) -> Table:
+def _table(title: str, rows: Mapping[str, list[Any]], runs: Sequence[Mapping[str, Any]], shown: Sequence[int]) -> Table:
     """Some of the runs, a row for each name."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")

@@ -47,10 +47,9 @@ def described(folder: RunFolder) -> dict[str, Any]:
         metrics = {name: value if isfinite(value) else str(value) for name, value in record.metrics.items()}
         known = record.model_dump(mode="json") | {"step": max(record.step, last or 0), "metrics": metrics}
         if record.kind != "run":
-            alive = record.status == "RUNNING" and record.owner.alive(record.heartbeat) is not False
-            known["status"] = "KILLED" if record.status == "RUNNING" and not alive else record.status
+            known["status"] = "KILLED" if record.status == "RUNNING" and not record.at_work else record.status
             reason = "it is finished" if record.status == "FINISHED" else _AGAIN
-            if alive:
+            if record.at_work:
                 reason = f"process {record.owner.pid} on {record.owner.host} is at it"
     return known | {
         "name": folder.name, "run_dir": str(folder.path), "last_checkpoint": last, "resumable": not reason,

@@ -43,7 +43,9 @@ def select(
         return (
             (recipe is None or fnmatchcase(run["recipe"] or "", recipe))
             and (begun is None or (run["started"] or 0.0) >= begun)
-            and all(name in metrics and _OPERATORS[sign](float(metrics[name]), bound) for name, sign, bound in conditions)
+            and all(
+                name in metrics and _OPERATORS[sign](float(metrics[name]), bound) for name, sign, bound in conditions
+            )
         )
 
     return [run for run in runs if meant(run)]

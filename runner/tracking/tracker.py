@@ -119,7 +119,9 @@ class Tracker(Recorder):
             note = {"mlflow.note.content": record.note} if record.note else {}
             tags = {**_page(), **tags, **record.tags, **note}
         owner = {f"process.{name}": str(value) for name, value in record.owner}
-        self.spool.append(tags=params_of({**owner, "run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline), **tags}))
+        self.spool.append(
+            tags=params_of({**owner, "run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline), **tags})
+        )
         self._monitor = SystemMonitor(self.run_dir) if recipe.tracking.system_metrics else None
         self._threads = [
             Periodic("sync", seconds=2.0, action=self.spool.sync),
@@ -135,9 +137,8 @@ class Tracker(Recorder):
     ) -> Self:  # fmt: skip
         """Starts an MLflow run, the folder that is named after its id, and the threads beside the training.
 
-        ``tags`` say what describes the run beside the recipe, ``own_tags`` and ``note`` what its user says; these are kept
-        in its record, too. ``StorageError`` if MLflow's store or the workspace
-        cannot be reached or written.
+        ``tags`` say what describes the run beside the recipe; ``own_tags`` and ``note`` what its user says, which its
+        record has, too. ``StorageError`` if MLflow's store or the workspace cannot be reached or written.
         """
         store = Store(workspace)
         experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))

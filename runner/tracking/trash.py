@@ -38,10 +38,9 @@ def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool) -> list
             record = folder.record()
             if record is not None and record.kind == "study":
                 raise UsageError(f"{folder.name} is a study: 'runner study run FILE --fresh' forgets its trials")
-            if record is not None and record.kind == "ablation" and record.status == "RUNNING":
-                if record.owner.alive(record.heartbeat) is not False:
-                    owner = f"process {record.owner.pid} on {record.owner.host}"
-                    raise UsageError(f"{folder.name} is in use: {owner} is measuring")
+            if record is not None and record.kind == "ablation" and record.at_work:
+                owner = f"process {record.owner.pid} on {record.owner.host}"
+                raise UsageError(f"{folder.name} is in use: {owner} is measuring")
             folder.claim(GLANCE_SECONDS)
             claims.callback(folder.release)
         removals = []

@@ -94,6 +94,11 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     note: str = ""
     """What a person has to say about it, as tags have."""
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it runs, as far as its owner's name tells; of a training, the folder's lock tells more."""
+        return self.status == "RUNNING" and self.owner.alive(self.heartbeat) is not False
+
 
 class RunFolder:
     """A run's folder, which belongs to one process at a time.

@@ -132,7 +132,11 @@ def comparison(runs):
         "headline": {"eval/return": [2.0, *[3.0] * (runs - 1)], "eval/score": [-1.0, *[0.5] * (runs - 1)]},
         "settings": {"optimization.amp.dtype": ["bf16", *["fp16"] * (runs - 1)]},
         "environment": {"process.pid": ["7", *["8"] * (runs - 1)]},
-        "metrics": {"eval/return": [2.0, *[3.0] * (runs - 1)], "perf/update_ms": [7.5, *[9.0] * (runs - 1)], "eval/loss": ["inf", None, *[0.5] * (runs - 2)]},
+        "metrics": {
+            "eval/return": [2.0, *[3.0] * (runs - 1)],
+            "perf/update_ms": [7.5, *[9.0] * (runs - 1)],
+            "eval/loss": ["inf", None, *[0.5] * (runs - 2)],
+        },
     }
     return {"runs": about, "link": "http://127.0.0.1:5000/#/compare-runs?" + "x" * 200, **rows}
 
@@ -159,7 +163,9 @@ def told(found, everything=False):
 
 def test_the_headline_comes_first_and_once_and_noise_not_at_all():
     text = told(comparison(2))
-    places = [text.index(each) for each in ("headline", "eval/return", "settings", "environment", "metrics", "eval/loss")]
+    places = [
+        text.index(each) for each in ("headline", "eval/return", "settings", "environment", "metrics", "eval/loss")
+    ]
     assert places == sorted(places)
     assert text.count("eval/return") == 1
     assert "process.pid" not in text

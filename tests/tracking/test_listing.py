@@ -94,7 +94,9 @@ def test_what_is_to_be_said_about_a_run_is_below_it():
     assert lines[2] == "    process 7 on here is training it"
     assert lines[3].split() == [
         *("marl_phase2-00000002", "FINISHED", "60,000", "steps", "return", "874.4", "7", "min", "60,000"),
-        *(lines[3].split()[-4:-2] + ["ago", "no"]),
+        *lines[3].split()[-4:-2],
+        "ago",
+        "no",
     ]
     assert lines[5] == f"    {REASON}"
     assert lines[7] == "    MLflow lacks a part: runner sync"

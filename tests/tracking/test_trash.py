@@ -96,7 +96,9 @@ def test_what_becomes_of_a_run_that_another_store_has_or_nobody_can_read_is_said
     elsewhere, damaged = finished(tracking_uri="http://elsewhere:5000"), finished()
     (damaged.path / "run.json").write_text("{")
     removals = remove(Workspace(), [elsewhere, damaged], purge=False)
-    assert removals[0].mlflow == "it stays in http://elsewhere:5000; name that in MLFLOW_TRACKING_URI to delete it there"
+    assert (
+        removals[0].mlflow == "it stays in http://elsewhere:5000; name that in MLFLOW_TRACKING_URI to delete it there"
+    )
     assert removals[1].mlflow == "MLflow was not asked, because its run.json cannot be read"
 
 
