@@ -219,7 +219,7 @@ def test_a_run_is_shown_by_its_digits_or_folder_and_a_recipe_goes_first(tmp_path
     folder = run_folder("marl_phase2", status="FINISHED", metrics={"eval/return": 1.5})
     for reference in (folder.name, folder.name[-8:], str(folder.path), "latest"):
         result = runner("show", reference, cwd=tmp_path)
-        assert result.stdout.startswith(f"{folder.name}: FINISHED\n"), result.stderr
+        assert result.stdout.split("\n")[0].rstrip() == f"{folder.name}: FINISHED", result.stderr
         assert result.stderr == "heavy:\n"
     assert json.loads(runner("show", "latest", "--json", cwd=tmp_path).stdout)["run"]["metrics"] == {"eval/return": 1.5}
     assert runner("show", "marl_phase2", cwd=tmp_path).stdout.startswith("name: marl_phase2\n")
