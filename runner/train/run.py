@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.names import shown_path
 from runner.system.secrets import redact
-from runner.tracking import RunFolder, Status, Workspace
+from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION, code, describe, figures
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import find
@@ -37,7 +38,7 @@ PathLike = str | Path
 PATIENCE_SECONDS = 30.0
 STOPPED_PATIENCE_SECONDS = 5.0
 """A scheduler that has sent SIGTERM kills soon; what MLflow lacks then is in the spool."""
-_ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json")
+_ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", run_log.NAME)
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
@@ -158,6 +159,7 @@ def run(
     """
     started, state = time.perf_counter(), None
     with ExitStack() as stack:
+        log = stack.enter_context(run_log.RunLog())
         if folder is not None:
             folder.claim()
             stack.callback(folder.release)
@@ -174,7 +176,9 @@ def run(
             else:
                 tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
                 tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
-        loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry))
+        log.open(tracker.run_dir)
+        log.keep("begun" if folder is None else "; ".join([f"resumed at step {step}", *drift]))
+        loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
         if folder is None:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
             write_lock(recipe, tracker.run_dir, registry)
@@ -233,7 +237,7 @@ def _description(
 
 @contextmanager
 def _concluded(
-    pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, registry: Registry
+    pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, registry: Registry, log: run_log.RunLog
 ) -> Iterator[Loop]:
     """Makes the loop; whatever happens inside the ``with``, the run gets the status that is true."""
     again = registry.command(f"runner resume {tracker.run_name}")
@@ -255,6 +259,8 @@ def _concluded(
         raise RunnerError(reason) from error
     except BaseException as error:
         reason = redact(str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}")
+        if not isinstance(error, RunnerError):
+            log.keep("".join(traceback.format_exception(error)))
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
             remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start it anew"
             raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
@@ -262,6 +268,7 @@ def _concluded(
     finally:
         ended = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}{reason and f': {reason}'}"
         tracker.tag(DESCRIPTION, _description(pipeline, tracker, again, ended, loop.metrics if loop else {}))
+        log.keep(": ".join(filter(None, [status, reason])))
         for pattern in _ARTIFACTS:
             for path in sorted(tracker.run_dir.glob(pattern)):
                 tracker.artifact(path)
