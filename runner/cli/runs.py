@@ -81,7 +81,7 @@ def run(
     own_tags = dict(map(_tag, tag or ()))
     changes: list[Drift] = []
     if is_lock(path):
-        loaded, changes = _load_lock(path, given, registry, f"runner run {recipe}")
+        loaded, registry, changes = _load_lock(path, given, registry, f"runner run {recipe}")
     else:
         loaded = load(path, given, registry)
     if download:
@@ -131,7 +131,7 @@ def resume(
     if reason := folder.resumable:
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
-    recipe, changes = _load_lock(lock, settings(sets, bare), registry, f"runner resume {folder.name}")
+    recipe, registry, changes = _load_lock(lock, settings(sets, bare), registry, f"runner resume {folder.name}")
     _say_drift(changes)
     drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:
@@ -277,20 +277,31 @@ def _folders() -> "list[RunFolder]":
     return folders(here.runs)
 
 
-def _load_lock(lock: "Path", sets: Sequence[str], registry: "Registry", command: str) -> "tuple[Recipe, list[Drift]]":
-    """The recipe of a lock, and what has changed since.
+def _load_lock(
+    lock: "Path", sets: Sequence[str], registry: "Registry", command: str
+) -> "tuple[Recipe, Registry, list[Drift]]":
+    """The recipe of a lock, the plugins with its own, and what has changed since.
 
-    Plugin files that the lock needs and the command line lacks are a UsageError, with the command that has them.
+    Plugin files of a run of this workspace are found again where they were, if they are as they were. Of any other lock
+    they have to be named, because a lock from elsewhere must not run code. That they are not is a UsageError, with the
+    command that has them.
     """
+    from runner.plugin.registry import Registry
     from runner.recipe.loader import load
-    from runner.recipe.lock import drift, missing_plugins, read_lock
+    from runner.recipe.lock import drift, plugins_again, read_lock
+    from runner.tracking.workspace import Workspace
 
-    missing = missing_plugins(read_lock(lock), registry.files)
-    if missing:
-        names, whole = ", ".join(path.name for path in missing), registry.command(command, missing)
-        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}; the command is: {whole}")
+    again = plugins_again(read_lock(lock), registry.files)
+    is_own = lock.absolute().parent.parent == Workspace().runs
+    if again and (not is_own or any(again.values())):
+        names, whole = ", ".join(path.name for path in again), registry.command(command, again)
+        why = "".join(f", and {path.name} {reason}" for path, reason in again.items() if reason and is_own)
+        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}{why}; the command is: {whole}")
+    for path in again:
+        say(f"with the plugins of {path}, which is unchanged")
+    registry = Registry([*registry.files, *again])
     recipe = load(lock, sets, registry)
-    return recipe, drift(lock, recipe, registry)
+    return recipe, registry, drift(lock, recipe, registry)
 
 
 def _tag(text: str) -> tuple[str, str]:

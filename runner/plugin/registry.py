@@ -1,6 +1,5 @@
 """Which plugins there are, by section and kind; nothing is imported until it is asked for."""
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -17,6 +16,7 @@ from typing import Any, Literal, get_args
 from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
 from runner.plugin.stage import Stage
 from runner.system.errors import UsageError
+from runner.system.files import sha256
 from runner.system.names import shown_path, suggestion
 
 GROUP = "runner.plugins"
@@ -24,6 +24,8 @@ GROUP = "runner.plugins"
 
 Section = Literal["model", "data", "optimization"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
+PROVIDER_DIGITS = 12
+"""Of the SHA-256 of a plugin file, which stand for its version."""
 _FACES: dict[Section, type[Any]] = {"model": LearnerConfig, "data": SourceConfig, "optimization": StageConfig}
 
 
@@ -128,7 +130,7 @@ def _of_the_old_api(face: type[Any]) -> str | None:
 
 def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        digest = sha256(path)[:PROVIDER_DIGITS]
     except OSError as error:
         raise UsageError(f"plugin {shown_path(path)} cannot be read: {error.strerror}") from None
     provider = Provider(shown_path(path), digest)

@@ -12,12 +12,12 @@ from pydantic import create_model
 
 from runner import __version__
 from runner.plugin.config import Config
-from runner.plugin.registry import Provider, Registry, Section
+from runner.plugin.registry import PROVIDER_DIGITS, Provider, Registry, Section
 from runner.recipe.document import Place, Problem, RecipeError, dump, parse, read
 from runner.recipe.fill import fill, secrets_of
 from runner.recipe.provenance import Checkout, code_digests, source, versions
 from runner.recipe.recipe import Recipe, flatten
-from runner.system.files import write_durably
+from runner.system.files import sha256, write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import MASK, redact, redact_values
 
@@ -98,10 +98,20 @@ def read_lock(lock: Path) -> dict[str, Any]:
     return values
 
 
-def missing_plugins(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Path]:
-    """Plugin files that a lock, as ``read_lock`` returns it, was written with and of whose names none is given."""
-    names = {path.name for path in given}
-    return [path for path in map(Path, locked.get(PLUGIN_FILES) or ()) if path.name not in names]
+def plugins_again(locked: Mapping[str, Any], given: Iterable[Path]) -> dict[Path, str]:
+    """Plugin files that a lock, as ``read_lock`` returns it, was written with and of whose names none is given.
+
+    Each with why it cannot be used again; empty if it is where it was, and as it was.
+    """
+    names, found = {path.name for path in given}, {}
+    for path in map(Path, locked.get(PLUGIN_FILES) or ()):
+        if path.name not in names:
+            try:
+                provider = Provider(path.name, sha256(path)[:PROVIDER_DIGITS])
+                found[path] = "" if str(provider) in (locked.get("plugins") or {}).values() else "has changed since"
+            except OSError as error:
+                found[path] = f"cannot be read at {path}: {error.strerror}"
+    return found
 
 
 def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:

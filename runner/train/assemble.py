@@ -20,6 +20,7 @@ from runner.plugin.source import Batch, Source, State
 from runner.plugin.stage import Probe
 from runner.plugin.works import imported
 from runner.recipe.document import DEFAULT, Problem, RecipeError
+from runner.recipe.loader import is_lock
 from runner.recipe.recipe import Recipe
 from runner.system.errors import CheckpointError, UsageError
 from runner.system.tree import map_tensors
@@ -209,7 +210,9 @@ class Assembly:
     def refuse_unread(self) -> None:
         """Raises a RecipeError if somebody wrote values that nobody has read by the first step: they do nothing."""
         unread = [path for section, config in self._recorded.items() for path in config.unread(f"{section}.")]
-        written = [path for path in unread if self.recipe.origins.get(path, DEFAULT) != DEFAULT]
+        origins = {path: self.recipe.origins.get(path, DEFAULT) for path in unread}
+        # A lock has everything, what nobody has written too.
+        written = [path for path, at in origins.items() if at != DEFAULT and not is_lock(Path(at.source))]
         if written:
             said = "no plugin reads this value; remove it"
             raise RecipeError([Problem(self.recipe.origins[path], path, said) for path in written])

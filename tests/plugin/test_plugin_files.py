@@ -109,22 +109,51 @@ def test_what_cannot_be_found_or_read_is_passed_over(tmp_path, monkeypatch):
     assert code_digests([face_of(path)]).keys() == {"runner", path.name, "torn.py"}
 
 
-@pytest.mark.usefixtures("migrated_workspace")
-def test_what_goes_on_with_a_run_that_has_a_plugin_file_is_the_whole_command(tmp_path, monkeypatch, isolated_workspace):
+@pytest.fixture
+def killed(tmp_path, monkeypatch, migrated_workspace):
+    """The folder of a run with a plugin file, which was killed after its first checkpoint."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(GAN, "my own.py")
     command = ["run", str(GAN.with_suffix(".yaml")), "--plugin", "my own.py", "--quiet", *SHORT]
-    killed = start(tmp_path, *command, RUNNER_FAULTS="checkpoint.state=kill@2")
-    assert killed.wait() == -signal.SIGKILL
-    (folder,) = isolated_workspace.glob("runs/*")
-    lock = folder / "recipe.lock.yaml"
-    for asked in (f"resume {folder.name}", f"run {lock}"):
-        refused = forked(*asked.split())
-        assert refused.returncode == 2
-        said = (
-            f"{folder.name} was trained with plugins of my own.py; the command is: runner {asked} --plugin 'my own.py'"
-        )
-        assert refused.stderr.replace("\n", " ").strip() == said
-    assert result_of(forked("resume", folder.name, "--plugin", "my own.py", "--json"))["resume"] == (
-        f"runner resume {folder.name} --plugin 'my own.py'"
+    assert start(tmp_path, *command, RUNNER_FAULTS="checkpoint.state=kill@2").wait() == -signal.SIGKILL
+    (folder,) = migrated_workspace.glob("runs/*")
+    return folder
+
+
+def test_a_run_finds_its_plugin_file_again_where_it_was_and_the_hint_is_the_whole_command(killed):
+    child = forked("resume", killed.name, "--json")
+    assert result_of(child)["resume"] == f"runner resume {killed.name} --plugin 'my own.py'"
+    assert f"with the plugins of {Path.cwd() / 'my own.py'}, which is unchanged" in child.stderr
+    again = result_of(forked("run", str(killed / "recipe.lock.yaml"), "--json", "--quiet"))
+    assert again["status"] == "FINISHED"
+
+
+def test_a_plugin_file_that_has_changed_or_is_gone_is_said_with_the_command(killed, tmp_path):
+    own = tmp_path / "my own.py"
+    text = own.read_text()
+    own.write_text(text + "# changed\n")
+    name = f"{killed.name} was trained with plugins of my own.py"
+    command = f"the command is: runner resume {killed.name} --plugin 'my own.py'"
+    assert said_by("resume", killed.name) == f"{name}, and my own.py has changed since; {command}"
+    own.unlink()
+    gone = f"cannot be read at {own}: No such file or directory"
+    assert said_by("resume", killed.name) == f"{name}, and my own.py {gone}; {command}"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "my own.py").write_text(text)
+    told = result_of(forked("resume", killed.name, "--json", "--plugin", "elsewhere/my own.py"))
+    assert told["resume"] == f"runner resume {killed.name} --plugin 'elsewhere/my own.py'"
+
+
+def test_a_lock_from_elsewhere_runs_no_code_that_nobody_has_named(killed, tmp_path):
+    shutil.copytree(killed, tmp_path / "got" / killed.name)
+    lock = tmp_path / "got" / killed.name / "recipe.lock.yaml"
+    assert said_by("run", str(lock)) == (
+        f"{killed.name} was trained with plugins of my own.py; the command is: runner run {lock} --plugin 'my own.py'"
     )
+
+
+def said_by(*command):
+    """What a command that is refused says."""
+    child = forked(*command)
+    assert child.returncode == 2
+    return child.stderr.replace("\n", " ").strip()
