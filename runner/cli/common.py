@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVarTuple
 
 from typer import Argument, Option, echo
 
+from runner.cli import completion
 from runner.system.errors import RunnerError, UsageError
 from runner.system.secrets import redact, redact_values
 
@@ -22,8 +23,12 @@ _Shown = TypeVarTuple("_Shown")
 SCHEMA_VERSION = 1  # of everything that --json prints
 
 RecipeName = Annotated[
-    str, Argument(metavar="RECIPE", help="A recipe file, the lock of a run, or the name of a recipe that ships.")
-]
+    str,
+    Argument(
+        metavar="RECIPE", help="A recipe file, the lock of a run, or the name of a recipe that ships.",
+        autocompletion=completion.recipes,
+    ),
+]  # fmt: skip
 Sets = Annotated[
     list[str] | None,
     Option("--set", metavar="A.B.C=VALUE", help="Override a value of the recipe; may be repeated, and --set left out."),

@@ -23,10 +23,11 @@ from rich.text import Text
 from runner.plugin.registry import SECTIONS, Registry
 from runner.system.errors import RunnerError, StorageError
 from runner.system.hardware import available_memory, cpu_flags, cpu_model, usable_cores
+from runner.system.places import RECORD, VARIABLE
 from runner.tracking.recovery import reap
 from runner.tracking.spool import unsent
 from runner.tracking.store import Store, is_http, on_network_disk, shown
-from runner.tracking.workspace import RECORD, VARIABLE, Workspace, folders
+from runner.tracking.workspace import Workspace, folders
 
 _DISTRIBUTION = "proven-runner"
 _GIB = 2**30

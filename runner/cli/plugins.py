@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from typer import Argument, Typer, echo
 
+from runner.cli import completion
 from runner.cli.common import AsJson, Plugins, print_json, registry_of, say
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import suggestion
@@ -29,7 +30,9 @@ into RUNNER_DATA if it is set, or else into the cache.
 [bold]runner data get tinyshakespeare.txt[/]
 """,
 )
-Kind = Annotated[str | None, Argument(metavar="[KIND]", help="Show the card of this plugin.")]
+Kind = Annotated[
+    str | None, Argument(metavar="[KIND]", help="Show the card of this plugin.", autocompletion=completion.kinds)
+]
 FileName = Annotated[str, Argument(metavar="NAME", help="The name of a file that 'runner data list' shows.")]
 # What a card shows above the settings.
 _FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
+from runner.cli import completion
 from runner.cli.common import (
     AsJson,
     Bare,
@@ -24,7 +25,10 @@ from runner.cli.common import (
 )
 from runner.system.errors import ExitCode
 
-StageNames = Annotated[list[str] | None, Option(help="Only this stage, or 'all' for the recipe; may be repeated.")]
+StageNames = Annotated[
+    list[str] | None,
+    Option(help="Only this stage, or 'all' for the recipe; may be repeated.", autocompletion=completion.stages),
+]
 Horizon = Annotated[
     int, Option("--horizon", min=0, help="Updates of a long run, which says how rare an error may be to be missed.")
 ]
@@ -33,7 +37,12 @@ Steps = Annotated[int | None, Option(min=1, help="Length of a training for Stati
 Seeds = Annotated[int, Option(min=8, help="The most pairs of trainings for one stage.")]
 Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Seconds after which no training is begun.")]
 Experiment = Annotated[
-    str, Argument(metavar="EXPERIMENT|RECIPE", help="A file of kind ablation, a recipe, or a recipe that ships.")
+    str,
+    Argument(
+        metavar="EXPERIMENT|RECIPE",
+        help="A file of kind ablation, a recipe, or a recipe that ships.",
+        autocompletion=completion.recipes,
+    ),
 ]
 Budget = Annotated[float | None, Option(min=1.0, metavar="SECONDS", help="Time for all of it, instead of the file's.")]
 ResultFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the result goes, instead of the workspace.")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
+from runner.cli import completion
 from runner.cli.common import (
     AsJson,
     Bare,
@@ -25,12 +26,25 @@ from runner.system.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from runner.tracking import RunFolder
 
-Recipes = Annotated[list[str], Argument(metavar="RECIPE...", help="Recipe files, or names of recipes that ship.")]
+Recipes = Annotated[
+    list[str],
+    Argument(
+        metavar="RECIPE...", help="Recipe files, or names of recipes that ship.", autocompletion=completion.recipes
+    ),
+]
 RecipeOrRun = Annotated[
-    str, Argument(metavar="RECIPE|RUN", help="A recipe as for run, or a run by name, digits, MLflow id, or 'latest'.")
+    str,
+    Argument(
+        metavar="RECIPE|RUN",
+        help="A recipe as for run, or a run by name, digits, MLflow id, or 'latest'.",
+        autocompletion=completion.recipes_and_runs,
+    ),
 ]
 Origin = Annotated[bool, Option("--origin", help="Say after every value where it was written.")]
-Copied = Annotated[str | None, Option(metavar="NAME", help="Copy this one to NAME.yaml in the current folder.")]
+Copied = Annotated[
+    str | None,
+    Option(metavar="NAME", help="Copy this one to NAME.yaml in the current folder.", autocompletion=completion.recipes),
+]
 
 
 def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json: AsJson = False) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Exit, Option, echo
 
+from runner.cli import completion
 from runner.cli.common import (
     AsJson,
     Bare,
@@ -39,16 +40,39 @@ Tags = Annotated[
     list[str] | None, Option("--tag", metavar="NAME=VALUE", help="A tag of the run, in MLflow too; may be repeated.")
 ]
 Note = Annotated[str, Option(metavar="TEXT", help="What to remember about the run; its description in MLflow.")]
-Run = Annotated[str, Argument(metavar="[RUN]", help="Name, digits or MLflow id, a beginning of these, or 'latest'.")]
-Sent = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="By default all that have something to send.")]
-Removed = Annotated[list[str] | None, Argument(metavar="[RUN...]", help="Names, digits or ids, as for resume.")]
+Run = Annotated[
+    str,
+    Argument(
+        metavar="[RUN]", help="Name, digits or MLflow id, a beginning of these, or 'latest'.",
+        autocompletion=completion.runs,
+    ),
+]  # fmt: skip
+Sent = Annotated[
+    list[str] | None,
+    Argument(metavar="[RUN...]", help="By default all that have something to send.", autocompletion=completion.runs),
+]
+Removed = Annotated[
+    list[str] | None,
+    Argument(metavar="[RUN...]", help="Names, digits or ids, as for resume.", autocompletion=completion.removable),
+]
 Purge = Annotated[bool, Option("--purge", help="Delete for good; without a run, what is in the trash.")]
-Runs = Annotated[list[str], Argument(metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.")]
+Runs = Annotated[
+    list[str],
+    Argument(
+        metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.",
+        autocompletion=completion.runs,
+    ),
+]  # fmt: skip
 Where = Annotated[
     list[str] | None,
     Option(metavar="METRIC>NUMBER", help="Whose newest value is so; <, <=, >=, = and != too; may be repeated."),
 ]
-OfRecipe = Annotated[str | None, Option("--recipe", metavar="NAME", help="Of this recipe; * stands for anything.")]
+OfRecipe = Annotated[
+    str | None,
+    Option(
+        "--recipe", metavar="NAME", help="Of this recipe; * stands for anything.", autocompletion=completion.recipes
+    ),
+]
 Since = Annotated[
     str | None, Option(metavar="AGE|DATE", help="Begun no longer ago than 2d, 3h or 30min, or since 2026-01-31.")
 ]

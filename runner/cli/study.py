@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from typer import Argument, Option
 
+from runner.cli import completion
 from runner.cli.common import AsJson, Bare, Plugins, Quiet, Sets, mute, output, registry_of, say, settings
 from runner.system.errors import ExitCode, RunnerError
 
@@ -36,7 +37,10 @@ Budget = Annotated[
 ]
 Fresh = Annotated[bool, Option("--fresh", help="Forget what the study has tried, and begin anew.")]
 TrialNumber = Annotated[int | None, Option(min=0, metavar="NUMBER", help="This trial, instead of the best one.")]
-StudyName = Annotated[str, Argument(metavar="STUDY", help="A file of kind study, or the name of a study.")]
+StudyName = Annotated[
+    str,
+    Argument(metavar="STUDY", help="A file of kind study, or the name of a study.", autocompletion=completion.studies),
+]
 
 
 @app.command()

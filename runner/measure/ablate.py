@@ -26,9 +26,10 @@ from runner.recipe.lock import code_of, write_lock
 from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
+from runner.system.places import RECORD
 from runner.system.secrets import redact_values
 from runner.tracking.store import Store, params_of
-from runner.tracking.workspace import RECORD, Workspace, folder_name
+from runner.tracking.workspace import Workspace, folder_name
 from runner.train.signals import Stop, stop_on_signals
 from runner.verify.variants import AGAIN, BASELINE
 

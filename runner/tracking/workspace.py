@@ -18,10 +18,10 @@ from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import StorageError, UsageError
 from runner.system.faults import reach
 from runner.system.files import sync, write_durably
+from runner.system.places import RECORD, VARIABLE, workspace_root
 from runner.system.processes import Owner, boot_id
 
-VARIABLE = "RUNNER_WORKSPACE"
-RECORD, SPOOL = "run.json", "spool.jsonl"
+SPOOL = "spool.jsonl"
 STALE_SECONDS = 600.0
 """A run on another machine is taken for dead when it has not been heard of for so long."""
 GLANCE_SECONDS = 1.0
@@ -42,7 +42,7 @@ class Workspace:
     def __init__(self, root: Path | str | None = None) -> None:
         """Lies at ``root``, else at ``$RUNNER_WORKSPACE``, else at ``.runner`` in the current folder."""
         # Absolute, because MLflow records absolute places of artifacts.
-        self.root = Path(root or os.environ.get(VARIABLE) or ".runner").expanduser().resolve()
+        self.root = workspace_root(root)
         self.runs, self.ablations, self.studies = (self.root / each for each in ("runs", "ablations", "studies"))
         self.artifacts = self.root / "artifacts"
         """Of all runs that a local store records."""

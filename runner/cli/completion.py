@@ -1,0 +1,63 @@
+"""What a shell completes beside options and files: names of recipes, of runs and of plugins."""
+
+from collections.abc import Iterator
+
+
+def recipes(incomplete: str) -> list[str]:
+    """Recipes that ship."""
+    return _beginning(incomplete, _recipes())
+
+
+def runs(incomplete: str) -> list[str]:
+    """Runs of the workspace, the newest first."""
+    return _beginning(incomplete, _runs("runs"))
+
+
+def removable(incomplete: str) -> list[str]:
+    """Runs and ablations."""
+    return _beginning(incomplete, [*_runs("runs"), *_runs("ablations")])
+
+
+def recipes_and_runs(incomplete: str) -> list[str]:
+    """Whatever ``runner show`` shows."""
+    return _beginning(incomplete, [*_recipes(), *_runs("runs"), *_runs("ablations"), *_runs("studies")])
+
+
+def studies(incomplete: str) -> list[str]:
+    """Studies of the workspace."""
+    return _beginning(incomplete, _runs("studies"))
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Plugins of this environment."""
+    return _beginning(incomplete, [kind for _, kind in _plugins()])
+
+
+def stages(incomplete: str) -> list[str]:
+    """Those that are stages."""
+    return _beginning(incomplete, [kind for section, kind in _plugins() if section == "optimization"])
+
+
+def _beginning(incomplete: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _recipes() -> list[str]:
+    from importlib.resources import files
+
+    return sorted(path.name.removesuffix(".yaml") for path in files("runner.recipes").iterdir() if ".yaml" in path.name)
+
+
+def _runs(place: str) -> list[str]:
+    from runner.system.places import RECORD, workspace_root
+
+    found = (workspace_root() / place).glob(f"*/{RECORD}")
+    return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+def _plugins() -> Iterator[tuple[str, str]]:
+    from importlib.metadata import entry_points
+
+    for entry in sorted(entry_points(group="runner.plugins"), key=lambda entry: entry.name):
+        section, _, kind = entry.name.partition(".")
+        yield section, kind
