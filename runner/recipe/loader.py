@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from importlib import resources
 from pathlib import Path
