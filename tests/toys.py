@@ -59,6 +59,23 @@ class Toy(GradientLearner):
         return Loss(loss, following.numel())
 
 
+class UnluckyConfig(ToyConfig):
+    """Fails with one seed."""
+
+    kind: ClassVar[str] = "toy_unlucky"
+    seed: int
+
+    def implementation(self):
+        return Unlucky
+
+
+class Unlucky(Toy):
+    def loss(self, batch, noise, progress):
+        if self.context.seed == self.config.seed:
+            raise RuntimeError("out of luck")
+        return super().loss(batch, noise, progress)
+
+
 class SilentConfig(ToyConfig):
     """Forgets to return what it learnt."""
 

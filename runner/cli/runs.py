@@ -1,5 +1,6 @@
 """Verbs that train, and that look after runs, their workspace and the machine."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from runner.train.run import RunResult
 
 GoOn = Annotated[bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")]
+Seeds = Annotated[int, Option("--seeds", min=1, help="Train with so many seeds, the recipe's own and those after it.")]
+Parallel = Annotated[int, Option("--parallel", min=1, help="How many of them train at a time.")]
 AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed.")]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
 Tags = Annotated[
@@ -85,7 +88,7 @@ Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken 
 def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
-    quiet: Quiet = False, as_json: AsJson = False,
+    seeds: Seeds = 1, parallel: Parallel = 1, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -95,7 +98,12 @@ def run(
     With --resume the same command can be given again and again, by a scheduler for example: it goes on where the last
     one was killed, and begins anew only if there is nothing to go on with.
 
+    With --seeds each seed is a run of its own, and the means of all have an interval; --resume goes on with those that
+    are not finished.
+
     [bold]runner run marl_phase2[/]
+
+    [bold]runner run digits_classifier --seeds 5 --parallel 2[/]
 
     [bold]runner run recipes/marl_phase2.yaml data.followers=2 optimization.amp=off[/]
     """
@@ -111,6 +119,16 @@ def run(
     if download:
         for file in loaded.data.absent():
             fetched(file)
+    if seeds > 1:
+        from runner.cli.seeds import run_seeds
+
+        _say_drift(changes)
+        _folders()
+        recipes = {loaded.seed + n: load(path, [*given, f"seed={loaded.seed + n}"], registry) for n in range(seeds)}
+        more = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
+        words = ["runner", "run", recipe, *(part for each in given for part in ("--set", each)), *more]
+        again = registry.command(shlex.join(words))
+        run_seeds(recipes, registry, parallel, go_on, own_tags, note, again, quiet, as_json)
     if go_on:
         for folder in _folders():
             record = folder.record()
@@ -257,10 +275,18 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
 def compare(runs: Runs, everything: Everything = False, as_json: AsJson = False) -> None:
     """Print what differs between runs: headline metrics, settings, environment, other metrics; and MLflow's page.
 
+    Of two groups that were trained with --seeds, by how much their means differ, and how sure that is.
+
     [bold]runner compare latest 3f2a91c0[/]
     """
-    from runner.tracking import Workspace, comparison
+    from runner.tracking import Workspace, comparison, seeds
 
+    groups = seeds.compare(Workspace(), runs)
+    if groups is not None:
+        from runner.cli.seeds import show_comparison
+
+        output(as_json, lambda: groups, show_comparison, groups)
+        return
     compared = comparison.compare(Workspace(), runs)
     output(as_json, lambda: compared, comparison.show, compared, everything)
 

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import truediv
-from statistics import fmean, stdev
 
 import torch
-from scipy.special import stdtrit
+
+from runner.system.interval import CONFIDENCE, student
 
 FEWEST_ROUNDS = 5  # with four, an interval of 95 % holds the truth in 89 % of cases; with five, in 94 %
 RESAMPLES = 4000
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,8 @@ def of_processes(ratios: Sequence[float], rounds: int) -> Ratio:
         ratios: one of each process, or of each pair of processes; two at least.
         rounds: how many there were in all of them.
     """
-    logs = list(map(math.log, ratios))
-    middle, error = fmean(logs), stdev(logs) / math.sqrt(len(logs))
-    reach = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2)) * error
-    return Ratio(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), rounds, len(logs))
+    middle, low, high = map(math.exp, student(list(map(math.log, ratios))))
+    return Ratio(middle, low, high, rounds, len(ratios))
 
 
 class Effect(StrEnum):

@@ -133,12 +133,13 @@ class Tracker(Recorder):
     @classmethod
     def open(
         cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str], own_tags: Mapping[str, str] | None = None,
-        note: str = "",
+        note: str = "", group: str = "",
     ) -> Self:  # fmt: skip
         """Starts an MLflow run, the folder that is named after its id, and the threads beside the training.
 
         ``tags`` say what describes the run beside the recipe; ``own_tags`` and ``note`` what its user says, which its
-        record has, too. ``StorageError`` if MLflow's store or the workspace cannot be reached or written.
+        record has, too; ``group`` with which others it was begun. ``StorageError`` if MLflow's store or the workspace
+        cannot be reached or written.
         """
         store = Store(workspace)
         experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))
@@ -148,7 +149,7 @@ class Tracker(Recorder):
         record = Record(
             name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
             experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), owner=Owner.this_process(),
-            started=now, heartbeat=now, overrides=params_of(recipe.overrides),
+            started=now, heartbeat=now, overrides=params_of(recipe.overrides), group=group,
             tags=params_of(own_tags or {}), note=text(note),
             headline=tuple(f"eval/{name}" for name in dict.fromkeys([*objective, *recipe.headline])),
         )  # fmt: skip

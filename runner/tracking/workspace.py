@@ -81,6 +81,8 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     status: Literal["RUNNING"] | Status = "RUNNING"
     reason: str = ""
     """Why it failed."""
+    group: str = ""
+    """Of runs that differ in their seeds alone, which were begun together."""
     kind: Kind = "run"
     seconds: float = 0.0
     """How long processes have been at it."""

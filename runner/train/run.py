@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Any, Literal
 
 from runner.plugin.learner import Learner
@@ -145,12 +146,14 @@ def load_model(
 def run(
     recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
     drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
+    parent: tuple[str, str] | None = None,
 ) -> RunResult:  # fmt: skip
     """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
 
     The recipe of a run that goes on is that of its lock; ``drift`` says what has changed since, and is kept on record.
-    A run that begins keeps tags and a note of its user.
-    Should the training fail, the MLflow run, if there is one by then, has its true status.
+    A run that begins keeps tags and a note of its user. ``parent`` is the name of a group of runs with its run in
+    MLflow, below which this one stands. Should the training fail, the MLflow run, if there is one by then, has its true
+    status.
 
     Raises:
         UsageError: the run's process is alive.
@@ -172,7 +175,9 @@ def run(
         stop = stack.enter_context(stop_on_signals())
         with display.phase("opening the tracking store"):
             if folder is None:
-                tracker = Tracker.open(workspace, recipe, tags, own_tags, note)
+                group, above = parent or ("", "")
+                tags |= {"mlflow.parentRunId": above} if above else {}
+                tracker = Tracker.open(workspace, recipe, tags, own_tags, note, group)
             else:
                 tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
                 tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
@@ -282,12 +287,17 @@ def _result(loop: Loop, tracker: Tracker, started: float, resumed_at: int | None
         pipeline.reports[kind].notes += stage.closing_notes()
     exit_code = ExitCode.DONE
     if asked is not None and not loop.complete:
-        exit_code = ExitCode.PREEMPTED if pipeline.recipe.train.preemptible else ExitCode(128 + int(asked))
+        exit_code = stopped_by(asked, pipeline.recipe)
     return RunResult(
         tracker.run_id, tracker.run_name, "FINISHED" if loop.complete else "KILLED", tracker.tracking_uri,
         str(tracker.run_dir), str(tracker.run_dir / LOCK_NAME), resumed_at, list(pipeline.reports.values()),
         loop.metrics, time.perf_counter() - started, loop.again, exit_code,
     )  # fmt: skip
+
+
+def stopped_by(signal: Signals, recipe: Recipe) -> ExitCode:
+    """How a training ends that a signal has stopped."""
+    return ExitCode.PREEMPTED if recipe.train.preemptible else ExitCode(128 + int(signal))
 
 
 def _assignments(values: Mapping[str, Any] | None) -> list[str]:

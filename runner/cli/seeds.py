@@ -1,0 +1,72 @@
+"""What ``runner run --seeds`` does and shows."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer import Exit
+
+from runner.cli.common import output
+from runner.system.secrets import redact
+
+if TYPE_CHECKING:
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
+    from runner.train.seeds import SeedsResult
+
+
+def run_seeds(
+    recipes: "Mapping[int, Recipe]", registry: "Registry", parallel: int, go_on: bool, tags: "Mapping[str, str]",
+    note: str, again: str, quiet: bool, as_json: bool,
+) -> NoReturn:  # fmt: skip
+    """Trains a recipe with several seeds before a person's eyes, shows what came of it, and exits."""
+    from runner.cli.progress import ProgressDisplay
+    from runner.tracking import Workspace
+    from runner.train.seeds import train_seeds
+
+    recipe = next(iter(recipes.values()))
+    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe) as display:
+        display.total = recipe.length[1] * len(recipes)
+        result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note)
+    output(as_json, result.data, show, result, recipe.headline, again)
+    raise Exit(result.exit_code)
+
+
+def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Console) -> None:
+    """Prints the mean of every metric with its interval, and the value of every seed."""
+    names = [name for name in headline if name in result.means] + sorted(result.means.keys() - set(headline))
+    console.print(Text(f"{result.name}: {result.status}, {len(result.runs)} seeds"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("metric", no_wrap=True)
+    table.add_column("mean [95 %]", no_wrap=True)
+    for seed in result.runs:
+        table.add_column(str(seed), justify="right", no_wrap=True)
+    for name in names:
+        mean = result.means[name]
+        told = f"{mean.mean:.4g} [{mean.low:.4g}, {mean.high:.4g}]"
+        table.add_row(name, told, *(f"{result.values[name][seed]:.4g}" for seed in result.runs))
+    console.print(table if names else Text("not all of them were evaluated at the same step", style="dim"))
+    for seed, reason in result.failures.items():
+        console.print(Text(redact(f"seed {seed}: {reason}"), style="red"), soft_wrap=True)
+    following = "runner compare OTHER_GROUP " + result.name if result.status == "FINISHED" else again
+    for line in (f"kept in {result.folder}", f"next: {following}"):
+        console.print(Text(redact(line)), soft_wrap=True)
+
+
+def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:
+    """Prints the means of two groups, and whether they differ."""
+    one, other = compared["groups"]
+    console.print(Text(f"{one} and {other}, {'paired by seed' if compared['paired'] else 'with other seeds'}"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("metric", "first", "second", "difference [95 %]", ""):
+        table.add_column(title, no_wrap=True)
+    for name, row in compared["metrics"].items():
+        first, second = (f"{fmean(values.values()):.4g}" for values in row["values"])
+        mean, low, high = row["difference"].values()
+        verdict = "differ" if low > 0 or high < 0 else "not clear"
+        table.add_row(name, first, second, f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]", verdict)
+    console.print(table)

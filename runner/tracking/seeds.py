@@ -1,0 +1,162 @@
+"""Runs of one recipe that differ in nothing but their seed: what is known of them, and what they come to together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from runner.system.errors import UsageError
+from runner.system.files import write_durably
+from runner.system.interval import CONFIDENCE, Interval, student
+from runner.system.plots import draw_all
+from runner.tracking.spool import lines
+from runner.tracking.workspace import RunFolder, Workspace, folders
+
+GROUP, PICTURE = "group.json", "curves"
+_MEAN, _SEED = "#4477aa", "#bbbbbb"  # told apart also by those who see few colours (Paul Tol's bright scheme)
+_PANEL = (4.0, 3.0)  # inches
+_PANELS = 4
+
+Curves = dict[str, dict[int, dict[int, float]]]
+"""Values by metric, seed and step."""
+
+
+class SeedGroup(BaseModel, frozen=True):
+    """What ``group.json`` holds of runs that were begun together."""
+
+    name: str
+    """``<recipe>-seeds-<8 digits>``, here and in MLflow."""
+    recipe: str
+    digests: dict[int, str]
+    """Of the recipe, by seed."""
+    run_id: str
+    """Of the run in MLflow that has the others below it."""
+    started: float
+    """Seconds since 1970."""
+    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"] = "RUNNING"
+
+    @property
+    def goal(self) -> list[int]:
+        """The seeds, in their order."""
+        return sorted(self.digests)
+
+
+def folder_of(workspace: Workspace, name: str) -> Path:
+    """Where a group is kept; its runs have folders of their own, among all others."""
+    return workspace.root / "seeds" / name
+
+
+def groups(workspace: Workspace) -> list[SeedGroup]:
+    """All groups of a workspace that can be read, the newest first."""
+    found = []
+    for path in folder_of(workspace, "").glob(f"*/{GROUP}"):
+        with suppress(OSError, ValidationError):
+            found.append(SeedGroup.model_validate_json(path.read_bytes()))
+    return sorted(found, key=lambda group: group.started, reverse=True)
+
+
+def write(workspace: Workspace, group: SeedGroup) -> Path:
+    """Replaces what is known of a group, durably; returns its folder."""
+    folder = folder_of(workspace, group.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / GROUP, group.model_dump_json(indent=1) + "\n")
+    return folder
+
+
+def runs_of(workspace: Workspace, group: SeedGroup) -> dict[int, RunFolder]:
+    """The group's runs that have begun, by seed; the newest where one was begun twice."""
+    seeds = {digest: seed for seed, digest in group.digests.items()}
+    found: dict[int, RunFolder] = {}
+    for folder in folders(workspace.runs):
+        record = folder.record()
+        if record is not None and record.group == group.name and record.digest in seeds:
+            found.setdefault(seeds[record.digest], folder)
+    return dict(sorted(found.items()))
+
+
+def evaluations(runs: Mapping[int, RunFolder]) -> Curves:
+    """What runs logged of their evaluations, without ``eval/``; values that are not finite are left out."""
+    found: Curves = {}
+    for seed, folder in runs.items():
+        for line, _ in lines(folder.spool):
+            for name, value in line.metrics.items():
+                if name.startswith("eval/") and math.isfinite(value):
+                    found.setdefault(name.removeprefix("eval/"), {}).setdefault(seed, {})[line.step] = value
+    return found
+
+
+def last(curves: Curves) -> dict[str, dict[int, float]]:
+    """The last value of every metric, by seed."""
+    return {name: {seed: of[max(of)] for seed, of in by_seed.items()} for name, by_seed in curves.items()}
+
+
+def means(curves: Curves, count: int) -> Iterator[tuple[str, int, Interval]]:
+    """Metrics, steps at which so many seeds were evaluated, all of them, and the mean there."""
+    for name, by_seed in curves.items():
+        steps = set.intersection(*(set(of) for of in by_seed.values())) if len(by_seed) == count else set[int]()
+        for step in sorted(steps):
+            yield name, step, student([of[step] for of in by_seed.values()])
+
+
+def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Interval:
+    """By how much the other group's mean is larger: of pairs if both have the same seeds, else Welch's (1947)."""
+    from scipy.stats import ttest_ind, ttest_rel
+
+    paired = one.keys() == other.keys()
+    sides = [[side[seed] for seed in sorted(side)] for side in (other, one)]
+    bounds = (ttest_rel(*sides) if paired else ttest_ind(*sides, equal_var=False)).confidence_interval(CONFIDENCE)
+    return Interval(fmean(sides[0]) - fmean(sides[1]), float(bounds.low), float(bounds.high))
+
+
+def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None:
+    """What two groups came to, and by how much the second differs; None if these are no names of two groups.
+
+    A name is the whole one, or the digits at its end. Plain data: ``groups``, ``paired`` (whether their seeds are the
+    same), and for every metric of both ``values`` by seed of each, and ``difference`` with its interval.
+
+    Raises:
+        UsageError: a group has fewer than two seeds that were evaluated.
+    """
+    by_name = {name: group for group in groups(workspace) for name in (group.name, group.name.rpartition("-")[2])}
+    if len(names) != 2 or not by_name.keys() >= set(names):
+        return None
+    sides = [by_name[name] for name in names]
+    found = [last(evaluations(runs_of(workspace, group))) for group in sides]
+    for group, values in zip(sides, found, strict=True):
+        if max(map(len, values.values()), default=0) < 2:
+            raise UsageError(f"{group.name} has no two seeds that were evaluated: go on with it first")
+    shared = [name for name in found[0] if name in found[1] and min(len(each[name]) for each in found) > 1]
+    metrics = {
+        name: {
+            "values": [each[name] for each in found],
+            "difference": difference(found[0][name], found[1][name])._asdict(),
+        }
+        for name in shared
+    }
+    paired = all(found[0][name].keys() == found[1][name].keys() for name in shared)
+    return {"groups": [group.name for group in sides], "paired": paired, "metrics": metrics}
+
+
+def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path) -> list[Path]:
+    """A picture of how a few metrics went, these first: every seed, and the mean with its interval of 95 %."""
+    shown = [name for name in dict.fromkeys([*first, *sorted(curves)]) if name in curves][:_PANELS]
+
+    def picture(canvas: Any) -> None:
+        for axes, name in zip(canvas.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+            for of in curves[name].values():
+                axes.plot(*zip(*sorted(of.items()), strict=True), color=_SEED, linewidth=0.8)
+            at = [(step, *interval) for metric, step, interval in means({name: curves[name]}, len(curves[name]))]
+            steps, middle, low, high = zip(*at, strict=True)
+            axes.plot(steps, middle, color=_MEAN, label=f"mean of {len(curves[name])} seeds")
+            axes.fill_between(steps, low, high, color=_MEAN, alpha=0.2, linewidth=0, label="its 95 % interval")
+            axes.plot([], [], color=_SEED, linewidth=0.8, label="one seed")
+            axes.set(title=name, xlabel=unit.replace("_", " "))
+        axes.legend()
+
+    return draw_all({PICTURE: (picture, (_PANEL[0] * len(shown), _PANEL[1]))}, folder) if shown else []

@@ -1,0 +1,227 @@
+"""One recipe trained with several seeds, each in a child process and a run of its own, below one run in MLflow."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from runner.child.protocol import Parent
+from runner.child.spawn import Child, Limits
+from runner.plugin.registry import Registry
+from runner.recipe.lock import LOCK_NAME, drift
+from runner.recipe.recipe import Recipe
+from runner.system.errors import ExitCode, RunnerError, UsageError
+from runner.system.hardware import usable_cores
+from runner.system.interval import Interval
+from runner.tracking import RunFolder, Status, Workspace
+from runner.tracking import seeds as kept
+from runner.tracking.seeds import SeedGroup
+from runner.tracking.store import Store, params_of
+from runner.tracking.workspace import folder_name
+from runner.train.loop import Display, Nowhere
+from runner.train.run import run, stopped_by
+from runner.train.signals import Stop, stop_on_signals
+
+_GRACE_SECONDS = 60.0  # for a checkpoint, after SIGTERM
+_SIGN_SECONDS = 0.5
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SeedsResult:
+    """What ``runner run --seeds --json`` prints, beside its schema version."""
+
+    name: str
+    status: Status
+    run_id: str
+    folder: str
+    runs: dict[int, str]
+    """Names by seed, of those that have begun."""
+    values: dict[str, dict[int, float]]
+    """The last evaluation, by metric and seed."""
+    means: dict[str, Interval]
+    """Of metrics that all seeds have, at the last step that they have in common."""
+    failures: dict[int, str]
+    """Why, by seed."""
+    seconds: float
+    exit_code: ExitCode
+
+    def data(self) -> dict[str, Any]:
+        """As one JSON object."""
+        data = asdict(self) | {"means": {name: mean._asdict() for name, mean in self.means.items()}}
+        del data["exit_code"]
+        return data
+
+
+def train_seeds(
+    recipes: Mapping[int, Recipe], registry: Registry, workspace: Workspace, display: Display, parallel: int,
+    go_on: bool, tags: Mapping[str, str], note: str,
+) -> SeedsResult:  # fmt: skip
+    """Trains the same recipe with each of these seeds; so many at a time, which share the processor's cores.
+
+    Those that fail do not stop the others. SIGTERM and Ctrl-C let every training write a checkpoint.
+
+    Args:
+        recipes: by seed.
+        registry: where their plugins come from.
+        workspace: where groups and runs are kept.
+        display: is shown the progress of all together.
+        parallel: how many train at a time.
+        go_on: whether to go on with the newest group of the same recipes that is not finished, if there is one.
+        tags: of every run, by its user.
+        note: the same.
+
+    Raises:
+        StorageError: MLflow's store cannot be reached at the start, or the workspace not be written.
+    """
+    started, store = time.perf_counter(), Store(workspace)
+    group = _begun(recipes, workspace, store, go_on).model_copy(update={"status": "RUNNING"})
+    folder = kept.write(workspace, group)
+    begun = kept.runs_of(workspace, group)
+    left = [seed for seed in recipes if seed not in begun or not _is_finished(begun[seed])]
+    failures: dict[int, RunnerError] = {}
+    with stop_on_signals() as stop:
+        together = _Together(display, next(iter(recipes.values())).length[1] * (len(recipes) - len(left)))
+
+        def train(seed: int) -> None:
+            try:
+                if not stop:
+                    given = {"group": [group.name, group.run_id], "tags": dict(tags), "note": note}
+                    order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
+                    order.carry_out(stop, partial(together.advance, seed))
+            except RunnerError as error:
+                if not stop:
+                    failures[seed] = error
+
+        with ThreadPoolExecutor(parallel) as pool:
+            list(pool.map(train, left))
+        code = next((error.exit_code for error in failures.values()), ExitCode.DONE)
+        if stop.asked is not None:
+            code = stopped_by(stop.asked, next(iter(recipes.values())))
+    status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
+    runs = kept.runs_of(workspace, group)
+    curves = kept.evaluations(runs)
+    shared = kept.means(curves, len(recipes))
+    result = SeedsResult(
+        name=group.name, status=status, run_id=group.run_id, folder=str(folder),
+        runs={seed: each.name for seed, each in runs.items()}, values=kept.last(curves),
+        means={name: mean for name, _, mean in shared}, failures={seed: str(each) for seed, each in failures.items()},
+        seconds=time.perf_counter() - started, exit_code=code,
+    )  # fmt: skip
+    kept.write(workspace, group.model_copy(update={"status": status}))
+    _publish(store, next(iter(recipes.values())), result, curves)
+    return result
+
+
+def _begun(recipes: Mapping[int, Recipe], workspace: Workspace, store: Store, go_on: bool) -> SeedGroup:
+    """A group to go on with, or a new one, which MLflow knows."""
+    digests = {seed: recipe.digest for seed, recipe in recipes.items()}
+    for group in kept.groups(workspace) if go_on else ():
+        if group.digests == digests and group.status != "FINISHED":
+            return group
+    recipe = next(iter(recipes.values()))
+    name = f"{folder_name(recipe.name)}-seeds-{uuid.uuid4().hex[:8]}"
+    run_id = store.create_run(store.experiment(recipe.tracking.experiment), name)
+    return SeedGroup(name=name, recipe=recipe.name, digests=digests, run_id=run_id, started=time.time())
+
+
+def _is_finished(folder: RunFolder) -> bool:
+    record = folder.record()
+    return record is not None and record.status == "FINISHED"
+
+
+@dataclass(frozen=True)
+class _Order:
+    """One training, as this process sees it."""
+
+    recipe: Recipe
+    registry: Registry
+    workspace: Workspace
+    folder: RunFolder | None  # of the run to go on with
+    parallel: int
+    given: Mapping[str, Any]  # what a run that begins is told of its group and by its user
+
+    def carry_out(self, stop: Stop, advance: Callable[[int, dict[str, float]], None]) -> None:
+        """Trains in a child process, which is told to stop when this one is; a ``ChildError`` says what went wrong."""
+        begun = self.folder is not None and not self.folder.resumable
+        folder = str(self.folder.path) if self.folder and begun else None
+        options = {"workspace": str(self.workspace.root), "folder": folder, **self.given}
+        threads = max(1, usable_cores() // self.parallel) if self.parallel > 1 else None
+        limits, files = Limits(grace=_GRACE_SECONDS), self.registry.files
+        with Child(__name__, self.recipe, plugin_files=files, options=options, limits=limits, threads=threads) as child:
+            while (told := child.receive(stop.__bool__)) is not None:
+                advance(told["step"], told["metrics"])
+
+
+class _Together:
+    """Shows the progress of several trainings as that of one."""
+
+    def __init__(self, display: Display, done: int) -> None:
+        self._display, self._done, self._lock = display, done, threading.Lock()
+        self._steps: dict[int, int] = {}
+
+    def advance(self, seed: int, step: int, metrics: dict[str, float]) -> None:
+        """One of them is so far."""
+        with self._lock:
+            self._steps[seed] = step
+            self._display.advance(self._done + sum(self._steps.values()), metrics)
+
+
+class _Reporting(Nowhere):
+    """Tells the parent how far the training is."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent, self._told = parent, 0.0
+
+    def advance(self, step: int, metrics: dict[str, float]) -> None:
+        """Twice a second at most."""
+        if time.monotonic() - self._told > _SIGN_SECONDS:
+            self._told = time.monotonic()
+            self._parent.tell(step=step, metrics=metrics)
+
+
+def main(parent: Parent) -> None:
+    """Trains one of the group, anew or from its newest checkpoint."""
+    recipe, registry = parent.load()
+    options = parent.options
+    folder = RunFolder(Path(options["folder"])) if options["folder"] else None
+    if folder is not None:
+        changed = [str(each) for each in drift(folder.path / LOCK_NAME, recipe, registry) if each.matters]
+        if changed:
+            raise UsageError(f"run {folder.name} would not go on as it began: {'; '.join(changed)}")
+    name, run_id = options["group"]
+    result = run(
+        recipe, registry, Workspace(options["workspace"]), _Reporting(parent), folder,
+        own_tags=options["tags"], note=options["note"], parent=(name, run_id),
+    )  # fmt: skip
+    sys.exit(result.exit_code)
+
+
+def _publish(store: Store, recipe: Recipe, result: SeedsResult, curves: kept.Curves) -> None:
+    """Writes to MLflow what they come to together; done again, it changes nothing but what is new."""
+    now = time.time_ns() // 1_000_000
+    metrics = [
+        (f"eval/{name}{end}", value, now, step)
+        for name, step, mean in kept.means(curves, len(result.runs))
+        for end, value in zip(("", "_low", "_high"), mean, strict=True)
+        if math.isfinite(value)
+    ]
+    values = {name: value for name, value in recipe.values().items() if name != "seed"}
+    tags = {"kind": "seeds", "runs": ",".join(result.runs.values())}
+    try:
+        store.send(result.run_id, metrics, params_of({**values, "seeds": sorted(result.runs)}), params_of(tags))
+        for path in kept.draw(curves, recipe.headline, recipe.length[0], Path(result.folder)):
+            store.client.log_artifact(result.run_id, str(path))
+        store.set_status(result.run_id, result.status, now)
+    except Exception as error:  # MLflow raises whatever its database and network drivers raise
+        _log.warning("MLflow lacks what %s has come to: %s", result.name, str(error).partition("\n")[0])

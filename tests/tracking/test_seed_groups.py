@@ -1,0 +1,53 @@
+"""What several seeds come to together."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.stats import t
+
+from runner.system.interval import student
+from runner.tracking.seeds import difference, draw, last, means
+
+VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
+CURVES = {
+    "loss": {0: {10: 1.0, 20: 0.5}, 1: {10: 1.2, 20: 0.7}, 2: {10: 1.4}},
+    "reached": {0: {10: 0.1}, 1: {10: 0.2}},
+}
+
+
+@given(VALUES)
+def test_the_interval_is_that_of_scipy(values):
+    mean = sum(values) / len(values)
+    spread = math.sqrt(sum((x - mean) ** 2 for x in values) / (len(values) - 1) / len(values))
+    low, high = t.interval(0.95, len(values) - 1, mean, spread) if spread else (mean, mean)
+    found = student(values)
+    assert found.low == pytest.approx(low, abs=1e-6)
+    assert found.high == pytest.approx(high, abs=1e-6)
+
+
+def test_one_value_says_nothing_of_the_mean():
+    assert student([3.0]) == (3.0, -math.inf, math.inf)
+
+
+def test_means_are_taken_where_every_seed_was_evaluated():
+    assert [(name, step) for name, step, _ in means(CURVES, 3)] == [("loss", 10)]
+    assert last(CURVES)["loss"] == {0: 0.5, 1: 0.7, 2: 1.4}
+
+
+def test_runs_of_the_same_seeds_are_pairs():
+    one, other = {0: 1.0, 1: 5.0, 2: 9.0}, {0: 1.1, 1: 5.12, 2: 9.11}
+    paired = difference(one, other)
+    assert 0 < paired.low < paired.mean < paired.high
+    apart = difference(one, {seed + 3: value for seed, value in other.items()})
+    assert apart.low < 0 < apart.high
+    assert apart.mean == pytest.approx(paired.mean)
+
+
+def test_the_picture_has_a_panel_for_each_metric(tmp_path):
+    (file,) = draw(CURVES, ["reached", "unknown"], "epochs", tmp_path)
+    with Image.open(file) as picture:
+        assert picture.width > 2 * picture.height
+    assert draw({}, ["loss"], "epochs", tmp_path) == []
