@@ -154,7 +154,8 @@ class RunFolder:
         with suppress(OSError, ValidationError):
             record = Record.model_validate_json((self.path / RECORD).read_bytes())
             # A folder that was renamed or copied is no run, but for one whose process died while it took its name.
-            return record if record.name == self.name or not self.spool.exists() else None
+            taking = record.kind == "run" and not self.spool.exists()
+            return record if record.name == self.name or taking else None
         return None
 
     def write(self, record: Record) -> None:
