@@ -1,6 +1,7 @@
 """Verbs that read recipes: ``validate``, ``show``, ``recipes`` and ``schema``."""
 
 import json
+from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +41,17 @@ RecipeOrRun = Annotated[
         autocompletion=completion.recipes_and_runs,
     ),
 ]
+
+
+class FileSort(StrEnum):
+    """What a file that the runner reads can be."""
+
+    recipe = "recipe"
+    study = "study"
+    ablation = "ablation"
+
+
+SchemaOf = Annotated[FileSort, Argument(help="Of which files.")]
 Origin = Annotated[bool, Option("--origin", help="Say after every value where it was written.")]
 Copied = Annotated[
     str | None,
@@ -169,14 +181,27 @@ def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
         echo(f"{each['name']:{width}}  {each['summary']}".rstrip())
 
 
-def schema(plugin: Plugins = None) -> None:
-    """Print the JSON Schema of recipes, from the plugins that are registered.
+def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
+    """Print the JSON Schema of recipes, from the plugins that are registered, or of files for ablate or study.
 
     [bold]runner schema > recipe.schema.json[/]
+
+    [bold]runner schema study > study.schema.json[/]
     """
+    from runner.recipe.schema import experiment_schema
     from runner.recipe.schema import schema as recipe_schema
 
-    echo(json.dumps(recipe_schema(registry_of(plugin)), indent=2, ensure_ascii=False))
+    if of is FileSort.recipe:
+        document = recipe_schema(registry_of(plugin))
+    elif of is FileSort.study:
+        from runner.study.config import StudyConfig
+
+        document = experiment_schema(StudyConfig, "Study")
+    else:
+        from runner.measure.experiment import AblationConfig
+
+        document = experiment_schema(AblationConfig, "Ablation")
+    echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def _first_comment(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The JSON Schema of recipes, for editors, from the plugins that are registered."""
+"""The JSON Schemas of recipes and experiments, for editors; of recipes from the plugins that are registered."""
 
 from typing import Any, get_args
 
@@ -49,6 +49,13 @@ def schema(catalog: Registry) -> Json:
     return dict(_loosened(document))
 
 
+def experiment_schema(model: type[Config], title: str) -> Json:
+    """JSON Schema (draft 2020-12) of the files that a model of an experiment describes."""
+    definitions: Json = {}
+    document = {"$schema": DIALECT, **_model(model, title, definitions), "title": title, "$defs": definitions}
+    return dict(_loosened(document, whole=True))
+
+
 def _section(section: Section, description: str, catalog: Registry, definitions: Json) -> Json:
     forms = []
     for kind in catalog.kinds(section):
@@ -97,14 +104,14 @@ def _model(model: type[Config], name: str, definitions: Json) -> Json:
     return found
 
 
-def _loosened(schema: Any) -> Any:
-    """Accepts parts of a recipe, and digits in groups."""
+def _loosened(schema: Any, whole: bool = False) -> Any:
+    """Accepts digits in groups and, unless a file is whole by itself, parts of it."""
     if isinstance(schema, list):
-        return [_loosened(each) for each in schema]
+        return [_loosened(each, whole) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    loose = {key: value if key in _VALUES else _loosened(value) for key, value in schema.items()}
-    if isinstance(loose.get("required"), list):
+    loose = {key: value if key in _VALUES else _loosened(value, whole) for key, value in schema.items()}
+    if isinstance(loose.get("required"), list) and not whole:
         del loose["required"]
     if isinstance(loose.get("oneOf"), list):
         loose["anyOf"] = loose.pop("oneOf")

@@ -191,6 +191,9 @@ class LimitsConfig(Config):
     """Seconds without a sign of progress after which it counts as hung; longer than any compilation."""
 
 
+_Objective: TypeAlias = Literal["maximize", "minimize"] | ObjectiveConfig
+
+
 def _spelled_out(value: object) -> object:
     return {"direction": value} if isinstance(value, str) else value
 
@@ -208,7 +211,9 @@ class StudyConfig(Config):
     """Assignments ``a.b.c=VALUE`` for all trials."""
     space: dict[str, ParameterConfig] = Field(min_length=1)
     """What is searched, by dotted path of the recipe; the settings of a stage exist where it is on."""
-    objectives: dict[str, Annotated[ObjectiveConfig, BeforeValidator(_spelled_out)]] = Field(min_length=1)
+    objectives: dict[
+        str, Annotated[ObjectiveConfig, BeforeValidator(_spelled_out, json_schema_input_type=_Objective)]
+    ] = Field(min_length=1)
     """Metrics to maximize or minimize, by name."""
     constraints: dict[str, BoundConfig | Literal["pass", "no_fail"]] = Field(default_factory=dict)
     """Bounds on metrics; and ``verify``: whether the gate has to pass the stages, or must not fail them."""

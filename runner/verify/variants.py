@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Literal, get_args
 
 from runner.plugin.faces import StageConfig
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
-from runner.train.assemble import setting_of
+
+if TYPE_CHECKING:
+    import torch
 
 BASELINE = "baseline"
 AGAIN = "baseline again"  # the second child that measures the baseline, for A/A
@@ -115,6 +115,8 @@ def _wanted(
 
 def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> dict[str, str]:
     """The stages among these that have nothing to do when exactly these are on, with the reason."""
+    from runner.train.assemble import setting_of  # torch comes with it, and a file of an ablation is read without
+
     setting = setting_of(recipe, device, kinds)
     reasons: dict[str, str] = {}
     for kind, stage in setting.stages.items():

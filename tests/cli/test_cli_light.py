@@ -42,6 +42,8 @@ def runner(*arguments, cwd, **environment):
         ("validate", "marl_phase2"),
         ("show", "marl_phase3", "--origin"),
         ("schema",),
+        ("schema", "study"),
+        ("schema", "ablation"),
         ("plugins",),
         ("plugins", "amp"),
         ("recipes",),

@@ -1,11 +1,16 @@
+import re
+from pathlib import Path
 from typing import get_args
 
+import pytest
 from faces import FakeCatalog
 
+from runner.measure.experiment import AblationConfig
 from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.progress import UNITS
-from runner.recipe.schema import DIALECT, schema
+from runner.recipe.schema import DIALECT, experiment_schema, schema
+from runner.study.config import StudyConfig
 
 SCHEMA = schema(FakeCatalog())
 
@@ -87,3 +92,25 @@ def test_grouped_digits_are_numbers_for_editors_too():
     size = SCHEMA["properties"]["train"]["properties"]["batch_size"]
     assert size["type"] == ["integer", "string"]
     assert size["pattern"]
+
+
+@pytest.mark.parametrize(("model", "page"), [(StudyConfig, "study"), (AblationConfig, "ablation")])
+def test_files_of_experiments_have_schemas_with_all_that_their_page_explains(model, page):
+    found = experiment_schema(model, page.title())
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    (example,) = re.findall(r"```yaml\n(kind: .*?)```", text, re.DOTALL)
+    keys = re.findall(r"^(\w+):", example, re.MULTILINE)
+    assert set(keys) <= found["properties"].keys()
+    assert set(found["required"]) <= set(keys)
+    assert found["properties"]["kind"]["const"] == page
+    assert found["additionalProperties"] is False
+    described = found["properties"] | found["$defs"]
+    assert [name for name, each in described.items() if not each.keys() & {"description", "$ref"}] == []
+
+
+def test_a_study_may_spell_an_objective_as_its_direction_and_group_digits():
+    found = experiment_schema(StudyConfig, "Study")
+    short, long = found["properties"]["objectives"]["additionalProperties"]["anyOf"]
+    assert short["enum"] == ["maximize", "minimize"]
+    assert long == {"$ref": "#/$defs/Study.ObjectiveConfig"}
+    assert found["$defs"]["Study.BudgetConfig"]["properties"]["trials"]["type"] == ["integer", "string"]
