@@ -1,6 +1,8 @@
 """Verbs that train, and that look after runs, their workspace and the machine."""
 
+import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -82,6 +84,9 @@ Since = Annotated[
 Everything = Annotated[
     bool, Option("--all", help="Also what is another every time, or cannot matter: speed, load, process, tools.")
 ]
+Browser = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
+_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+"""Environment variables of which one tells that a browser can be shown."""
 Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
 
 
@@ -291,15 +296,24 @@ def compare(runs: Runs, everything: Everything = False, as_json: AsJson = False)
     output(as_json, lambda: compared, comparison.show, compared, everything)
 
 
-def ui(port: Port = 5000) -> None:
+def ui(port: Port = 5000, browser: Browser = True) -> None:
     """Open MLflow's own page for this workspace, on 127.0.0.1, until Ctrl-C.
+
+    The browser shows it, if this is a terminal on a machine with a screen.
 
     [bold]runner ui --port 5001[/]
     """
+    import webbrowser
+
     from runner.tracking import Workspace
     from runner.tracking.ui import serve
 
-    serve(Workspace(), port, say)
+    def announce(address: str) -> None:
+        say(address)
+        if browser and sys.stderr.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))):
+            webbrowser.open(address)
+
+    serve(Workspace(), port, announce)
 
 
 def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:
