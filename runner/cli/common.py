@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
+    from runner.tracking import RunFolder
 
 _Shown = TypeVarTuple("_Shown")
 SCHEMA_VERSION = 1  # of everything that --json prints
@@ -65,6 +66,16 @@ def load_recipe(recipe: str, sets: list[str], plugin_files: list[Path] | None) -
 
     registry = registry_of(plugin_files)
     return load(recipe, sets, registry), registry
+
+
+def run_folders() -> "list[RunFolder]":
+    """All runs, the newest first; those whose process died without a word have been given their end."""
+    from runner.tracking.recovery import reap
+    from runner.tracking.workspace import Workspace, folders
+
+    here = Workspace()
+    reap(here)
+    return folders(here.runs)
 
 
 def output(

@@ -5,7 +5,7 @@ import webbrowser
 
 import pytest
 
-from runner.cli import runs
+from runner.cli import workspace
 
 PAGE = "http://tracking.example/#/experiments?workflowType=machine_learning"
 
@@ -14,7 +14,7 @@ PAGE = "http://tracking.example/#/experiments?workflowType=machine_learning"
 def opened(monkeypatch):
     """What is opened in a browser, on a terminal with a screen, where a server has the page already."""
     pages = []
-    for name in runs._SCREENS:
+    for name in workspace._SCREENS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking.example")
     monkeypatch.setenv("DISPLAY", ":0")
@@ -25,18 +25,18 @@ def opened(monkeypatch):
 
 def test_the_page_is_announced_and_opened(opened, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    runs.ui()
+    workspace.ui()
     assert opened == [PAGE]
     assert capsys.readouterr().err == f"{PAGE}\n"
 
 
 def test_the_page_is_not_opened_where_nobody_wants_it_or_could_see_it(opened, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    runs.ui(browser=False)
+    workspace.ui(browser=False)
     monkeypatch.delenv("DISPLAY")
-    runs.ui()
+    workspace.ui()
     monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    runs.ui()
+    workspace.ui()
     assert opened == []
     assert capsys.readouterr().err == f"{PAGE}\n" * 3

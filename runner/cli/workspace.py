@@ -1,0 +1,184 @@
+"""Verbs that look after runs, their workspace and the machine."""
+
+import os
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+from typer import Argument, Exit, Option, echo
+
+from runner.cli import completion
+from runner.cli.common import AsJson, Plugins, output, print_json, registry_of, run_folders, say
+from runner.system.errors import ExitCode, StorageError, UsageError
+
+Sent = Annotated[
+    list[str] | None,
+    Argument(metavar="[RUN...]", help="By default all that have something to send.", autocompletion=completion.runs),
+]
+Removed = Annotated[
+    list[str] | None,
+    Argument(metavar="[RUN...]", help="Names, digits or ids, as for resume.", autocompletion=completion.removable),
+]
+Purge = Annotated[bool, Option("--purge", help="Delete for good; without a run, what is in the trash.")]
+Runs = Annotated[
+    list[str],
+    Argument(
+        metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.",
+        autocompletion=completion.runs,
+    ),
+]  # fmt: skip
+Where = Annotated[
+    list[str] | None,
+    Option(metavar="METRIC>NUMBER", help="Whose newest value is so; <, <=, >=, = and != too; may be repeated."),
+]
+OfRecipe = Annotated[
+    str | None,
+    Option(
+        "--recipe", metavar="NAME", help="Of this recipe; * stands for anything.", autocompletion=completion.recipes
+    ),
+]
+Since = Annotated[
+    str | None, Option(metavar="AGE|DATE", help="Begun no longer ago than 2d, 3h or 30min, or since 2026-01-31.")
+]
+Everything = Annotated[
+    bool, Option("--all", help="Also what is another every time, or cannot matter: speed, load, process, tools.")
+]
+Browser = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
+_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+"""Environment variables of which one tells that a browser can be shown."""
+Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
+
+
+def ls(where: Where = None, recipe: OfRecipe = None, since: Since = None, as_json: AsJson = False) -> None:
+    """List the runs, ablations and studies of this workspace: status, progress, objective, what was overridden.
+
+    Runs whose process died without a word are set to KILLED, here and in MLflow.
+
+    [bold]runner ls[/]
+
+    [bold]runner ls --recipe 'marl_*' --since 2d --where 'eval/return>0'[/]
+    """
+    from runner.tracking import Workspace
+    from runner.tracking.listing import listing, show
+    from runner.tracking.selection import select
+
+    run_folders()
+    known = listing(Workspace())
+    runs = select(known, where or (), recipe, since)
+    none = f"none of {len(known)} fits" if known else ""
+    output(as_json, lambda: {"runs": runs}, show, runs, none)
+
+
+def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> None:
+    """Remove runs: their folders go to the workspace's trash, and MLflow deletes its own.
+
+    MLflow can restore what it has deleted, and forgets it with [bold]mlflow gc[/]. A run that is being trained is
+    refused. --purge deletes for good, and without a name it empties the trash.
+
+    [bold]runner rm 3f2a91c0[/]
+
+    [bold]runner rm --purge[/]
+    """
+    from runner.tracking.trash import empty, remove
+    from runner.tracking.workspace import Workspace, find
+
+    here = Workspace()
+    if not runs and not purge:
+        raise UsageError("name the runs to remove, or empty the trash: runner rm --purge")
+    run_folders()
+    chosen = {
+        folder.name: folder for folder in (find(here.runs, name, here.ablations, here.studies) for name in runs or ())
+    }
+    removals = remove(here, list(chosen.values()), purge)
+    purged = [] if runs else empty(here)
+    if as_json:
+        print_json({"runs": [asdict(each) for each in removals], "purged": purged})
+        return
+    for each in removals:
+        echo(f"{each.run}: {each.trash or 'gone for good'}; {each.mlflow}")
+        for run_id in each.run_ids[:1]:
+            say(f"MLflow restores it with: mlflow runs restore --run-id {run_id}")
+    for name in purged:
+        echo(f"{name}: gone for good")
+    if not removals and not purged:
+        say("the trash is empty")
+
+
+def sync(runs: Sent = None, as_json: AsJson = False) -> None:
+    """Send MLflow what it lacks of runs whose process is dead; sending twice changes nothing.
+
+    [bold]runner sync[/]
+
+    [bold]MLFLOW_TRACKING_URI=http://127.0.0.1:5000 runner sync latest[/]
+    """
+    from runner.tracking.recovery import deliver
+    from runner.tracking.spool import unsent
+    from runner.tracking.workspace import Workspace, find
+
+    here, found = Workspace(), run_folders()
+    chosen = [find(here.runs, name) for name in runs or ()]
+    deliveries = deliver(here, chosen or [each for each in found if unsent(each.spool)])
+    if as_json:
+        print_json({"runs": [asdict(delivery) for delivery in deliveries]})
+    else:
+        for each in deliveries:
+            what = each.problem or ("its own process sends it" if each.alive else f"{each.sent_bytes} bytes sent")
+            echo(f"{each.run}: {what}")
+        if not deliveries:
+            say("nothing to send: MLflow has everything")
+    if any(delivery.problem for delivery in deliveries):
+        raise StorageError("not everything could be sent; what is left stays in the runs' folders")
+
+
+def compare(runs: Runs, everything: Everything = False, as_json: AsJson = False) -> None:
+    """Print what differs between runs: headline metrics, settings, environment, other metrics; and MLflow's page.
+
+    Of two groups that were trained with --seeds, by how much their means differ, and how sure that is.
+
+    [bold]runner compare latest 3f2a91c0[/]
+    """
+    from runner.tracking import Workspace, comparison, seeds
+
+    groups = seeds.compare(Workspace(), runs)
+    if groups is not None:
+        from runner.cli.seeds import show_comparison
+
+        output(as_json, lambda: groups, show_comparison, groups)
+        return
+    compared = comparison.compare(Workspace(), runs)
+    output(as_json, lambda: compared, comparison.show, compared, everything)
+
+
+def ui(port: Port = 5000, browser: Browser = True) -> None:
+    """Open MLflow's own page for this workspace, on 127.0.0.1, until Ctrl-C.
+
+    The browser shows it, if this is a terminal on a machine with a screen.
+
+    [bold]runner ui --port 5001[/]
+    """
+    import webbrowser
+
+    from runner.tracking import Workspace
+    from runner.tracking.ui import serve
+
+    def announce(address: str) -> None:
+        say(address)
+        if browser and sys.stderr.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))):
+            webbrowser.open(address)
+
+    serve(Workspace(), port, announce)
+
+
+def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:
+    """Say what this machine offers: devices, threads, bf16, packages, writable workspace, store reachable.
+
+    The exit code is 1 if something that every run needs is missing.
+    """
+    from runner.cli.doctor import examine, show
+    from runner.tracking import Workspace
+
+    checks = examine(Workspace(), registry_of(plugin))
+    ok = all(check.status != "fail" for check in checks)
+    output(as_json, lambda: {"ok": ok, "checks": [asdict(check) for check in checks]}, show, checks)
+    if not ok:
+        raise Exit(ExitCode.FAILED)
