@@ -21,7 +21,8 @@ app = typer.Typer(
 )
 for verb in (
     runs.run, runs.resume, workspace.ls, workspace.rm, workspace.sync, prove.verify, prove.ablate, prove.profile,
-    recipes.validate, recipes.show, recipes.recipes, plugins.plugins, recipes.schema, workspace.compare, workspace.ui, workspace.doctor,
+    recipes.validate, recipes.show, recipes.recipes, plugins.plugins, recipes.schema, workspace.compare, workspace.ui,
+    workspace.doctor,
 ):  # fmt: skip
     app.command()(verb)
 app.add_typer(study.app, name="study")

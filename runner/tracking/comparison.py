@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 _NAME_WIDTH, _RUN_WIDTH = 28, 17
 _NEWEST_FIRST = "attributes.start_time DESC"
 _SECTIONS = ("headline", "settings", "environment", "metrics")
-_ABOUT = dict.fromkeys(("headline", "metrics"), ": last value (times the first run's, or more or less than it)")
+_ABOUT = dict.fromkeys(("headline", "metrics"), ": last value (ratio or difference to the first run)")
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
 _NOISE = ("perf/", "system/", "process.", "resumed.", "source.", "tools.")
 """Beginnings of what is another every time, or cannot matter: what code is run is told by its digest."""
 _OWN_TAGS = ("mlflow.", "recipe.", "overrides", "run_dir")
@@ -152,7 +154,7 @@ def _cell(row: Sequence[Any], run: int) -> str:
     """A value, beside the first one: how many times as large where all are positive, else how much larger."""
     value, reference = row[run], row[0]
     if not isinstance(value, float):
-        return "-" if value is None else str(value)
+        return "-" if value is None else _DIGEST.sub(r"\1", str(value))
     if run == 0 or value == reference or not isinstance(reference, float):
         return f"{value:.6g}"
     if all(each > 0 for each in row if isinstance(each, float)) and isfinite(value / reference):
