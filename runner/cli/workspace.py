@@ -1,6 +1,7 @@
 """Verbs that look after runs, their workspace and the machine."""
 
 import os
+import shlex
 import sys
 from dataclasses import asdict
 from typing import Annotated
@@ -94,10 +95,11 @@ def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> N
     if as_json:
         print_json({"runs": [asdict(each) for each in removals], "purged": purged})
         return
+    where = "" if "MLFLOW_TRACKING_URI" in os.environ else f"MLFLOW_TRACKING_URI={shlex.quote(here.tracking_uri)} "
     for each in removals:
         echo(f"{each.run}: {each.trash or 'gone for good'}; {each.mlflow}")
-        for run_id in each.run_ids[:1]:
-            say(f"MLflow restores it with: mlflow runs restore --run-id {run_id}")
+        for run_id in each.run_ids:
+            say(f"MLflow restores it with: {where}mlflow runs restore --run-id {run_id}")
     for name in purged:
         echo(f"{name}: gone for good")
     if not removals and not purged:
