@@ -108,6 +108,7 @@ def test_a_run_that_was_killed_is_found_dead_by_the_next_verb(verb, tmp_path, is
     child = troubled(tmp_path, "os.kill(os.getpid(), 9)")
     assert child.wait() == -signal.SIGKILL
     assert status_in_mlflow(isolated_workspace)[0] == "RUNNING"
+    (tmp_path / "trouble.py").unlink()  # or resume would go on with it
     look = start(tmp_path, *verb)
     look.wait()
     assert status_in_mlflow(isolated_workspace)[0] == "KILLED", look.stderr
