@@ -60,6 +60,7 @@ def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) 
         if not result.interrupted:
             ended["goal"] = rounds()  # of which it needs no more
 
+    write()
     beat = Periodic("record", _BEAT_SECONDS, write)
     try:
         yield take

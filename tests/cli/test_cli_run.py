@@ -34,6 +34,40 @@ def test_the_closing_table_says_what_how_fast_with_what_and_where():
     assert "\x1b[" not in child.stdout + child.stderr  # neither is a terminal
 
 
+def test_what_the_command_line_says_of_a_run_is_listed_and_shown():
+    result = result_of(run_tiny("marl_phase1", "--json", "--tag", "who=me", "--note", "for the talk", "seed=3"))
+    listed = json.loads(forked("ls", "--json", "--where", "eval/success_rate>=0", "--recipe", "marl_*").stdout)["runs"]
+    (run,) = listed
+    assert (run["name"], run["tags"], run["note"]) == (result["run_name"], {"who": "me"}, "for the talk")
+    assert (run["overrides"]["seed"], run["overrides"]["train.env_steps"]) == ("3", "160")
+    assert run["headline"][0] == "eval/return"
+    kept = {name: value for name, value in result["metrics"].items() if name.startswith("eval/")}
+    assert kept.items() <= run["metrics"].items()
+    tags = mlflow.MlflowClient(result["tracking_uri"]).get_run(result["run_id"]).data.tags
+    assert (tags["who"], tags["mlflow.note.content"]) == ("me", "for the talk")
+    shown = forked("show", run["name"])
+    assert "tags who=me" in shown.stdout
+    assert json.loads(forked("ls", "--json", "--where", "eval/success_rate>1").stdout)["runs"] == []
+
+
+def test_a_tag_that_is_none_or_mlflows_own_is_refused():
+    for tag in ("who", "=me", "mlflow.runName=mine"):
+        child = forked("run", "marl_phase1", "--tag", tag)
+        assert child.returncode == 2
+        assert f"--tag '{tag}': should be NAME=VALUE" in child.stderr
+
+
+def test_a_run_is_removed_and_refused_by_the_command_line(migrated_workspace):
+    run = result_of(run_tiny("marl_phase1", "--json"))["run_name"]
+    assert forked("rm").returncode == 2
+    removed = forked("rm", run[-8:])
+    assert removed.stdout == f"{run}: {migrated_workspace / 'trash' / run}; deleted in MLflow\n"
+    assert f"MLFLOW_TRACKING_URI=sqlite:///{migrated_workspace / 'mlflow.db'} mlflow runs restore" in removed.stderr
+    assert json.loads(forked("ls", "--json").stdout)["runs"] == []
+    assert forked("rm", "--purge").stdout == f"{run}: gone for good\n"
+    assert json.loads(forked("rm", "--purge", "--json").stdout) == {"schema_version": 1, "runs": [], "purged": []}
+
+
 def test_a_lock_runs_again_with_the_same_digits():
     first = result_of(run_tiny("marl_phase1", "--json"))
     again = result_of(forked("run", first["lock"], "--json"))

@@ -17,6 +17,7 @@ from runner.study.definition import load_study
 from runner.study.store import StudyStore
 from runner.system.errors import UsageError
 from runner.tracking import Workspace
+from runner.tracking.listing import listing
 from runner.tracking.store import params_of
 
 
@@ -204,6 +205,19 @@ def test_a_study_ends_with_its_budget_goes_on_with_a_larger_one_and_begins_anew_
     assert refused.wait() == 2
     assert "was begun with another definition (seed)" in refused.stderr
     assert search(tmp_path, changed, "--fresh", "--json").data()["used"]["trials"] == 1
+
+
+def test_the_command_line_may_give_the_budget_and_ls_knows_how_the_study_stands(tmp_path, migrated_workspace):
+    child = search(tmp_path, write_study(tmp_path, budget={"trials": 99}), "--json", "--budget", "1", "seed=5")
+    used = child.data()["used"]
+    assert 1 <= used["trials"] < 99
+    assert "the budget of 1 s of trials is spent" in child.stderr
+    (listed,) = listing(Workspace())
+    assert (listed["name"], listed["kind"], listed["status"]) == ("tiny", "study", "FINISHED")
+    assert (listed["step"], listed["goal"], listed["unit"]) == (used["trials"], 99, "trials")
+    assert listed["overrides"] == {"seed": "5"}
+    (objective,) = listed["headline"]
+    assert listed["metrics"][objective] == max(trial.value for trial in trials_of() if trial.value is not None)
 
 
 def test_trials_that_are_timed_take_turns_on_one_machine(tmp_path, migrated_workspace):
