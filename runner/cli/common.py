@@ -16,6 +16,7 @@ from runner.system.secrets import redact, redact_values
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from runner.cli.live import LiveBar
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
     from runner.tracking import RunFolder
@@ -76,6 +77,15 @@ def run_folders() -> "list[RunFolder]":
     here = Workspace()
     reap(here)
     return folders(here.runs)
+
+
+def working(verb: str, doing: str, quiet: bool = False) -> "LiveBar":
+    """Shows on stderr, inside the ``with``, what a verb is doing that takes more than a moment; at once."""
+    from rich.console import Console
+
+    from runner.cli.live import LiveBar
+
+    return LiveBar(Console(stderr=True, quiet=quiet), f"runner {verb}", doing=doing)
 
 
 def output(

@@ -36,21 +36,22 @@ class LiveBar(ExitStack):
     first at once. It is drawn by a thread.
     """
 
-    def __init__(self, console: Console, name: str, total: float | None = None) -> None:
+    def __init__(self, console: Console, name: str, total: float | None = None, doing: str = "starting") -> None:
         """Begins to count; it is shown inside the ``with``."""
         super().__init__()
         self.console, self.name, self.total = console, name, total
-        self.started = time.monotonic()
-        self.innermost = Phase("starting", self.started)
+        self.started = self.printed = time.monotonic()
+        self.innermost = Phase(doing, self.started)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.console.quiet:
             drawn = Live(
                 console=self.console, get_renderable=self.drawn, refresh_per_second=DRAWINGS_A_SECOND, transient=True
             )
-            self.enter_context(drawn)
+            self.enter_context(drawn).refresh()
         elif not self.console.quiet:
-            self.callback(Periodic("progress", LINE_SECONDS, self.print_line).stop)
+            self.print_line()  # here, for the thread may have to wait for what is imported next
+            self.callback(Periodic("progress", LINE_SECONDS, self._print_next).stop)
         return self
 
     @contextmanager
@@ -89,7 +90,12 @@ class LiveBar(ExitStack):
 
     def print_line(self) -> None:
         """Prints all of it as one line."""
+        self.printed = time.monotonic()
         self.say(f"{self.name}: {self.counted()}, {'; '.join(self.lines())}")
+
+    def _print_next(self) -> None:
+        if time.monotonic() - self.printed > LINE_SECONDS / 2:  # not at once
+            self.print_line()
 
     def drawn(self) -> RenderableType:
         """The bar and its lines, which are cut where the screen ends."""

@@ -17,11 +17,10 @@ from runner.cli.common import (
     RecipeName,
     Sets,
     load_recipe,
-    mute,
     output,
     registry_of,
-    say,
     settings,
+    working,
 )
 from runner.system.errors import ExitCode
 
@@ -69,12 +68,12 @@ def verify(
     [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
     """
     loaded, registry = load_recipe(recipe, settings(sets, bare), plugin)
+    with working("verify", f"verifying {loaded.name}", quiet) as bar:
+        from runner.verify.gate import Options, show, verify_recipe
 
-    from runner.verify.gate import Options, show, verify_recipe
-
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
-    options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
-    report = verify_recipe(loaded, registry, options, mute if quiet else say)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
+        options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
+        report = verify_recipe(loaded, registry, options, bar.say)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
 
@@ -96,11 +95,7 @@ def ablate(
 
     [bold]runner ablate marl_phase3 data.followers=1 --budget 300[/]
     """
-    from rich.console import Console
-
-    from runner.cli.live import LiveBar
-
-    with LiveBar(Console(stderr=True, quiet=quiet), "ablation") as bar:
+    with working("ablate", "starting", quiet) as bar:
         from runner.measure.ablate import ablate as measure
         from runner.measure.experiment import load_experiment
         from runner.measure.report import show
@@ -131,10 +126,10 @@ def profile(
     [bold]runner profile marl_baseline data.followers=1 --updates 20 --json[/]
     """
     loaded, registry = load_recipe(recipe, settings(sets, bare), plugin)
+    with working("profile", f"profiling {loaded.name}"):
+        from runner.measure.profile import profile as measure
+        from runner.measure.profile import show
+        from runner.tracking import Workspace
 
-    from runner.measure.profile import profile as measure
-    from runner.measure.profile import show
-    from runner.tracking import Workspace
-
-    result = measure(loaded, registry, Workspace(), out, updates, warmup)
+        result = measure(loaded, registry, Workspace(), out, updates, warmup)
     output(as_json, result.data, show, result)

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Bare, Plugins, Quiet, Sets, mute, output, registry_of, say, settings
+from runner.cli.common import AsJson, Bare, Plugins, Quiet, Sets, mute, output, registry_of, say, settings, working
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
@@ -49,12 +49,16 @@ def plan(
     forecast: Forecast = True, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say what a study will try, what it will cost, and what stands in its way."""
-    from runner.study.definition import load_study
-    from runner.study.definition import plan as look_ahead
-    from runner.study.report import show_plan
+    with working("study plan", "reading the study") as bar:
+        from runner.study.definition import FORECAST_SECONDS, load_study
+        from runner.study.definition import plan as look_ahead
+        from runner.study.report import show_plan
 
-    registry = registry_of(plugin)
-    planned = look_ahead(load_study(study, settings(sets, bare), registry, budget), registry.files, forecast)
+        registry = registry_of(plugin)
+        definition = load_study(study, settings(sets, bare), registry, budget)
+        short = f"training the recipe for {FORECAST_SECONDS:.0f} s" if forecast else "looking ahead"
+        with bar.phase(short):
+            planned = look_ahead(definition, registry.files, forecast)
     output(as_json, lambda: asdict(planned), show_plan, planned)
 
 
@@ -71,15 +75,14 @@ def run(
 
     [bold]runner study run experiments/marl_search.yaml[/]
     """
-    from runner.study.definition import load_study
+    with working("study run", "reading the study", quiet):
+        from runner.study.definition import load_study
+        from runner.study.store import forget
+        from runner.study.worker import work, work_together
+        from runner.tracking import Workspace
 
-    registry = registry_of(plugin)
-    definition = load_study(study, settings(sets, bare), registry, budget)
-
-    from runner.study.store import forget
-    from runner.study.worker import work, work_together
-    from runner.tracking import Workspace
-
+        registry = registry_of(plugin)
+        definition = load_study(study, settings(sets, bare), registry, budget)
     here = Workspace()
     if fresh:
         forget(definition.config.name, here)
@@ -104,14 +107,15 @@ def worker(
 
     [bold]CUDA_VISIBLE_DEVICES=1 runner study worker experiments/marl_search.yaml[/]
     """
-    from runner.study.definition import load_study
-    from runner.study.store import file_of
-    from runner.study.worker import work
-    from runner.tracking import Workspace
+    with working("study worker", "reading the study", quiet):
+        from runner.study.definition import load_study
+        from runner.study.store import file_of
+        from runner.study.worker import work
+        from runner.tracking import Workspace
 
-    here, registry = Workspace(), registry_of(plugin)
-    file, begun_with, seconds = file_of(study, here)
-    definition = load_study(file, [*begun_with, *settings(sets, bare)], registry, budget or seconds)
+        here, registry = Workspace(), registry_of(plugin)
+        file, begun_with, seconds = file_of(study, here)
+        definition = load_study(file, [*begun_with, *settings(sets, bare)], registry, budget or seconds)
 
     def search(stop: "Stop") -> str:
         return work(definition, here, registry.files, stop, mute if quiet else say)
@@ -122,14 +126,15 @@ def worker(
 @app.command()
 def show(study: StudyName, as_json: AsJson = False) -> None:
     """Show the best trials, what decided, what every stage was worth, failures by cause, and the budget."""
-    from runner.study.report import write_report
-    from runner.study.summary import find
-    from runner.tracking import Workspace
+    with working("study show", "reading the study"):
+        from runner.study.report import write_report
+        from runner.study.summary import find
+        from runner.tracking import Workspace
 
-    here = Workspace()
-    summary = find(study, here)
-    folder = here.studies / summary.name
-    write_report(summary, folder)
+        here = Workspace()
+        summary = find(study, here)
+        folder = here.studies / summary.name
+        write_report(summary, folder)
     _show(summary, folder, as_json)
 
 
@@ -141,11 +146,12 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
 
     [bold]runner study best marl_search > best.yaml[/]
     """
-    from runner.study.report import recipe_text
-    from runner.study.summary import find
-    from runner.tracking import Workspace
+    with working("study best", "reading the study"):
+        from runner.study.report import recipe_text
+        from runner.study.summary import find
+        from runner.tracking import Workspace
 
-    summary = find(study, Workspace())
+        summary = find(study, Workspace())
     if trial is None and not summary.best:
         raise RunnerError(f"study '{summary.name}' has no trial that counts yet; --trial names any")
     number = summary.best[0].number if trial is None else trial

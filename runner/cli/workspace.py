@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option, echo
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Plugins, output, print_json, registry_of, run_folders, say
+from runner.cli.common import AsJson, Plugins, output, print_json, registry_of, run_folders, say, working
 from runner.system.errors import ExitCode, StorageError, UsageError
 
 Sent = Annotated[
@@ -139,15 +139,16 @@ def compare(runs: Runs, everything: Everything = False, as_json: AsJson = False)
 
     [bold]runner compare latest 3f2a91c0[/]
     """
-    from runner.tracking import Workspace, comparison, seeds
+    with working("compare", "reading the runs"):
+        from runner.tracking import Workspace, comparison, seeds
 
-    groups = seeds.compare(Workspace(), runs)
+        groups = seeds.compare(Workspace(), runs)
+        compared = {} if groups is not None else comparison.compare(Workspace(), runs)
     if groups is not None:
         from runner.cli.seeds import show_comparison
 
         output(as_json, lambda: groups, show_comparison, groups)
         return
-    compared = comparison.compare(Workspace(), runs)
     output(as_json, lambda: compared, comparison.show, compared, everything)
 
 
@@ -159,6 +160,8 @@ def ui(port: Port = 5000, browser: Browser = True) -> None:
     [bold]runner ui --port 5001[/]
     """
     import webbrowser
+
+    say("starting MLflow's server")
 
     from runner.tracking import Workspace
     from runner.tracking.ui import serve
@@ -176,10 +179,11 @@ def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:
 
     The exit code is 1 if something that every run needs is missing.
     """
-    from runner.cli.doctor import examine, show
-    from runner.tracking import Workspace
+    with working("doctor", "looking at this machine"):
+        from runner.cli.doctor import examine, show
+        from runner.tracking import Workspace
 
-    checks = examine(Workspace(), registry_of(plugin))
+        checks = examine(Workspace(), registry_of(plugin))
     ok = all(check.status != "fail" for check in checks)
     output(as_json, lambda: {"ok": ok, "checks": [asdict(check) for check in checks]}, show, checks)
     if not ok:
