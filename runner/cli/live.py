@@ -61,8 +61,8 @@ class LiveBar(ExitStack):
         self.innermost = Phase(name, time.monotonic(), outer)
         try:
             yield
-        finally:
-            self.innermost = outer
+        finally:  # what was said at the beginning is not true for ever
+            self.innermost = outer if outer.outer else Phase("working", time.monotonic())
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""

@@ -53,6 +53,15 @@ def test_recent_speed_is_that_of_the_last_seconds_and_the_mean_that_of_all(clock
     assert "0 steps/s now, 12 in all" in display.lines()[0]
 
 
+def test_between_two_phases_it_no_longer_starts(clock):
+    display = ProgressDisplay(screen(), RECIPE)
+    with display.phase("assembling"), display.phase("compiling"):
+        clock[0] += 9
+        assert display.lines() == ["compiling (9 s)"]
+    clock[0] += 2
+    assert display.lines() == ["working (2 s)"]
+
+
 def test_a_warm_up_has_no_speed_and_no_part_in_the_mean(clock):
     display = ProgressDisplay(screen(), RECIPE)
     with display.phase("warm-up"):
