@@ -66,7 +66,7 @@ def said(of: CaseLog, variant: str = "0") -> Effect:
 
 def share(effects: Iterable[Effect], gain: float) -> float:
     """How often a gain was seen, or an effect where there is none."""
-    return fmean(each is Effect.FASTER if gain else each is not Effect.INCONCLUSIVE for each in effects)
+    return fmean(each is Effect.FASTER if gain else each is not Effect.UNCLEAR for each in effects)
 
 
 def restarted(luck: str, rounds: int) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def runner(turn: Turn) -> None:
             super().advance(step, metrics)
             turn.tick()
 
-    with Watched(Console(stderr=True), "overhead", UPDATES, "updates", ()) as display:
+    with Watched(Console(stderr=True), recipe) as display:
         run(recipe, registry, Workspace(folder / "workspace"), display)
 
 

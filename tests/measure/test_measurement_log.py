@@ -53,9 +53,10 @@ def test_a_torn_line_costs_itself_alone(tmp_path_factory, cut):
     assert all(json.loads(line) for line in (folder / ROUNDS).read_bytes().splitlines()[:2])
 
 
-def test_time_adds_up_over_sessions(tmp_path):
+def test_time_adds_up_over_sessions_that_measured_something(tmp_path):
     (tmp_path / ROUNDS).write_text(
-        '{"session": 1, "spent": 5.0}\n{"session": 1, "spent": 7.0}\n{"session": 2, "spent": 3}\n'
+        '{"session": 1, "spent": 5.0, "update": {}}\n{"session": 1, "spent": 7.0}\n'
+        '{"session": 2, "spent": 40.0}\n{"session": 3, "spent": 3, "update": {}}\n'
     )
     assert reopened(tmp_path).earlier_seconds == 10.0
 
