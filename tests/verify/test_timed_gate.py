@@ -1,0 +1,50 @@
+import pytest
+from running import tiny
+
+from runner.compare.verdict import Outcome
+from runner.plugin.registry import Registry
+from runner.verify.timed_gate import TimedGate
+
+
+@pytest.mark.usefixtures("copied_children")
+def test_one_process_judges_set_after_set_until_an_answer_takes_too_long():
+    recipe, registry = tiny("marl_phase1"), Registry()
+    with TimedGate() as gate:
+        found = gate(recipe, registry, ("forward_cache",), 300.0)
+        assert (found.outcome, found.contract) == (Outcome.PASS, "Exact")
+        child = gate._child
+        assert gate(recipe, registry, ("forward_cache", "merged_critic_loss"), 300.0)
+        assert gate._child is child
+        late = gate(recipe, registry, ("merged_critic_loss",), 0.0)
+        assert (late.outcome, late.contract) == (Outcome.INCONCLUSIVE, "Exact")
+        assert late.summary == "no verdict within the 0 s that were left"
+        assert gate(recipe, registry, ("merged_critic_loss",), 300.0)  # by another process
+        assert gate._child is not child
+
+
+DIES = """
+import os
+from runner.api import Exact, Stage, StageConfig
+
+class DiesConfig(StageConfig):
+    kind, phase, wraps = "dies", 1, frozenset({"update"})
+    def contract(self, setting):
+        return Exact()
+    def implementation(self):
+        return Dies
+
+class Dies(Stage):
+    def attach(self, pipeline):
+        os._exit(3)
+"""
+
+
+@pytest.mark.usefixtures("copied_children")
+def test_a_stage_that_ends_the_process_ends_that_of_the_gate_alone(tmp_path):
+    (tmp_path / "dies.py").write_text(DIES)
+    registry = Registry([tmp_path / "dies.py"])
+    recipe = tiny("marl_baseline", "optimization.dies=on", registry=registry)
+    with TimedGate() as gate:
+        found = gate(recipe, registry, ("dies",), 300.0)
+    assert (found.outcome, found.contract) == (Outcome.INCONCLUSIVE, "Exact")
+    assert found.summary.startswith("it cannot be judged: it ended with exit code 3")
