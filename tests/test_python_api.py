@@ -1,6 +1,7 @@
 """``runner.train`` and ``runner.load_model``: as thin as the command line, and at home in a notebook."""
 
 import ast
+import json
 import re
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import mlflow
 import pytest
 import torch
 
@@ -64,6 +66,24 @@ def test_the_best_checkpoint_is_the_one_that_is_loaded():
     expected = reader.load(found[best])["pipeline"]["learner"]["modules"]["model"]
     loaded = runner.load_model(result).modules()["model"].state_dict()
     assert all(torch.equal(expected[name], loaded[name]) for name in expected)
+
+
+def test_mlflow_keeps_the_best_model_with_the_data_it_learnt_from():
+    result = small(**{"train.epochs": 3, "optimizer.lr": 0.003})
+    client = mlflow.MlflowClient(result.tracking_uri)
+    run = client.get_run(result.run_id)
+    (logged,) = run.outputs.model_outputs
+    learner, best = runner.load_model(f"models:/{logged.model_id}"), runner.load_model(result)
+    for name, tensor in best.modules()["model"].state_dict().items():
+        assert torch.equal(tensor, learner.modules()["model"].state_dict()[name])
+    assert not any(part.training for part in learner.module.modules())
+    (kept,) = reader.checkpoints(Path(result.run_dir, "model", "checkpoints"))
+    assert reader.load(kept)["pipeline"]["learner"].keys() == {"modules"}
+    (given,) = run.inputs.dataset_inputs
+    assert given.dataset.name == "digits"
+    assert json.loads(given.dataset.profile)["held_out"] == int(run.data.params["data.held_out"])
+    with pytest.raises(runner.RunnerError, match="cannot open models:/m-nothing"):
+        runner.load_model("models:/m-nothing")
 
 
 def test_a_model_is_in_evaluation_mode_with_the_averaged_parameters():

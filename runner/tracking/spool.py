@@ -108,6 +108,16 @@ class Spool:
         self._warned = True
 
 
+class LoggedData(BaseModel, frozen=True):
+    """What a run learns from."""
+
+    name: str
+    digest: str
+    """Of all that is said of them."""
+    profile: str
+    """Their settings, as JSON."""
+
+
 class Line(BaseModel, frozen=True):
     """What a line of a spool may say, which somebody may have changed, or a failing disk."""
 
@@ -119,6 +129,9 @@ class Line(BaseModel, frozen=True):
     tags: dict[str, str] = {}
     artifact: str | None = None
     """A path inside the run's folder."""
+    model: str | None = None
+    """A folder inside the run's, which is the run's model."""
+    dataset: LoggedData | None = None
     status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"] | None = None
 
 
@@ -237,16 +250,20 @@ class Shipper:
         if ends:
             self._store.set_status(self._run_id, *ends[-1])
         for line in batch:  # artifacts last, because they may have a disk of their own, with its own troubles
-            if line.artifact is not None:
-                self._copy(self._spool.parent / line.artifact)
+            if line.dataset is not None:
+                self._store.log_dataset(self._run_id, line.dataset.name, line.dataset.digest, line.dataset.profile)
+            if line.artifact is not None and self._is_own(path := self._spool.parent / line.artifact):
+                self._store.log_artifact(self._run_id, path)
+            if line.model is not None and self._is_own(path := self._spool.parent / line.model):
+                self._store.log_model(self._run_id, path, line.step)
 
-    def _copy(self, path: Path) -> None:
-        """Logs an artifact; a spool that somebody has changed may name other files than the run's, or links."""
+    def _is_own(self, path: Path) -> bool:
+        """Whether a file of the run is there; a spool that somebody has changed may name others, or links."""
         inside = "\0" not in str(path) and path.resolve().is_relative_to(self._spool.parent.resolve())
         if not inside or any(each.is_symlink() for each in [path, *path.rglob("*")]):
             _log.warning("artifact %s leads out of the run's folder and was not logged", path)
         elif not path.exists():
             _log.warning("artifact %s no longer exists and could not be logged", path)
         else:
-            log = self._store.client.log_artifacts if path.is_dir() else self._store.client.log_artifact
-            log(self._run_id, str(path))
+            return True
+        return False

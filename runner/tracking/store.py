@@ -220,6 +220,41 @@ class Store:
         self._send(run_id, "tags", [RunTag(key, value) for key, value in tags.items()], 100)
         self._send(run_id, "metrics", [Metric(*metric) for metric in metrics], 1000)
 
+    def log_artifact(self, run_id: str, path: Path) -> None:
+        """Copies a file, or what is in a folder, to a run's artifacts."""
+        log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
+        log(run_id, str(path))
+
+    def log_dataset(self, run_id: str, name: str, digest: str, profile: str) -> None:
+        """Says what a run learns from; saying it again changes nothing."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        source = json.dumps({"tags": {"mlflow.source.type": "LOCAL", "mlflow.source.name": name}})
+        given = Dataset(name, digest, "code", source, profile=profile)
+        self.client.log_inputs(run_id, [DatasetInput(given, [InputTag("mlflow.data.context", "train")])])
+
+    def log_model(self, run_id: str, folder: Path, step: int) -> None:
+        """Logs a folder as the model of a run; a process that died in the middle of it left what is used now."""
+        from mlflow.entities import LoggedModelOutput
+
+        run = self.client.get_run(run_id)
+        experiment_id = run.info.experiment_id
+        begun = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1)
+        name = re.sub(r"[/:.%\"']", "_", run.info.run_name)  # as MLflow has them
+        model = begun[0] if begun else self.client.create_logged_model(experiment_id, name, run_id)
+        self.client.log_model_artifacts(model.model_id, str(folder))
+        self.client.finalize_logged_model(model.model_id, "READY")
+        if run.outputs is None or not run.outputs.model_outputs:
+            self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
+
+    def model(self, uri: str) -> Path:
+        """The folder of a logged model (``models:/m-...``), fetched if need be; a ``StorageError`` if it is not had."""
+        from mlflow.artifacts import download_artifacts
+
+        with self._telling(f"open {uri}"):
+            place = self.client.get_logged_model(uri.removeprefix("models:/")).artifact_location
+            return Path(download_artifacts(place, tracking_uri=self.uri))
+
     def _send(self, run_id: str, kind: str, items: list[Any], size: int) -> None:
         """In batches of a size that MLflow takes; a batch that it refuses goes one by one, to find what it refuses."""
         from mlflow.exceptions import MlflowException

@@ -2,6 +2,8 @@
 
 import errno
 import getpass
+import hashlib
+import json
 import logging
 import math
 import shutil
@@ -11,7 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -216,6 +218,16 @@ class Tracker(Recorder):
     def artifact(self, path: Path) -> None:
         """Logs a file or folder of the run's folder; it is copied later and must stay as it is while the run lasts."""
         self.spool.append(artifact=str(path.relative_to(self.run_dir)))
+
+    def dataset(self, settings: Mapping[str, Any], fingerprint: str | None) -> None:
+        """Logs what the run learns from: the ``data`` of its recipe, and what tells these data from others."""
+        profile = json.dumps({**settings, "fingerprint": fingerprint} if fingerprint else settings)
+        digest = hashlib.sha256(profile.encode()).hexdigest()[:8]
+        self.spool.append(dataset={"name": text(settings["kind"]), "digest": digest, "profile": profile})
+
+    def model(self, folder: Path, step: int) -> None:
+        """Logs a folder of the run's folder as its model at a step; like an artifact otherwise."""
+        self.spool.append(step=step, model=str(folder.relative_to(self.run_dir)))
 
     def close(self, status: Status, reason: str = "", patience: float = 30.0) -> bool:
         """Sends what is left, then sets the run's final status and gives its folder up; whether MLflow has everything.

@@ -28,11 +28,13 @@ from runner.system.names import shown_path
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION, code, describe, figures
+from runner.tracking.store import Store
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import find
 from runner.train import checkpoint as saved
 from runner.train.assemble import Assembly, StageReport, assemble
 from runner.train.loop import Display, Loop, Nowhere
+from runner.train.model import write_model
 from runner.train.signals import Stop, stop_on_signals
 
 PathLike = str | Path
@@ -110,7 +112,8 @@ def load_model(
     """The learner of a run with the parameters of a checkpoint, in evaluation mode and without stages.
 
     Args:
-        run: what ``train`` returned, a run's folder, name, digits or MLflow id, or ``latest``.
+        run: what ``train`` returned, a run's folder, name, digits or MLflow id, ``latest``, or a model that
+            MLflow keeps, as ``models:/m-...``.
         checkpoint: the one with the best objective (the last one where there is no objective), or the last one; the
             newest whole one if that is damaged.
         set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
@@ -121,6 +124,8 @@ def load_model(
     """
     if isinstance(run, RunResult):
         folder = RunFolder(Path(run.run_dir))
+    elif str(run).startswith("models:/"):
+        folder = RunFolder(Store(Workspace()).model(str(run)))
     else:
         folder = RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(Workspace().runs, str(run))
     recipe = load(folder.path / LOCK_NAME, _assignments(set), Registry([Path(path) for path in plugins]))
@@ -129,7 +134,7 @@ def load_model(
     chosen = saved.best(found) if checkpoint == "best" else None
     for path in ([chosen] if chosen else []) + found[::-1]:
         try:
-            learner.load_state_dict(saved.load(path)["pipeline"]["learner"])
+            learner.load_state_dict(learner.state_dict() | saved.load(path)["pipeline"]["learner"])
             break
         except saved.DamagedError:
             continue
@@ -251,11 +256,14 @@ def _concluded(
     reason = ""
     try:
         tracker.tag(DESCRIPTION, _description(pipeline, tracker, again))
+        tracker.dataset(pipeline.recipe.values()["data"], pipeline.source.fingerprint())
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
         yield loop
         status = "FINISHED" if loop.complete else "KILLED"
         for name, value in _stage_tags(pipeline).items():
             tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
+        if loop.complete and (model := write_model(tracker.run_dir)) is not None:
+            tracker.model(*model)
     except KeyboardInterrupt:
         status = "KILLED"
         raise

@@ -7,7 +7,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from runner.system import faults
-from runner.tracking.spool import Shipper, Spool, reached
+from runner.tracking.spool import Shipper, Spool, place_of, reached
 from runner.tracking.store import Store
 from runner.tracking.workspace import Workspace
 
@@ -53,6 +53,34 @@ def test_every_kind_of_record_arrives(store, run_id, spool, tmp_path):
     assert (run.info.status, run.info.end_time) == ("KILLED", 1_800_000_000_000)
     assert {"lock.yaml", "a.svg"} <= {file.path for file in store.client.list_artifacts(run_id)}
     assert shipper.pending == 0
+
+
+def test_data_and_model_of_a_run_are_logged_once_however_often_they_are_sent(store, run_id, spool, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("1 2 3")
+    spool.append(t=1, dataset={"name": "digits", "digest": "3f2a91c0", "profile": '{"held_out": 360}'})
+    spool.append(t=2, step=7, model="model")
+    for _ in range(2):
+        place_of(spool.path).unlink(missing_ok=True)
+        Shipper(store, run_id, spool.path).ship()
+    run = store.client.get_run(run_id)
+    (given,) = run.inputs.dataset_inputs
+    assert (given.dataset.name, given.dataset.digest) == ("digits", "3f2a91c0")
+    assert json.loads(given.dataset.profile) == {"held_out": 360}
+    (model,) = run.outputs.model_outputs
+    assert model.step == 7
+    (logged,) = store.client.search_logged_models([run.info.experiment_id])
+    assert (logged.model_id, logged.status, logged.source_run_id) == (model.model_id, "READY", run_id)
+    assert (store.model(logged.model_uri) / "weights").read_text() == "1 2 3"
+
+
+def test_a_model_that_was_begun_by_a_process_that_died_is_finished(store, run_id, spool, tmp_path):
+    (tmp_path / "model").mkdir()
+    begun = store.client.create_logged_model(store.experiment("tests"), "a", run_id)
+    spool.append(t=1, model="model")
+    Shipper(store, run_id, spool.path).ship()
+    (model,) = store.client.get_run(run_id).outputs.model_outputs
+    assert model.model_id == begun.model_id
 
 
 def test_another_process_continues_where_the_first_stopped(store, run_id, spool):

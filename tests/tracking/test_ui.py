@@ -11,8 +11,9 @@ from run_folders import recipe
 
 from runner.system.errors import StorageError
 from runner.tracking import Workspace
+from runner.tracking.store import Store
 from runner.tracking.tracker import Tracker
-from runner.tracking.ui import serve
+from runner.tracking.ui import page_of, serve
 
 SERVE = """
 import signal, sys
@@ -97,3 +98,16 @@ def test_a_broken_database_is_refused_before_a_server_starts(isolated_workspace)
     (isolated_workspace / "mlflow.db").write_text("this is no database, " * 100)
     with pytest.raises(StorageError, match="not a database"):
         serve(Workspace())
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_the_page_opens_with_the_newest_run_among_its_like():
+    store = Store(Workspace())
+    address = "http://127.0.0.1:5000"
+    assert page_of(store, address) == f"{address}/#/experiments?workflowType=machine_learning"
+    Tracker.open(Workspace(), recipe(experiment="first"), {}).close("FINISHED")
+    run = Tracker.open(Workspace(), recipe(experiment="second"), {})
+    run.close("FINISHED")
+    experiment_id = store.client.get_run(run.run_id).info.experiment_id
+    opened = f"{address}/#/experiments/{experiment_id}/runs?viewStateShareKey=runner&workflowType=machine_learning"
+    assert page_of(store, address) == opened

@@ -1,0 +1,37 @@
+"""The model that a run leaves: what it takes to answer, without what it takes to go on learning."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from runner.recipe.lock import LOCK_NAME
+from runner.system.errors import CheckpointError
+from runner.train.checkpoint import Writer, best, checkpoints, load
+from runner.train.loop import CHECKPOINTS
+
+MODEL = "model"
+_log = logging.getLogger(__name__)
+
+
+def write_model(run_dir: Path) -> tuple[Path, int] | None:
+    """Writes the learner of the best checkpoint, without its optimizers, beside a copy of the run's lock.
+
+    The folder is laid out like a run's. What goes wrong costs the training nothing, and is said.
+
+    Returns:
+        The folder and how far the training was, in the recipe's unit; None if it could not be written.
+    """
+    folder, found = run_dir / MODEL, checkpoints(run_dir / CHECKPOINTS)
+    try:
+        state = load(best(found) or found[-1])
+        learner = {name: part for name, part in state["pipeline"]["learner"].items() if name != "optimizers"}
+        writer = Writer(folder / CHECKPOINTS)
+        writer.save(state["step"], {"pipeline": {"learner": learner}})
+        writer.wait()
+        shutil.copy(run_dir / LOCK_NAME, folder / LOCK_NAME)
+    except (OSError, IndexError, CheckpointError) as error:
+        _log.warning("%s: the model could not be written: %s", folder, getattr(error, "strerror", None) or error)
+        return None
+    return (folder, int(state["step"])) if writer.failure is None else None

@@ -1,0 +1,45 @@
+from run_folders import run_folder
+
+from runner.recipe.lock import LOCK_NAME
+from runner.system import faults
+from runner.train.checkpoint import Writer, checkpoints, load
+from runner.train.model import write_model
+
+
+def ended(*scores):
+    """A run that has ended, with checkpoints of these scores."""
+    folder = run_folder()
+    (folder.path / LOCK_NAME).write_text("lock: 1\n")
+    writer = Writer(folder.checkpoints)
+    for step, score in enumerate(scores, start=1):
+        learner = {"modules": {"step": step}, "optimizers": {"momentum": [0.5]}}
+        writer.save(10 * step, {"pipeline": {"learner": learner, "source": {}}, "step": 10 * step}, score)
+    writer.wait()
+    return folder.path
+
+
+def test_the_model_is_the_best_checkpoint_without_optimizers_and_data(isolated_workspace):
+    run_dir = ended(1.0, 3.0, 2.0)
+    folder, step = write_model(run_dir)
+    assert step == 20
+    (kept,) = checkpoints(folder / "checkpoints")
+    assert load(kept) == {"pipeline": {"learner": {"modules": {"step": 2}}}}
+    assert (folder / LOCK_NAME).read_text() == "lock: 1\n"
+
+
+def test_without_an_objective_it_is_the_last_one(isolated_workspace):
+    assert write_model(ended(None, None))[1] == 20
+
+
+def test_a_disk_that_refuses_it_costs_no_training(isolated_workspace, monkeypatch, caplog):
+    run_dir = ended(1.0)
+    monkeypatch.setattr(faults, "_armed", faults.parse("checkpoint.tensors=enospc,checkpoint.state=enospc"))
+    assert write_model(run_dir) is None
+    assert "No space left on device" in caplog.text
+
+
+def test_a_checkpoint_that_is_damaged_is_said(isolated_workspace, caplog):
+    run_dir = ended(1.0)
+    (checkpoints(run_dir / "checkpoints")[0] / "state.json").write_text("{}")
+    assert write_model(run_dir) is None
+    assert "the model could not be written" in caplog.text
