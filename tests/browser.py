@@ -9,7 +9,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"no browser here: {', '.join(NAMES)}")
-PATIENCE_MS = 30_000
+PATIENCE_MS = 200_000
 """Of the page's own clock, which stands still while an answer is waited for."""
 
 

@@ -47,7 +47,8 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
 
     Plain data: ``runs`` says which they are, in the order asked for; ``settings``, ``environment`` and ``metrics``, of
     which the last value counts, have a row for whatever differs, with one value a run, None where a run has none and
-    text for a number that is not finite; ``link`` is MLflow's page that shows the runs side by side.
+    text for a number that is not finite; ``link`` is MLflow's page with their learning
+    curves; or, where they are of several experiments, with what they came to.
     """
     if len(names) < 2:
         raise UsageError("compare needs at least two runs, for example: runner compare marl_phase1 latest")
@@ -61,7 +62,6 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"{', '.join(names)}: the same run is named twice")
     server = shown(store.uri).rstrip("/") if is_http(store.uri) else f"http://{HOST}:{PORT}"
     experiments = sorted({info.experiment_id for info in infos})
-    page = {"runs": json.dumps(run_ids), "experiments": json.dumps(experiments)}
     metrics = [
         {name: value if isfinite(value) else str(value) for name, value in run.data.metrics.items()} for run in runs
     ]
@@ -74,8 +74,17 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
         "settings": redact_values(_differing([run.data.params for run in runs])),
         "environment": redact_values(_differing([_environment(store.client, run) for run in runs])),
         "metrics": _differing(metrics),
-        "link": f"{server}/#/compare-runs?{urlencode(page)}&{VIEW}",
+        "link": f"{server}/#/{_page(run_ids, experiments)}&{VIEW}",
     }
+
+
+def _page(run_ids: Sequence[str], experiments: Sequence[str]) -> str:
+    """Of one experiment, the page has curves; what it says of several is what they came to."""
+    if len(experiments) > 1:
+        return f"compare-runs?{urlencode({'runs': json.dumps(run_ids), 'experiments': json.dumps(experiments)})}"
+    chosen = ",".join(f"'{run_id}'" for run_id in run_ids)
+    shown = {"searchFilter": f"attributes.run_id IN ({chosen})", "compareRunsMode": "CHART"}
+    return f"experiments/{experiments[0]}/runs?{urlencode(shown)}"
 
 
 def _all_runs(client: MlflowClient) -> list[Run]:

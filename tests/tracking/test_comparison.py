@@ -4,7 +4,9 @@ import math
 from urllib.parse import parse_qs
 
 import pytest
+from browser import needs_browser, page
 from rich.console import Console
+from servers import server
 
 from runner.system.errors import UsageError
 from runner.system.secrets import MASK
@@ -63,12 +65,34 @@ def test_only_what_differs_is_told(record):
     }
     assert found["metrics"] == {"eval/return": [2.0, 3.0]}
     page, _, query = found["link"].partition("?")
-    assert page == "http://127.0.0.1:5000/#/compare-runs"
-    assert json.loads(parse_qs(query)["runs"][0]) == [first, second]
-    assert json.loads(parse_qs(query)["experiments"][0]) == [found["runs"][0]["experiment_id"]]
+    assert page == f"http://127.0.0.1:5000/#/experiments/{found['runs'][0]['experiment_id']}/runs"
+    assert parse_qs(query)["searchFilter"] == [f"attributes.run_id IN ('{first}','{second}')"]
+    assert parse_qs(query)["compareRunsMode"] == ["CHART"]
     assert parse_qs(query)["workflowType"] == ["machine_learning"]
     assert " " not in found["link"]
     assert '"' not in found["link"]
+
+
+def test_runs_of_several_experiments_are_compared_by_what_they_came_to(record, store):
+    first, second = record("alpha"), store.create_run(store.experiment("other"), "beta")
+    page, _, query = compare(Workspace(), [first, second])["link"].partition("?")
+    assert page == "http://127.0.0.1:5000/#/compare-runs"
+    assert json.loads(parse_qs(query)["runs"][0]) == [first, second]
+    assert len(json.loads(parse_qs(query)["experiments"][0])) == 2
+
+
+@needs_browser
+def test_mlflows_page_shows_the_curves_of_the_runs_on_one_axis(record, migrated_workspace, tmp_path):
+    values = {"one": [3.0, 2.0, 1.5], "two": [3.0, 1.0, 0.5], "three": [3.0, 2.5, 2.0], "other": [0.0, 0.0, 0.0]}
+    runs = [record(name, metrics={"eval/loss": curve}) for name, curve in values.items()]
+    link = compare(Workspace(), runs[:3])["link"]
+    with server(migrated_workspace / "mlflow.db", migrated_workspace / "artifacts") as mlflow:
+        text = page(link.replace("http://127.0.0.1:5000", mlflow.address), tmp_path)
+    assert "eval/loss" in text
+    assert text.count('data-unformatted="Step"') == 1
+    assert text.count('class="js-line"') == 3
+    for name, run_id in zip(values, runs, strict=True):
+        assert (f">{name}-{run_id[:8]}<" in text) == (name != "other")
 
 
 def test_secrets_that_others_logged_are_not_told(record):
