@@ -190,14 +190,16 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
     experiment_id = store.experiment(experiment.cases[0].recipe.tracking.experiment)
     known: dict[str, str] = json.loads((folder / RUNS).read_bytes()) if (folder / RUNS).exists() else {}
 
-    def run(*names: str) -> str:
-        name = " ".join(filter(None, names))
+    def run(*below: str) -> str:
+        of = f"ablation {folder.name}"
+        name = " ".join(filter(None, (folder.name, *below)))
         if name not in known:
-            known[name] = store.create_run(experiment_id, f"ablation {name}", started)
+            shown = " ".join(filter(None, (*below, "of", of))) if below else of  # what differs stands first
+            known[name] = store.create_run(experiment_id, shown, started)
             write_durably(folder / RUNS, json.dumps(known, indent=1) + "\n")
         return known[name]
 
-    parent = run(folder.name)
+    parent = run()
     tags = {"kind": "ablation", "ablation.digest": result.digest, "command": result.command,
             "mlflow.note.content": summary(result), "hardware": result.machine}  # fmt: skip
     metrics = []
@@ -211,7 +213,7 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
     store.send(parent, metrics, params_of(settings), params_of(tags))
     for case, given in zip(result.cases, experiment.cases, strict=False):
         for variant in case.variants:
-            below = run(folder.name, case.name, variant.name)
+            below = run(case.name, variant.name)
             tags = {"mlflow.parentRunId": parent, "kind": "variant", "overrides": ", ".join(given.sets) or "none",
                     "case": case.name, "stages": ",".join(variant.stages) or "none",
                     "effect": variant.effect, "verdict": variant.verdict or "not asked"}  # fmt: skip

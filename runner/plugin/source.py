@@ -101,7 +101,7 @@ class Source(ABC):
         return None
 
     def fingerprint(self) -> str | None:
-        """What tells these data from others, for the lock of a run; None if the recipe says it all."""
+        """What tells these data from others, for MLflow; None if the recipe says it all."""
         return None
 
     def feedback(self, batch: Batch, output: Batch) -> None:  # noqa: B027 (a dataset does not need it)

@@ -148,6 +148,7 @@ def check_mlflow(done):
     assert whole.data.metrics["ratio"] == pytest.approx(done.cases[0].named("all").ratio.value)
     assert whole.data.tags["stages"] == ",".join(STAGES)
     assert whole.data.tags["kind"] == "variant"
+    assert whole.info.run_name == f"three all of ablation {Path(done.folder).name}"
     assert "data.followers=2" in whole.data.tags["overrides"].split(", ")
     assert len(client.get_metric_history(whole.info.run_id, "update_ms")) == 3
 
