@@ -168,6 +168,7 @@ def _facts(definition: Definition) -> dict[str, str]:
     wanted = (f"{name} ({each.direction})" for name, each in config.objectives.items())
     return {
         "recipe": f"{code(definition.recipe.name)}, from {code(shown_path(definition.recipe.path))}",
+        "result": "",  # so far
         "overridden": code(*definition.sets),
         "searched": code(*searched),
         "objectives": ", ".join(wanted),

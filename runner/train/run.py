@@ -234,10 +234,10 @@ def _description(
     return describe(
         {
             "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
+            "result": "; ".join(filter(None, (ended, figures(values)))),  # where the page shows it at once
             "overridden": code(*assignments(recipe.overrides)),
             "stages": code(*(report.kind for report in reports if report.active)) or "none",
             "inactive": "; ".join(f"{code(report.kind)}: {report.reason}" for report in reports if not report.active),
-            "result": "; ".join(filter(None, (ended, figures(values)))),
             "go on with it": "" if ended.startswith("FINISHED") else code(again),
             "compare it": code(f"runner compare {digits} OTHER_RUN"),
             "load its model": code(f'runner.load_model("{digits}")'),
