@@ -72,7 +72,8 @@ def run(
 
     [bold]runner run recipes/marl_phase2.yaml data.followers=2 optimization.amp=off[/]
     """
-    from runner.recipe.loader import find, is_lock, load, secret_assignments
+    from runner.recipe.document import is_lock
+    from runner.recipe.loader import find, load, secret_assignments
 
     registry, given, path = registry_of(plugin), settings(sets, bare), find(recipe)
     own_tags = dict(map(_tag, tag or ()))

@@ -72,6 +72,11 @@ class Place:
 DEFAULT = Place("default")  # the origin of a value that nobody wrote
 
 
+def is_lock(path: Path) -> bool:
+    """Whether a file is the lock of a run, told by its name: the recipe stands in it under ``recipe``."""
+    return path.name.endswith(".lock.yaml")
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong with a recipe."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.plugin.registry import SECTIONS, Registry
-from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, dump_inline, parse, read
+from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, dump_inline, is_lock, parse, read
 from runner.recipe.fill import Model, face_of, fill, optimizers, plugin_section, secrets_of, stages
 from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
 from runner.system.names import nearest, shown_path, suggestion
@@ -144,11 +144,6 @@ def find(reference: str | Path, folder: Path = Path()) -> Path:
     if near := nearest(path.stem, known):
         hint = f" - did you mean '{Path(name).with_name(known[near])}'?"
     raise RecipeError([Problem(Place(path), "", message + hint)])
-
-
-def is_lock(path: Path) -> bool:
-    """Whether a file is the lock of a run, told by its name: the recipe stands in it under ``recipe``."""
-    return path.name.endswith(f".lock{SUFFIX}")
 
 
 def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem]) -> list[Node]:

@@ -19,8 +19,7 @@ from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
 from runner.plugin.stage import Probe
 from runner.plugin.works import imported
-from runner.recipe.document import DEFAULT, Problem, RecipeError
-from runner.recipe.loader import is_lock
+from runner.recipe.document import DEFAULT, Problem, RecipeError, is_lock
 from runner.recipe.recipe import Recipe
 from runner.system.errors import CheckpointError, UsageError
 from runner.system.tree import map_tensors
@@ -210,9 +209,9 @@ class Assembly:
     def refuse_unread(self) -> None:
         """Raises a RecipeError if somebody wrote values that nobody has read by the first step: they do nothing."""
         unread = [path for section, config in self._recorded.items() for path in config.unread(f"{section}.")]
-        origins = {path: self.recipe.origins.get(path, DEFAULT) for path in unread}
-        # A lock has everything, what nobody has written too.
-        written = [path for path, at in origins.items() if at != DEFAULT and not is_lock(Path(at.source))]
+        places = {path: self.recipe.origins.get(path, DEFAULT) for path in unread}
+        # A lock has the defaults, too, and what somebody wrote there was read when it was made.
+        written = [path for path, place in places.items() if place != DEFAULT and not is_lock(Path(place.source))]
         if written:
             said = "no plugin reads this value; remove it"
             raise RecipeError([Problem(self.recipe.origins[path], path, said) for path in written])

@@ -8,10 +8,13 @@ from running import RECIPES, tiny, train_here
 
 from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError
+from runner.recipe.loader import load
 from runner.system.errors import DivergedError, UsageError
+from runner.tracking import Workspace
 from runner.train import checkpoint
 from runner.train.assemble import assemble
 from runner.train.loop import Loop, Nowhere
+from runner.train.run import run
 from runner.train.signals import Stop
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
@@ -131,8 +134,6 @@ def test_a_nan_ends_the_run_as_failed_and_names_step_and_tensor(tmp_path):
     plugin.write_text(BROKEN)
     with pytest.raises(DivergedError, match="update 1: tensor 'reward' of the batch"):
         train_here("marl_baseline", "optimization.poison=on", registry=Registry([plugin]))
-    from runner.tracking import Workspace
-
     client = mlflow.MlflowClient(Workspace().tracking_uri)
     (run,) = client.search_runs([client.get_experiment_by_name("marl").experiment_id])
     assert run.info.status == "FAILED"
@@ -197,3 +198,12 @@ def test_the_speed_of_a_resumed_training_counts_what_it_has_done_itself():
     means = state["means"]
     expected = means["sums"]["critic_loss"] / means["counts"]["critic_loss"]
     assert loop.metrics["train/critic_loss"] == pytest.approx(expected)
+
+
+def test_a_lock_with_defaults_that_nobody_reads_trains_the_same_again():
+    first = train_here("digits_classifier", "train.epochs=1")
+    registry = Registry()
+    again = run(load(first.lock, (), registry), registry, Workspace(), Nowhere())
+    assert learnt(again) == learnt(first)
+    with pytest.raises(RecipeError, match=r"data\.workers: no plugin reads this value"):
+        run(load(first.lock, ["data.workers=1"], registry), registry, Workspace(), Nowhere())
