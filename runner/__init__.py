@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.system.errors import RunnerError
-    from runner.train.run import load_model, train
+    from runner.train.evaluate import load_model
+    from runner.train.run import train
 
 __version__ = "0.1.0"
 __all__ = ["RunnerError", "load_model", "train"]
 
-_PLACES = {"RunnerError": "runner.system.errors", "load_model": "runner.train.run"}
+_PLACES = {"RunnerError": "runner.system.errors", "load_model": "runner.train.evaluate"}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ from runner.system.errors import ExitCode
 ROOT = Path(__file__).parents[1]
 README, CONTRIBUTING, PLUGINS = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/plugins.md"))
 ABLATION = ROOT / "docs" / "ablation.md"
-PAGES_OF_DOCS = ("mlflow", "proof", "python", "study")
+PAGES_OF_DOCS = ("learnt", "mlflow", "proof", "python", "study")
 OTHERS = [ABLATION, *(ROOT / "docs" / f"{name}.md" for name in PAGES_OF_DOCS), ROOT / "CHANGELOG.md"]
 PAGES = pytest.mark.parametrize("page", [README, CONTRIBUTING, PLUGINS, *OTHERS], ids=lambda page: page.name)
 VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}

@@ -314,6 +314,10 @@ class Masac(Learner):
             "roles": {name: role.state_dict() for name, role in self.roles.items()},
         }
 
+    def weights(self, state: State) -> Mapping[str, Mapping[str, Tensor]]:
+        """Of networks, temperatures and target critics."""
+        return {name: state[name] for name in self.modules()}
+
     def load_state_dict(self, state: State) -> None:
         """Restores parameters, target critics and optimizers in place."""
         self.model.load_state_dict(state["model"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, ClassVar, Protocol
@@ -213,20 +213,36 @@ class SimulatorSource(Source):
         Every episode has a simulation of its own and counts once; training's environments and generators are not
         touched.
         """
-        generator = torch.Generator(self._device).manual_seed(self._evaluation_seed)
-        environment = self.make_environment(self.config, self._evaluation_episodes, self._device, generator)
-        observation = environment.reset()
-        running = torch.ones(self._evaluation_episodes, dtype=torch.bool, device=self._device)
+        environment, observation = self.held_out()
         total: Tensor | None = None
-        for steps in count(1):
-            step = environment.step(learner.predict(observation))
+        for step, running in self.rollout(learner, environment, observation):
             finished = (step.episodes * running.unsqueeze(-1)).sum(0, dtype=torch.float64)
             total = finished if total is None else total + finished
-            running &= ~(step.terminated | step.truncated)
+        assert total is not None
+        return environment.summarise(total.tolist())
+
+    def held_out(self) -> tuple[BatchedEnvironment, Tensor]:
+        """The held-out episodes at their start, and what is observed there, [E, N, o]."""
+        generator = torch.Generator(self._device).manual_seed(self._evaluation_seed)
+        environment = self.make_environment(self.config, self._evaluation_episodes, self._device, generator)
+        return environment, environment.reset()
+
+    @torch.no_grad()
+    def rollout(
+        self, learner: Learner, environment: BatchedEnvironment, observation: Tensor
+    ) -> Iterator[tuple[EnvironmentStep, Tensor]]:
+        """Steps the deterministic policy until all episodes are over; with each step, which had not ended before, [E].
+
+        On an accelerator, some steps more.
+        """
+        running = torch.ones(len(observation), dtype=torch.bool, device=self._device)
+        for steps in count(1):
+            step = environment.step(learner.predict(observation))
+            yield step, running
+            running = running & ~(step.terminated | step.truncated)
             observation = step.observation
             if (self._device.type == "cpu" or steps % STEPS_BETWEEN_CHECKS == 0) and not running.any():
-                return environment.summarise(total.tolist())
-        raise AssertionError("count() has no end")
+                return
 
     def statistics(self) -> dict[str, float]:
         """Metrics of the training episodes that ended since the last call, and ``episodes``, how many they are."""

@@ -24,6 +24,8 @@ class SimulatorConfig(SourceConfig):
 
     provides: ClassVar[str] = "multi_agent"
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "env_steps"})
+    evaluation_size: ClassVar[str] = "evaluation.episodes"
+    evaluation_seed: ClassVar[str] = "evaluation.seed"
     moved: ClassVar[Mapping[str, str]] = {
         "train.warmup_steps": "data.warmup",
         "train.updates_per_step": "data.updates_per_step",

@@ -101,10 +101,17 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
         stages.append("; ".join([f"{report.kind} {state}", *report.notes]))
     following = [result.resume, "runner ls"]
     if result.status == "FINISHED":
-        following = [f"runner compare {result.run_name.rpartition('-')[2]} OTHER_RUN", "runner ui"]
+        digits = result.run_name.rpartition("-")[2]
+        again = result.resume.replace(f"resume {result.run_name}", f"evaluate {digits}")
+        following = [again, f"runner compare {digits} OTHER_RUN", "runner ui"]
+    kept = []
+    if best := result.best:
+        place = f"checkpoints/{Path(best.checkpoint).name}"
+        kept = [f"{best.metric[5:]} {best.value:.4g} at {best.step:,} {best.unit}: {place}"]
     console.print(Text(f"{result.run_name}: {result.status}", style="italic"), soft_wrap=True)
     for label, lines in (
         ("learnt", learnt or ["nothing was evaluated"]),
+        ("best", kept),
         ("speed", _speed(result)),
         ("stages", stages or ["none: this is the baseline"]),
         ("run", [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]),

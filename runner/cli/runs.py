@@ -79,7 +79,7 @@ def run(
     own_tags = dict(map(_tag, tag or ()))
     changes: list[Drift] = []
     if is_lock(path):
-        loaded, registry, changes = _load_lock(path, given, registry, f"runner run {recipe}")
+        loaded, registry, changes = load_lock(path, given, registry, f"runner run {recipe}")
     else:
         loaded = load(path, given, registry)
     if download:
@@ -139,7 +139,7 @@ def resume(
     if reason := folder.resumable:
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
-    recipe, registry, changes = _load_lock(lock, settings(sets, bare), registry, f"runner resume {folder.name}")
+    recipe, registry, changes = load_lock(lock, settings(sets, bare), registry, f"runner resume {folder.name}")
     _say_drift(changes)
     drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:
@@ -157,7 +157,7 @@ def resume(
     _train(recipe, quiet, as_json, begin)
 
 
-def _load_lock(
+def load_lock(
     lock: "Path", sets: Sequence[str], registry: "Registry", command: str
 ) -> "tuple[Recipe, Registry, list[Drift]]":
     """The recipe of a lock, the plugins with its own, and what has changed since.

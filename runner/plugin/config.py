@@ -30,8 +30,9 @@ class Config(BaseModel):
         return super().__getattribute__(name)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:  # type: ignore[override]  # pydantic's is a generator, too
-        for name in type(self).__pydantic_fields__:
-            yield name, getattr(self, name)
+        for name, field in type(self).__pydantic_fields__.items():
+            if not field.exclude:  # a plugin gets what is its own
+                yield name, getattr(self, name)
 
     @model_serializer(mode="wrap")
     def _dumped(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -56,6 +57,8 @@ class Config(BaseModel):
             return []
         paths = []
         for name, value in self.__dict__.items():
+            if type(self).__pydantic_fields__[name].exclude:  # which the runner reads
+                continue
             if isinstance(value, Config):
                 paths += value.unread(f"{prefix}{name}.")
             elif name not in self._read:

@@ -53,6 +53,9 @@ class LearnerConfig(JudgedFace, ABC):
     slots: ClassVar[frozenset[str]] = frozenset()
     """Its methods that stages may hold, beside the steps that every pipeline has."""
 
+    init_from: Annotated[str | None, Anchor(named=True)] = Field(default=None, exclude=True)
+    """A run with whose weights the model begins, where names and shapes are the same: its name, digits or folder."""
+
     def lacks(self, slot: str) -> str | None:
         """Why these settings offer no slot of that name, for the message to the user; None if they do."""
         return None if slot in self.slots | PIPELINE else f"learner '{self.kind}' has no slot '{slot}'"
@@ -81,6 +84,13 @@ class SourceConfig(JudgedFace, ABC):
     """Whether batches of one size may have tensors of different shapes."""
     files: ClassVar[tuple[DataFile, ...]] = ()
     """Published files that it can read; ``runner data`` lists and fetches them."""
+
+    evaluation_size: ClassVar[str | None] = None
+    """The setting that says how much is evaluated, if there is one: a dotted path in ``data``."""
+    evaluation_seed: ClassVar[str | None] = None
+    """The setting from whose seed it is drawn, if there is one."""
+    pictures: ClassVar[tuple[str, ...]] = ()
+    """Endings of the files that ``Source.render`` can draw, if there is that method."""
 
     def absent(self) -> list[DataFile]:
         """Those of ``files`` that these settings need and that are not here."""

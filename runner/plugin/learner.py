@@ -169,6 +169,11 @@ class Learner(ABC):
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers()},
         }
 
+    def weights(self, state: State) -> Mapping[str, Mapping[str, Tensor]]:
+        """Of a state, by the names of ``modules``: the parameters and buffers that another training may begin with."""
+        found: Mapping[str, Mapping[str, Tensor]] = state["modules"]
+        return found
+
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned, in place."""
         for name, module in self.modules().items():
@@ -319,6 +324,11 @@ class GradientLearner(Learner):
     def modules(self) -> Mapping[str, nn.Module]:
         """The module, and its average if there is one."""
         return {"model": self.module} | ({} if self.average is None else {"average": self.average})
+
+    def weights(self, state: State) -> Mapping[str, Mapping[str, Tensor]]:
+        """Those that were evaluated, the averages if there are any: module and average begin with the same."""
+        found = super().weights(state)
+        return dict.fromkeys(self.modules(), found.get("average", found["model"]))
 
     def state_dict(self) -> State:
         """Parameters, buffers, averages and the optimizer."""

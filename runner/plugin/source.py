@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from runner.plugin.context import Context
@@ -110,6 +112,10 @@ class Source(ABC):
     @abstractmethod
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """Measures a learner on held-out data or seeds; metrics are logged as ``eval/<name>``."""
+
+    def render(self, learner: Learner, path: Path) -> None:
+        """Draws what ``evaluate`` measures into a file with one of the endings in the settings' ``pictures``."""
+        raise NotImplementedError
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float] | None:
         """Tries once, after the first update, what ``evaluate`` will need, so that a mistake shows at once.

@@ -48,11 +48,15 @@ class Drift:
         return f"{self.name}: {self.locked} in the lock, {self.now} now"
 
 
-def write_lock(recipe: Recipe, run_dir: Path, catalog: Registry, results: Path | None = None) -> Path:
+def write_lock(
+    recipe: Recipe, run_dir: Path, catalog: Registry, results: Path | None = None,
+    init_from: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
     The lock is itself a recipe, with values of type ``SecretStr`` masked: running it runs the same values again. Known
     secrets are redacted in the patch too; a change in the folder ``results`` is none of the source's.
+    ``init_from`` says which weights the model began with.
     """
     checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
@@ -62,7 +66,7 @@ def write_lock(recipe: Recipe, run_dir: Path, catalog: Registry, results: Path |
     names = {provider.name for provider in _providers(recipe, catalog).values()}
     files = sorted(str(Path(name).absolute()) for name in names if name.endswith(".py"))
     origins = {path: place.cited() for path, place in recipe.origins.items()}
-    head = {"lock": VERSION, "digest": recipe.digest}
+    head = {"lock": VERSION, "digest": recipe.digest} | ({} if init_from is None else {"init_from": dict(init_from)})
     facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins, PLUGIN_FILES: files})
     # The code comes last: a lock that is cut anywhere lacks of it.
     write_durably(run_dir / LOCK_NAME, dump(facts | {"code": code_of(recipe)}))

@@ -123,11 +123,12 @@ class Recipe:
 
         by_role = {role: optimizer.values() for role, optimizer in self.optimizer.items()}
         stages = {kind: dumped(stage) or "on" for kind, stage in self.stages.items()}
+        begun = {} if self.model.init_from is None else {"init_from": self.model.init_from}
         values = {
             "name": self.name,
             "seed": self.seed,
             "device": self.device,
-            "model": {"kind": self.model.kind, **dumped(self.model)},
+            "model": {"kind": self.model.kind, **begun, **dumped(self.model)},
             "data": {"kind": self.data.kind, **dumped(self.data)},
             "optimizer": by_role if len(by_role) > 1 else next(iter(by_role.values()), {}),
             "lr_scheduler": self.lr_scheduler.model_dump(mode="json"),

@@ -275,3 +275,9 @@ def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> 
     if fitting:
         raise UsageError(f"'{reference}' fits {len(fitting)} runs: {shown}")
     raise UsageError(f"no run '{reference}' in {where}; there are: {shown}")
+
+
+def folder_of(run: Path | str) -> RunFolder:
+    """The folder of a run: the path of one, or what ``find`` understands in this workspace."""
+    path = Path(run).absolute()
+    return RunFolder(path) if (path / LOCK_NAME).exists() else find(Workspace().runs, str(run))

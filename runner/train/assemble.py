@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,8 +21,11 @@ from runner.plugin.stage import Probe
 from runner.plugin.works import imported
 from runner.recipe.document import DEFAULT, Problem, RecipeError, is_lock
 from runner.recipe.recipe import Recipe
-from runner.system.errors import CheckpointError, UsageError
+from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.tree import map_tensors
+
+if TYPE_CHECKING:
+    from runner.train.init_from import Start
 
 
 @dataclass
@@ -122,6 +125,8 @@ class Assembly:
         self.context.sizes = self.source.sizes
         outside = STEP | vars(self.slots).keys()
         self.learner: Learner = learner(model, self.source.shapes, self.context)
+        first = recipe.model.init_from if resumed is None else None
+        self.start = None if first is None else self._start_from(first)
         self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
         self.slots.define(
             draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
@@ -158,6 +163,16 @@ class Assembly:
                 report.reason = f"it requires '{other}', which is inactive: {self.reports[other].reason}"
         report.active = report.reason is None
         return report.active
+
+    def _start_from(self, run: str) -> Start:
+        """Gives the model its first weights; a RecipeError says why it cannot."""
+        from runner.train.init_from import start_from  # looks for runs, which hardly any recipe needs
+
+        try:
+            return start_from(self.learner, run)
+        except RunnerError as error:
+            path = "model.init_from"
+            raise RecipeError([Problem(self.recipe.origins.get(path, DEFAULT), path, str(error))]) from None
 
     def probe(self, batch_size: int) -> Probe | None:
         """Trains a few steps with that batch size in a child process; None if memory does not suffice there."""
@@ -234,7 +249,7 @@ class Assembly:
         if state["device"] != self.device.type:
             where = f"on device '{state['device']}', and this is '{self.device.type}'"
             raise CheckpointError(f"the checkpoint was written {where}; resume where there is one")
-        try:
+        with _fitting():
             self.learner.load_state_dict(state["learner"])
             self.source.load_state_dict(state["source"])
             self.progress.load_state_dict(state["progress"])
@@ -243,8 +258,22 @@ class Assembly:
             for name, saved in state["generators"].items():
                 self.context.generator(name).set_state(saved.cpu())
             self.batch_size = state["batch_size"]
-        except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:  # torch's for shapes and names
-            raise CheckpointError(f"the checkpoint does not fit this recipe: {error}") from error
+
+    def load_learnt(self, state: State) -> None:
+        """Restores learner and stages alone, on any device, for who does not train; raises as ``load_state_dict``."""
+        with _fitting():
+            # A model that was kept without what it takes to go on learning has no optimizers.
+            self.learner.load_state_dict(self.learner.state_dict() | state["learner"])
+            for kind in self.stages.keys() & state["stages"].keys():  # others had nothing to do on that device
+                self.stages[kind].load_state_dict(state["stages"][kind])
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:  # torch's for shapes and names
+        raise CheckpointError(f"the checkpoint does not fit this recipe: {error}") from error
 
 
 def resolve_device(name: str) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
+import logging
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,27 +12,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Any, Literal
+from typing import Any
 
-from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
+from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
-from runner.recipe.lock import LOCK_NAME, copy_recipe, write_lock
+from runner.recipe.lock import LOCK_NAME, copy_recipe, read_lock, write_lock
 from runner.recipe.provenance import source
 from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.errors import CheckpointError, ExitCode, RunnerError
+from runner.system.errors import ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.names import shown_path
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION, code, describe, figures
-from runner.tracking.store import Store
 from runner.tracking.tracker import Tracker
-from runner.tracking.workspace import find
 from runner.train import checkpoint as saved
 from runner.train.assemble import Assembly, StageReport, assemble
+from runner.train.chosen import Best, best_of
 from runner.train.loop import Display, Loop, Nowhere
 from runner.train.model import write_model
 from runner.train.signals import Stop, stop_on_signals
@@ -42,6 +41,7 @@ PATIENCE_SECONDS = 30.0
 STOPPED_PATIENCE_SECONDS = 5.0
 """A scheduler that has sent SIGTERM kills soon; what MLflow lacks then is in the spool."""
 _ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", run_log.NAME)
+_log = logging.getLogger(__name__)
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
 
@@ -60,6 +60,8 @@ class RunResult:
     stages: list[StageReport]
     metrics: dict[str, float]
     """The last value of every metric."""
+    best: Best | None
+    """The best checkpoint; None where nothing says which is better, or nothing was evaluated yet."""
     seconds: float
     resume: str
     """The command that goes on with it, should it not be finished."""
@@ -98,54 +100,8 @@ def train(
         RunnerError: the recipe is wrong, or the training failed.
     """
     registry = Registry([Path(path) for path in plugins])
-    loaded = load(recipe, _assignments(set), registry)
+    loaded = load(recipe, assignments(set or {}), registry)
     return run(loaded, registry, Workspace(), Nowhere(), own_tags=tags, note=note)
-
-
-def load_model(
-    run: PathLike | RunResult = "latest",
-    checkpoint: Literal["best", "last"] = "best",
-    *,
-    set: Mapping[str, Any] | None = None,  # noqa: A002
-    plugins: Sequence[PathLike] = (),
-) -> Learner:
-    """The learner of a run with the parameters of a checkpoint, in evaluation mode and without stages.
-
-    Args:
-        run: what ``train`` returned, a run's folder, name, digits or MLflow id, ``latest``, or a model that
-            MLflow keeps, as ``models:/m-...``.
-        checkpoint: the one with the best objective (the last one where there is no objective), or the last one; the
-            newest whole one if that is damaged.
-        set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
-        plugins: Python files with the plugins of the run.
-
-    Raises:
-        RunnerError: there is no such run, or none of its checkpoints can be used.
-    """
-    if isinstance(run, RunResult):
-        folder = RunFolder(Path(run.run_dir))
-    elif str(run).startswith("models:/"):
-        folder = RunFolder(Store(Workspace()).model(str(run)))
-    else:
-        folder = RunFolder(Path(run)) if Path(run, LOCK_NAME).exists() else find(Workspace().runs, str(run))
-    recipe = load(folder.path / LOCK_NAME, _assignments(set), Registry([Path(path) for path in plugins]))
-    learner = assemble(dataclasses.replace(recipe, stages={})).learner
-    found = saved.checkpoints(folder.checkpoints)
-    chosen = saved.best(found) if checkpoint == "best" else None
-    for path in ([chosen] if chosen else []) + found[::-1]:
-        try:
-            learner.load_state_dict(learner.state_dict() | saved.load(path)["pipeline"]["learner"])
-            break
-        except saved.DamagedError:
-            continue
-    else:
-        raise CheckpointError(f"run {folder.name} has no checkpoint that can be used")
-    for module in learner.modules().values():
-        module.eval()
-    evaluation = learner.evaluating()
-    evaluation.__enter__()
-    vars(learner)["_evaluation"] = evaluation  # which ends, should nobody hold it
-    return learner
 
 
 def run(
@@ -175,6 +131,10 @@ def run(
         generators.seed(recipe.seed)
         with display.phase("assembling"):
             pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
+        if pipeline.start is not None:
+            locked = read_lock(recipe.path).get("init_from") if is_lock(recipe.path) else None
+            for remark in pipeline.start.remarks(locked):
+                _log.warning(remark)
         cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
         tags = {} if state else _tags(recipe, pipeline)
         stop = stack.enter_context(stop_on_signals())
@@ -191,7 +151,8 @@ def run(
         loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
         if folder is None:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
-            write_lock(recipe, tracker.run_dir, registry)
+            begun = None if pipeline.start is None else dataclasses.asdict(pipeline.start)
+            write_lock(recipe, tracker.run_dir, registry, init_from=begun)
             reach("start.locked")
         else:
             if state is not None:
@@ -212,6 +173,7 @@ def _tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
         "recipe.digest": recipe.digest,
         "overrides": ", ".join(assignments(recipe.overrides)) or "none",
         **_stage_tags(pipeline),
+        **(pipeline.start.tags() if pipeline.start is not None else {}),
         "device": str(pipeline.device),
         **{f"hardware.{name}": str(value) for name, value in hardware().items()},
     }
@@ -299,14 +261,11 @@ def _result(loop: Loop, tracker: Tracker, started: float, resumed_at: int | None
     return RunResult(
         tracker.run_id, tracker.run_name, "FINISHED" if loop.complete else "KILLED", tracker.tracking_uri,
         str(tracker.run_dir), str(tracker.run_dir / LOCK_NAME), resumed_at, list(pipeline.reports.values()),
-        loop.metrics, time.perf_counter() - started, loop.again, exit_code,
+        loop.metrics, best_of(loop.writer.folder, pipeline.recipe), time.perf_counter() - started,
+        loop.again, exit_code,
     )  # fmt: skip
 
 
 def stopped_by(signal: Signals, recipe: Recipe) -> ExitCode:
     """How a training ends that a signal has stopped."""
     return ExitCode.PREEMPTED if recipe.train.preemptible else ExitCode(128 + int(signal))
-
-
-def _assignments(values: Mapping[str, Any] | None) -> list[str]:
-    return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in (values or {}).items()]

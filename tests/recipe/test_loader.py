@@ -180,7 +180,7 @@ def test_a_key_that_has_moved_is_said_with_its_new_place(tmp_path):
         "7:3 train.speed: unknown key - it is now model.lr",
     ]
     assert problems(tmp_path, RECIPE, "model.withd=3") == [
-        "0:7 model.withd: unknown key - known: hidden, lr, order, password"
+        "0:7 model.withd: unknown key - known: hidden, init_from, lr, order, password"
     ]
 
 

@@ -37,6 +37,16 @@ def test_the_newest_two_and_the_best_are_kept(tmp_path):
     assert steps(tmp_path) == [70, 80, 90]  # of several equally good ones, the newest
 
 
+def test_a_checkpoint_from_before_its_evaluation_is_written_again_with_the_score(tmp_path):
+    """A signal in the last update asks for a checkpoint; the resumed run evaluates at the same place."""
+    save(tmp_path, 10, {"complete": False}, 0.3)
+    save(tmp_path, 20, {"complete": False})
+    save(tmp_path, 20, {"complete": True}, 0.9)
+    assert checkpoint.best(checkpoint.checkpoints(tmp_path)) == tmp_path / "step-000000000020"
+    assert checkpoint.load_newest(tmp_path) == {"complete": True}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000000010", "step-000000000020"]
+
+
 class Buffer:
     """A ring of 100 rows of 8 bytes."""
 

@@ -52,6 +52,7 @@ class UavConfig(SimulatorConfig):
         "steps_to_goal",
     )
     objective = Objective("return", "maximize")
+    pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
 
     followers: int = Field(default=3, ge=1)
     """Agents that follow the one leader."""

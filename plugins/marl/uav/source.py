@@ -1,10 +1,19 @@
 """The UAV simulator as a source of training batches."""
 
+from pathlib import Path
+
 import torch
+
+from runner.api import Learner
 
 from ..simulator import SimulatorSource
 from .config import UavConfig
-from .environment import UavEnvironment
+from .environment import SCALE, UavEnvironment
+from .flights import Flight, draw
+
+DRAWN = 6
+"""Episodes in a picture."""
+OUTCOMES = ("goal", "collision", "cut off")
 
 
 class UavSource(SimulatorSource):
@@ -15,3 +24,25 @@ class UavSource(SimulatorSource):
     ) -> UavEnvironment:
         """Builds ``envs`` simulations as one batch of tensors."""
         return UavEnvironment(config, envs, device, generator)
+
+    @torch.no_grad()
+    def render(self, learner: Learner, path: Path) -> None:
+        """Draws the first episodes of an evaluation."""
+        environment, observation = self.held_out()
+        scenes = environment.state_dict()["scene"][:DRAWN].cpu()
+        positions, moving, ended = [observation[:DRAWN, :, :2]], [], torch.zeros(len(scenes), 3)
+        for step, running in self.rollout(learner, environment, observation):
+            drawn = running[:DRAWN].cpu()
+            if not drawn.any():
+                break
+            positions.append(step.next_observation[:DRAWN, :, :2])
+            moving.append(drawn)
+            ended += step.episodes[:DRAWN, 1:4].cpu() * drawn.unsqueeze(1)
+        where = torch.stack(positions).cpu() / torch.tensor(SCALE[:2])
+        lengths = torch.stack(moving).sum(0).tolist()
+        flights = [
+            Flight(where[: length + 1, index], scenes[index], OUTCOMES[int(ended[index].argmax())])
+            for index, length in enumerate(lengths)
+        ]
+        title = f"the first {len(flights)} of {len(observation)} held-out episodes"
+        draw(flights, title, path)

@@ -1,0 +1,129 @@
+"""Pictures of flights: as PNG whole, as GIF in motion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runner.api import UsageError
+
+from .rewards import COLLISION_RADIUS, FORMATION_RADIUS, GOAL_RADIUS, OBSTACLE_RADIUS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = 3
+PANEL_INCHES = 2.6
+DPI = {".png": 110, ".gif": 80}
+FRAMES = 60
+"""At most, in a GIF; of longer flights, only every so many steps are drawn."""
+FRAMES_PER_SECOND = 8
+FRAMES_AT_THE_END = 12
+X, Y = (25.0, 775.0), (675.0, 25.0)
+"""What of the field is drawn: like that of a screen, its y grows downwards."""
+LEADER, FOLLOWER, OBSTACLE, GOAL = "#d55e00", "#0072b2", "#666666", "#009e73"
+"""Colours that the colour-blind tell apart (Okabe and Ito 2008)."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """One episode from its start to its end."""
+
+    path: Tensor
+    """[T + 1, N, 2]: where the agents were, the leader first."""
+    scene: Tensor
+    """[4]: obstacle x, y, goal x, y."""
+    outcome: str
+
+    @property
+    def formation(self) -> float:
+        """Share of (step, follower) pairs with the follower within the formation radius of the leader."""
+        apart = self.path[1:, 1:] - self.path[1:, :1]
+        return float((torch.hypot(apart[..., 0], apart[..., 1]) < FORMATION_RADIUS).float().mean())
+
+
+def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
+    """Draws flights side by side, into a file that ends in .png or .gif.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.animation import PillowWriter
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError("drawing flights needs matplotlib: pip install 'proven-runner[plots]'") from error
+    columns = min(COLUMNS, len(flights))
+    rows = math.ceil(len(flights) / columns)
+    with rc_context({"font.size": 8}):
+        figure = Figure(figsize=(PANEL_INCHES * columns, 0.92 * PANEL_INCHES * rows + 0.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, squeeze=False).flatten()
+        panels = [_Panel(*pair) for pair in zip(axes, flights, strict=False)]
+        for unused in axes[len(flights) :]:
+            unused.set_axis_off()
+        figure.suptitle(title, fontsize=9)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        last = max(len(flight.path) for flight in flights) - 1
+        if path.suffix == ".png":
+            _show(panels, last)
+            figure.savefig(path, dpi=DPI[".png"])
+            return
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # which would be found anew for every frame
+        shown = [*range(0, last, math.ceil(last / FRAMES)), *[last] * FRAMES_AT_THE_END]
+        writer = PillowWriter(fps=FRAMES_PER_SECOND)
+        with writer.saving(figure, str(path), DPI[".gif"]):
+            for step in shown:
+                _show(panels, step)
+                writer.grab_frame()
+
+
+def _show(panels: Sequence[_Panel], step: int) -> None:
+    for panel in panels:
+        panel.show(step)
+
+
+class _Panel:
+    """One flight: its scene, and the agents' ways up to a step."""
+
+    def __init__(self, axes: Axes, flight: Flight) -> None:
+        from matplotlib.patches import Circle
+
+        self.path = flight.path.tolist()
+        obstacle_x, obstacle_y, goal_x, goal_y = flight.scene.tolist()
+        axes.add_patch(Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, fill=False, edgecolor=OBSTACLE, linestyle=":"))
+        axes.add_patch(Circle((obstacle_x, obstacle_y), COLLISION_RADIUS, color=OBSTACLE, label="obstacle"))
+        axes.add_patch(Circle((goal_x, goal_y), GOAL_RADIUS, color=GOAL, alpha=0.4, linewidth=0, label="goal"))
+        self.formation = Circle((0, 0), FORMATION_RADIUS, fill=False, edgecolor=LEADER, linewidth=0.6, linestyle="--")
+        axes.add_patch(self.formation)
+        followers = range(1, flight.path.shape[1])
+        styles: list[dict[str, Any]] = [
+            {"color": LEADER, "linewidth": 1.6, "markersize": 5, "zorder": 3, "label": "leader"}
+        ]
+        styles += [
+            {"color": FOLLOWER, "linewidth": 0.8, "markersize": 4, "label": "followers" if agent == 1 else "_"}
+            for agent in followers
+        ]
+        self.lines = [axes.plot([], [], marker="o", **style)[0] for style in styles]
+        axes.set(xlim=X, ylim=Y, aspect="equal", xticks=[], yticks=[])
+        steps = len(self.path) - 1
+        axes.set_title(f"{flight.outcome} after {steps} steps, formation {flight.formation:.0%}", fontsize=7)
+
+    def show(self, step: int) -> None:
+        """Shows the ways up to a step, or to the end if that comes before."""
+        flown = self.path[: step + 1]
+        for agent, line in enumerate(self.lines):
+            line.set_data([each[agent][0] for each in flown], [each[agent][1] for each in flown])
+            line.set_markevery([len(flown) - 1])
+        self.formation.set_center(tuple(flown[-1][0]))

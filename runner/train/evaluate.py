@@ -1,0 +1,142 @@
+"""What a run has learnt: measured once more, or given to a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.plugin.faces import SourceConfig
+from runner.plugin.learner import Learner
+from runner.plugin.registry import Registry
+from runner.recipe.loader import assignments, load
+from runner.recipe.lock import LOCK_NAME
+from runner.recipe.recipe import Recipe
+from runner.system import generators
+from runner.system.errors import UsageError
+from runner.tracking.store import Store
+from runner.tracking.workspace import RunFolder, Workspace, folder_of
+from runner.train.assemble import assemble
+from runner.train.checkpoint import read_manifest
+from runner.train.chosen import Which, load_chosen
+from runner.train.loop import evaluated
+from runner.train.run import RunResult
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What ``runner evaluate --json`` prints, beside its schema version."""
+
+    run_name: str
+    checkpoint: str
+    """Its folder."""
+    step: int
+    """How far the training was, in the recipe's unit."""
+    metrics: dict[str, float]
+    recorded: dict[str, float] | None
+    """What the run measured there itself; None if it did not."""
+    picture: str | None
+    """The file that the evaluation was drawn into."""
+    seconds: float
+
+    @property
+    def same_digits(self) -> bool | None:
+        """Whether they are those of the run's own evaluation; None without one."""
+        return None if self.recorded is None else _digits(self.metrics) == _digits(self.recorded)
+
+    def data(self) -> dict[str, Any]:
+        """As one JSON object."""
+        return dataclasses.asdict(self) | {"same_digits": self.same_digits}
+
+
+def evaluate(
+    recipe: Recipe, registry: Registry, folder: RunFolder, which: Which = "best", picture: Path | None = None
+) -> Evaluation:
+    """Evaluates a checkpoint of a run once, with the stages of its recipe, as the run itself did.
+
+    Args:
+        recipe: of the run's lock, or with other settings for what is evaluated.
+        registry: where its plugins come from.
+        folder: of the run.
+        which: as for ``load_chosen``.
+        picture: a file that the source draws the same evaluation into.
+
+    Returns:
+        On a CPU, and with the lock's own settings, the digits of the run's own evaluation.
+
+    Raises:
+        UsageError: the source draws no such file.
+        CheckpointError: no checkpoint can be used, or it does not fit the recipe.
+    """
+    started = time.perf_counter()
+    if picture is not None:
+        _refuse(recipe.data, picture)
+    path, state = load_chosen(folder, which)
+    generators.seed(recipe.seed)
+    pipeline = assemble(recipe, registry.files, resumed=state["pipeline"])
+    pipeline.load_learnt(state["pipeline"])
+    metrics = evaluated(pipeline)
+    if picture is not None:
+        try:
+            pipeline.source.render(pipeline.learner, picture)
+        except OSError as error:
+            raise UsageError(f"{picture} cannot be written: {error.strerror or error}") from error
+    logged = {name[5:]: value for name, value in state["metrics"].items() if name.startswith("eval/")}
+    measured = state["complete"] or read_manifest(path)["score"] is not None
+    return Evaluation(
+        folder.name, str(path), state["step"], metrics, logged if measured else None,
+        None if picture is None else str(picture), time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def load_model(
+    run: Path | str | RunResult = "latest",
+    checkpoint: Which = "best",
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
+    plugins: Sequence[Path | str] = (),
+) -> Learner:
+    """The learner of a run with the parameters of a checkpoint, in evaluation mode and without stages.
+
+    Args:
+        run: what ``train`` returned, a run's folder, name, digits or MLflow id, ``latest``, or a model that
+            MLflow keeps, as ``models:/m-...``.
+        checkpoint: the one with the best objective (the last one where there is no objective), or the last one; the
+            newest whole one if that is damaged.
+        set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
+        plugins: Python files with the plugins of the run.
+
+    Raises:
+        RunnerError: there is no such run, or none of its checkpoints can be used.
+    """
+    if str(run).startswith("models:/"):
+        folder = RunFolder(Store(Workspace()).model(str(run)))
+    else:
+        folder = folder_of(run.run_dir if isinstance(run, RunResult) else run)
+    recipe = load(folder.path / LOCK_NAME, assignments(set or {}), Registry([Path(path) for path in plugins]))
+    _, state = load_chosen(folder, checkpoint)
+    pipeline = assemble(dataclasses.replace(recipe, stages={}), resumed=state["pipeline"])
+    pipeline.load_learnt(state["pipeline"])
+    learner = pipeline.learner
+    for module in learner.modules().values():
+        module.eval()
+    evaluation = learner.evaluating()
+    evaluation.__enter__()
+    vars(learner)["_evaluation"] = evaluation  # which ends, should nobody hold it
+    return learner
+
+
+def _refuse(data: SourceConfig, picture: Path) -> None:
+    if not data.pictures:
+        raise UsageError(f"'{data.kind}' has no picture of its evaluation to draw")
+    if picture.suffix not in data.pictures:
+        raise UsageError(f"'{data.kind}' draws {' or '.join(data.pictures)}, not '{picture.name}'")
+    if not picture.absolute().parent.is_dir():
+        raise UsageError(f"no such folder: {picture.parent}")
+
+
+def _digits(metrics: Mapping[str, float]) -> dict[str, str]:
+    return {name: repr(value) for name, value in metrics.items()}

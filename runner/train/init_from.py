@@ -1,0 +1,93 @@
+"""Starting from the weights of another run (``model.init_from``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from runner.plugin.learner import Learner
+from runner.system.errors import UsageError
+from runner.system.files import sha256
+from runner.tracking.workspace import folder_of
+from runner.train.checkpoint import MANIFEST
+from runner.train.chosen import load_chosen
+
+_SHOWN = 4
+"""Names that a message lists of each sort; the lock has them all."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights that a model began with; names are ``<module>.<parameter or buffer>``."""
+
+    run: str
+    checkpoint: str
+    sha256: str
+    """Of its manifest, which has the digest of every file."""
+    taken: int
+    missing: list[str]
+    """What the run has not; it begins as it was built, as what has another shape."""
+    reshaped: list[str]
+    """What has another shape there."""
+    unused: list[str]
+    """What the run has and this model has not."""
+
+    def tags(self) -> dict[str, str]:
+        """As tags of the run that begins."""
+        values = {name: ", ".join(value) if isinstance(value, list) else value for name, value in asdict(self).items()}
+        return {f"init_from.{name}": str(value) for name, value in values.items()}
+
+    def remarks(self, locked: Mapping[str, Any] | None) -> list[str]:
+        """What to say of it, also that it is not what the lock which is run again began with."""
+        there = f"{self.run} ({self.checkpoint})"
+        sorts = {"not found there": self.missing, "of another shape there": self.reshaped, "left over": self.unused}
+        parts = [f"{sort}: {_shortened(names)}" for sort, names in sorts.items() if names]
+        said = [f"model.init_from: {self.taken} tensors are those of {there}; {'; '.join(parts)}"] if parts else []
+        if locked is not None and locked["sha256"] != self.sha256:
+            said.append(f"drift: model.init_from is {there} now, and was other weights in the lock")
+        return said
+
+
+def start_from(learner: Learner, run: str) -> Start:
+    """Gives a model the weights of a run's best checkpoint, wherever module, name and shape are the same.
+
+    Raises:
+        UsageError: there is no such run, or nothing is the same.
+        CheckpointError: none of the run's checkpoints can be used.
+    """
+    if run == "latest":
+        raise UsageError("'latest' would be another run when this is trained again; name one: runner ls")
+    folder = folder_of(run)
+    path, state = load_chosen(folder, "best")
+    try:
+        found = learner.weights(state["pipeline"]["learner"])
+    except (KeyError, TypeError, AttributeError):  # a learner of another sort has kept it
+        found = {}
+    theirs, own = _flat(found), _flat({name: module.state_dict() for name, module in learner.modules().items()})
+    fitting = {name for name in own.keys() & theirs.keys() if own[name].shape == theirs[name].shape}
+    if not fitting:
+        raise UsageError(
+            f"nothing of {folder.name} has name and shape of what this model has; name a run of such a model"
+        )
+    for name, module in learner.modules().items():
+        taken = {key: value for key, value in found.get(name, {}).items() if f"{name}.{key}" in fitting}
+        module.load_state_dict(taken, strict=False)
+    return Start(
+        folder.name, path.name, sha256(path / MANIFEST), len(fitting),
+        missing=sorted(own.keys() - theirs.keys()),
+        reshaped=sorted((own.keys() & theirs.keys()) - fitting),
+        unused=sorted(theirs.keys() - own.keys()),
+    )  # fmt: skip
+
+
+def _flat(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    named = ((f"{name}.{key}", value) for name, module in modules.items() for key, value in module.items())
+    return {name: value for name, value in named if isinstance(value, Tensor)}
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
