@@ -68,7 +68,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines += [f"* `{name}`: {count}" for name, count in sorted(learners.items())]
     passed = [row for row in rows if row["verdict"] == "PASS"]
     unplaced = [row for row in rows if row["verdict"] == "FAIL" and not PLACE.search(row["summary"])]
-    titles = {"Those that pass": passed, "Those that fail, and nobody is told where": unplaced, "All": rows}
+    named = "Those that fail by what they put into everybody's place, with its name instead of a slot and a tensor"
+    titles = {"Those that pass": passed, named: unplaced, "All": rows}
     for title, chosen in titles.items():
         lines += ["", f"## {title}: {len(chosen)}", ""]
         lines += [_row("stage", "hole", "recipe", "promises", "verdict", "what is wrong", "what the gate says")]

@@ -48,8 +48,7 @@ class Trainings:
 
         One that fails is a ``RunnerError``: ``DivergedError`` if the last of the trainings diverged, and no other.
         """
-        orders = [[{**recipe, "seed": seed}, batch_size] for recipe, batch_size in trainings for seed in seeds]
-        wanted = [json.dumps(order, sort_keys=True) for order in orders]
+        wanted = _as_json(trainings, seeds)
         new = [text for text in dict.fromkeys(wanted) if text not in self._done]
         changed = set(wanted[-len(seeds) :])
         given_up = Event()
@@ -63,6 +62,10 @@ class Trainings:
                 given_up.set()
                 pool.shutdown(wait=False, cancel_futures=True)
         return [self._done[text] for text in wanted]
+
+    def are_over(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> bool:
+        """Whether all of them have been trained."""
+        return self._done.keys() >= set(_as_json(trainings, seeds))
 
     def _train(self, text: str, may_diverge: bool, given_up: Event) -> dict[str, Any]:
         recipe, batch_size = json.loads(text)
@@ -78,6 +81,12 @@ class Trainings:
             raise RunnerError(f"a training for the comparison failed:\n{error}") from error
 
 
+def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[str]:
+    """Every training with every seed, trainings outermost."""
+    orders = [[{**recipe, "seed": seed}, batch_size] for recipe, batch_size in trainings for seed in seeds]
+    return [json.dumps(order, sort_keys=True) for order in orders]
+
+
 def statistical(
     reference: TrainingOrder, changed: TrainingOrder, objective: Objective, trainings: Trainings, most_seeds: int
 ) -> Verdict:
@@ -90,9 +99,9 @@ def statistical(
     name, sign = objective.name, objective.sign
     test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
     for first, look in itertools.pairwise((0, *test.looks)):
-        if time.monotonic() > trainings.deadline:
-            break
         seeds = [int(reference.recipe["seed"]) + 1 + i for i in range(first, look)]
+        if time.monotonic() > trainings.deadline and not trainings.are_over([reference, changed], seeds):
+            break
         try:
             results = trainings.run([reference, changed], seeds)
         except DivergedError as error:

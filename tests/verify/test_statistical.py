@@ -60,7 +60,10 @@ def judged(learnt, deadline=math.inf, direction="maximize", seeds=8):
             for seed in wanted
         ]
 
-    trainings = types.SimpleNamespace(run=run, deadline=deadline, say=lambda _: None)
+    def none_is_over(trainings, wanted):
+        return False
+
+    trainings = types.SimpleNamespace(run=run, are_over=none_is_over, deadline=deadline, say=lambda _: None)
     return statistical(REFERENCE, CHANGED, Objective("return", direction), trainings, seeds), trained
 
 
@@ -111,6 +114,22 @@ def test_a_reference_that_learns_nothing_judges_nobody():
 def test_nothing_is_begun_after_the_deadline():
     verdict, trained = judged(gains(1.0), deadline=-math.inf)
     assert (verdict.outcome, verdict.summary, trained) == (Outcome.INCONCLUSIVE, NOT_BEGUN, [])
+
+
+def test_what_was_trained_before_the_deadline_is_judged_after_it(monkeypatch):
+    """A stage and the whole recipe may want the same trainings, and the first of them may use the budget up."""
+
+    class Learning(Answering):
+        def answer(self, *_):
+            return {"before": {"return": 0.0}, "after": {"return": 1000.0}}
+
+    monkeypatch.setattr(MODULE, "Child", lambda module, recipe, **settings: Learning())
+    trainings, objective = Trainings([], math.inf, lambda _: None), Objective("return", "maximize")
+    first = statistical(REFERENCE, CHANGED, objective, trainings, 8)
+    trainings.deadline = -math.inf
+    assert statistical(REFERENCE, CHANGED, objective, trainings, 8) == first
+    assert first.outcome is Outcome.PASS
+    assert statistical(REFERENCE, REFERENCE._replace(batch_size=4), objective, trainings, 8).summary == NOT_BEGUN
 
 
 def test_a_change_with_which_training_diverges_fails():
