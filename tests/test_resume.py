@@ -83,7 +83,7 @@ def test_a_module_and_a_loss_survive_kills(name, tmp_path, isolated_workspace):
 
 @pytest.mark.parametrize(
     ("length", "shown"),
-    [("epochs: 20, checkpoint_every: 3", "9/20 epochs (45%)"), ("samples: 800", "0/800 samples (0%)")],
+    [("epochs: 20, checkpoint_every: 3", "9/20 epochs"), ("samples: 800", "0/800 samples")],
 )
 def test_the_list_of_runs_shows_what_a_killed_one_can_go_on_from(length, shown, tmp_path, isolated_workspace):
     command = written(tmp_path, f"train={{{length}, batch_size: 8, log_every: 1000}}")

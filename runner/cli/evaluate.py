@@ -40,7 +40,7 @@ def evaluate(
 
     [bold]runner evaluate 3f2a91c0 --render flights.gif[/]
     """
-    from runner.recipe.lock import LOCK_NAME
+    from runner.system.places import LOCK_NAME
     from runner.tracking.workspace import folder_of
 
     folder, registry, given = folder_of(run), registry_of(plugin), sets or []

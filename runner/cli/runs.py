@@ -125,7 +125,7 @@ def resume(
 
     [bold]runner resume marl_phase2-3f2a91c0[/]
     """
-    from runner.recipe.lock import LOCK_NAME
+    from runner.system.places import LOCK_NAME
     from runner.tracking.workspace import Workspace, find
 
     if "=" in run:  # no run is named

@@ -19,10 +19,10 @@ from runner.recipe.provenance import Checkout, code_digests, source, versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.system.files import sha256, write_durably
 from runner.system.hardware import hardware
+from runner.system.places import LOCK_NAME
 from runner.system.secrets import MASK, redact, redact_values
 
 VERSION = 1
-LOCK_NAME = "recipe.lock.yaml"
 PATCH_NAME = "source.patch"
 PLUGIN_FILES = "plugin_files"  # where they were: a hint for who runs it again, and no part of what is compared
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

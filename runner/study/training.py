@@ -15,12 +15,13 @@ from typing import Any
 
 from runner.child.protocol import Parent
 from runner.child.spawn import START_SECONDS, Cause, Child, ChildError, Limits
-from runner.recipe.lock import LOCK_NAME, drift, write_lock
+from runner.recipe.lock import drift, write_lock
 from runner.recipe.recipe import Recipe
 from runner.study.config import StudyConfig
 from runner.system import generators
 from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.hardware import available_memory
+from runner.system.places import LOCK_NAME
 from runner.tracking.tracker import Recorder
 from runner.tracking.workspace import SPOOL
 from runner.train import checkpoint

@@ -6,6 +6,8 @@ from pathlib import Path
 VARIABLE = "RUNNER_WORKSPACE"
 RECORD = "run.json"
 """In the folder of every run: what is known of it from outside."""
+LOCK_NAME = "recipe.lock.yaml"
+"""There, too: its recipe and what it was made from."""
 
 
 def workspace_root(root: Path | str | None = None) -> Path:

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.recipe.document import read
-from runner.recipe.lock import LOCK_NAME
 from runner.recipe.recipe import flatten
 from runner.system.errors import UsageError
+from runner.system.places import LOCK_NAME
 from runner.system.secrets import redact_values
 from runner.tracking.store import HEADLINE, HOST, PORT, VIEW, Store, is_http, shown
 from runner.tracking.workspace import Workspace, pick

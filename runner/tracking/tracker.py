@@ -108,7 +108,7 @@ class Tracker(Recorder):
     ) -> None:  # fmt: skip
         """Begins to log to the MLflow run that the record names."""
         assert record.run_id is not None
-        self.run_id, self._record = record.run_id, record
+        self.run_id, self.note, self._record = record.run_id, record.note, record
         self._newest, self._seconds_before, self._began = dict(record.metrics), record.seconds, time.monotonic()
         super().__init__(folder.spool, cursor, step)
         self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
@@ -118,8 +118,7 @@ class Tracker(Recorder):
             self.spool.append(status="RUNNING")
         if not cursor:
             self.spool.append(params=params_of(recipe.values()))
-            note = {"mlflow.note.content": record.note} if record.note else {}
-            tags = {**_page(), **tags, **record.tags, **note}
+            tags = {**_page(), **tags, **record.tags}
         owner = {f"process.{name}": str(value) for name, value in record.owner}
         self.spool.append(
             tags=params_of({**owner, "run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline), **tags})

@@ -14,11 +14,10 @@ from typing import Annotated, Literal, Self
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, Field, ValidationError
 
-from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import StorageError, UsageError
 from runner.system.faults import reach
 from runner.system.files import sync, write_durably
-from runner.system.places import RECORD, VARIABLE, workspace_root
+from runner.system.places import LOCK_NAME, RECORD, VARIABLE, workspace_root
 from runner.system.processes import Owner, boot_id
 
 SPOOL = "spool.jsonl"

@@ -13,10 +13,10 @@ from runner.plugin.faces import SourceConfig
 from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
 from runner.recipe.loader import assignments, load
-from runner.recipe.lock import LOCK_NAME
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError
+from runner.system.places import LOCK_NAME
 from runner.tracking.store import Store
 from runner.tracking.workspace import RunFolder, Workspace, folder_of
 from runner.train.assemble import assemble

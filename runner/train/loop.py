@@ -15,7 +15,7 @@ from runner.system.errors import DivergedError, RunnerError
 from runner.train.checkpoint import Writer, pack
 from runner.train.guards import FiniteGuard, GradientGuard
 from runner.train.metrics import Activities, Means
-from runner.train.step import Step
+from runner.train.step import Drawn, Step
 
 if TYPE_CHECKING:
     from runner.plugin.source import State
@@ -123,63 +123,62 @@ class Loop:
         """
         with self.display.phase("training"), self.warm_up:
             self.warm_up.enter_context(self.display.phase("warm-up"))
-            self._train()
-
-    def _train(self) -> None:
-        progress, step, activities = self.progress, self.step, self.activities
-        position, end = progress.position, progress.whole
-        try:
-            if self.pipeline.prepared and not position:
-                self.save()  # what was measured to choose it would come out differently another time
-            while position < end and self.stop.asked is None:
-                before = position
-                while position == before:  # a stretch of work, in the midst of which no training ends
-                    started, apart = perf_counter(), activities.inner
-                    output = step() if self.begun else self._begin()
-                    if output is not None:
-                        self.follow(output, perf_counter() - started - (activities.inner - apart))
-                    position = progress.position
-                self.display.advance(progress.done, self.metrics)
-                if not self.next_due <= position < end:  # at the end, all of this is done anyway
-                    continue
-                due = {name for name, every in self.every.items() if before // every != position // every}
-                self.next_due = min((position // every + 1) * every for every in self.every.values())
-                if "log" in due:
+            progress, step, activities = self.progress, self.step, self.activities
+            position, end = progress.position, progress.whole
+            try:
+                if self.pipeline.prepared and not position:
+                    self.save()  # what was measured to choose it would come out differently another time
+                while position < end and self.stop.asked is None:
+                    before = position
+                    while position == before:  # a stretch of work, in the midst of which no training ends
+                        started, apart = perf_counter(), activities.inner
+                        drawn = None if self.begun else self._begin()
+                        output = step(drawn) if self.begun else None
+                        if drawn is not None:
+                            self.warm_up.close()  # of what the first update took
+                        if output is not None:
+                            self.follow(output, perf_counter() - started - (activities.inner - apart))
+                        position = progress.position
+                    self.display.advance(progress.done, self.metrics)
+                    if not self.next_due <= position < end:  # at the end, all of this is done anyway
+                        continue
+                    due = {name for name, every in self.every.items() if before // every != position // every}
+                    self.next_due = min((position // every + 1) * every for every in self.every.values())
+                    if "log" in due:
+                        self.report()
+                    if "evaluate" in due:
+                        self.evaluate()
+                    improved = self.score is not None and self.score == self.best
+                    # The best model is worth a checkpoint of its own where there are any on the way.
+                    if "checkpoint" in due or (improved and "checkpoint" in self.every):
+                        self.save()
+                    self.score = None
+                if self.stop.asked is None and not self.complete:
+                    if not progress.updates:
+                        why = "the warm-up is too long, or too little data"
+                        raise RunnerError(f"the training ended before its first update: {why}")
                     self.report()
-                if "evaluate" in due:
                     self.evaluate()
-                improved = self.score is not None and self.score == self.best
-                # The best model is worth a checkpoint of its own where there are any on the way.
-                if "checkpoint" in due or (improved and "checkpoint" in self.every):
-                    self.save()
-                self.score = None
-            if self.stop.asked is None and not self.complete:
-                if not progress.updates:
-                    why = "the warm-up is too long, or too little data"
-                    raise RunnerError(f"the training ended before its first update: {why}")
-                self.report()
-                self.evaluate()
-                self.complete = True
-            self.save()
-        finally:
-            self.writer.wait()
-        if self.writer.failure is not None:
-            said = f"{self.writer.failure.strerror}; the newest is {self.writer.newest() or 'none'}"
-            raise RunnerError(
-                f"the checkpoint at {progress.done} {progress.unit} could not be written: {said}; free some space and "
-                f"continue with: {self.again}"
-            )
+                    self.complete = True
+                self.save()
+            finally:
+                self.writer.wait()
+            if self.writer.failure is not None:
+                said = f"{self.writer.failure.strerror}; the newest is {self.writer.newest() or 'none'}"
+                raise RunnerError(
+                    f"the checkpoint at {progress.done} {progress.unit} could not be written: {said}; "
+                    f"free some space and continue with: {self.again}"
+                )
 
-    def _begin(self) -> dict[str, Any] | None:
-        """A step as long as there was no update in this process: the source may warm up first, then stages compile."""
+    def _begin(self) -> Drawn | None:
+        """Draws as long as there was no update in this process: the source may warm up, and then stages compile."""
         drawn = self.step.draw()
-        if drawn is None:
-            return None
-        self.begun = True
-        self.warm_up.close()
-        compiling = any(self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages)
-        with self.display.phase("compiling" if compiling else "first update"):
-            return self.step(drawn)
+        if drawn is not None:
+            self.begun = True
+            self.warm_up.close()
+            compiling = any(self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages)
+            self.warm_up.enter_context(self.display.phase("compiling" if compiling else "first update"))
+        return drawn
 
     def _shown(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         """A slot that is shown as a phase of that name."""

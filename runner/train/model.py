@@ -6,8 +6,8 @@ import logging
 import shutil
 from pathlib import Path
 
-from runner.recipe.lock import LOCK_NAME
 from runner.system.errors import CheckpointError
+from runner.system.places import LOCK_NAME
 from runner.train.checkpoint import Writer, best, checkpoints, load
 from runner.train.loop import CHECKPOINTS
 

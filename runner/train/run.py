@@ -17,7 +17,7 @@ from typing import Any
 from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
-from runner.recipe.lock import LOCK_NAME, copy_recipe, read_lock, write_lock
+from runner.recipe.lock import copy_recipe, read_lock, write_lock
 from runner.recipe.provenance import source
 from runner.recipe.recipe import Recipe
 from runner.system import generators
@@ -25,6 +25,7 @@ from runner.system.errors import ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.names import shown_path
+from runner.system.places import LOCK_NAME
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION, code, describe, figures
@@ -193,7 +194,7 @@ def _description(
     headline = [f"eval/{name}" for name in recipe.headline] or sorted(name for name in metrics if name[:5] == "eval/")
     values = {name: metrics[name] for name in (*headline, "perf/update_ms") if name in metrics}
     reports = pipeline.reports.values()
-    return describe(
+    facts = describe(
         {
             "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
             "result": "; ".join(filter(None, (ended, figures(values)))),  # where the page shows it at once
@@ -205,6 +206,7 @@ def _description(
             "load its model": code(f'runner.load_model("{digits}")'),
         }
     )
+    return "\n\n".join(filter(None, (tracker.note, facts)))  # what its user says before all else
 
 
 @contextmanager

@@ -18,11 +18,12 @@ from typing import Any
 from runner.child.protocol import Parent
 from runner.child.spawn import Child, Limits
 from runner.plugin.registry import Registry
-from runner.recipe.lock import LOCK_NAME, drift
+from runner.recipe.lock import drift
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.system.interval import Interval
+from runner.system.places import LOCK_NAME
 from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking import seeds as kept
 from runner.tracking.seeds import SeedGroup

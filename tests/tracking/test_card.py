@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 from run_folders import run_folder
 
+from runner.system.places import LOCK_NAME
 from runner.tracking.card import show
 from runner.tracking.listing import described
-from runner.tracking.workspace import LOCK_NAME
 
 
 def printed(folder, width=80):

@@ -183,7 +183,7 @@ def test_what_its_user_says_of_a_run_is_in_mlflow_and_in_its_record_also_when_it
     again = Tracker.reopen(Workspace(), folder, recipe(), {}, 0, 0)
     again.close("FINISHED")
     tags = run_of(again).data.tags
-    assert (tags["who"], tags["key"], tags["mlflow.note.content"]) == ("me", MASK, "for the talk")
+    assert (tags["who"], tags["key"], tracker.note) == ("me", MASK, "for the talk")
     record = folder.record()
     assert (record.tags, record.note, record.status) == ({"who": "me", "key": MASK}, "for the talk", "FINISHED")
 

@@ -1,7 +1,7 @@
 from run_folders import run_folder
 
-from runner.recipe.lock import LOCK_NAME
 from runner.system import faults
+from runner.system.places import LOCK_NAME
 from runner.train.checkpoint import Writer, checkpoints, load
 from runner.train.model import write_model
 
