@@ -9,6 +9,7 @@ from runner.api import Objective
 from runner.cli import live
 from runner.cli.progress import ProgressDisplay, show
 from runner.train.assemble import StageReport
+from runner.train.chosen import Best
 
 RECIPE = SimpleNamespace(
     name="demo", length=("steps", 1000), headline=("success_rate", "return"), objective=Objective("return", "maximize")
@@ -150,10 +151,12 @@ def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch)
         run_name="demo-3f2a91c0", status="FINISHED", metrics=metrics,
         stages=[StageReport("async_transfer", False, reason)], resume="runner resume", run_id="0123456789abcdef" * 2,
         run_dir=str(tmp_path / ".runner" / "runs" / "demo-3f2a91c0"), seconds=61.0, resumed_at=None,
+        best=Best("/checkpoints/step-000000000012-0", 12, "updates", "eval/success_rate", 0.5),
     )  # fmt: skip
     console = screen(width=width)
     show(result, ("success_rate",), console)
     lines = console.file.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     text = " ".join(" ".join(lines).split())
+    assert "best success_rate 0.5 at 12 updates: checkpoints/step-000000000012-0" in text
     assert f"stages async_transfer inactive: {reason} run MLflow id {result.run_id} .runner/runs/demo-3f2a91c0" in text

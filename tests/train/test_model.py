@@ -13,7 +13,8 @@ def ended(*scores):
     writer = Writer(folder.checkpoints)
     for step, score in enumerate(scores, start=1):
         learner = {"modules": {"step": step}, "optimizers": {"momentum": [0.5]}}
-        writer.save(10 * step, {"pipeline": {"learner": learner, "source": {}}, "step": 10 * step}, score)
+        pipeline = {"learner": learner, "source": {}, "stages": {"amp": {}}, "batch_size": 8}
+        writer.save(10 * step, {"pipeline": pipeline, "step": 10 * step}, score)
     writer.wait()
     return folder.path
 
@@ -23,7 +24,8 @@ def test_the_model_is_the_best_checkpoint_without_optimizers_and_data(isolated_w
     folder, step = write_model(run_dir)
     assert step == 20
     (kept,) = checkpoints(folder / "checkpoints")
-    assert load(kept) == {"pipeline": {"learner": {"modules": {"step": 2}}}}
+    learner = {"modules": {"step": 2}}
+    assert load(kept) == {"pipeline": {"learner": learner, "stages": {}, "prepared": {}, "batch_size": 8}}
     assert (folder / LOCK_NAME).read_text() == "lock: 1\n"
 
 
