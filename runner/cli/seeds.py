@@ -29,7 +29,7 @@ def run_seeds(
     from runner.train.seeds import train_seeds
 
     recipe = next(iter(recipes.values()))
-    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe) as display:
+    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe) as display, display.phase("training"):
         display.total = recipe.length[1] * len(recipes)
         result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note)
     output(as_json, result.data, show, result, recipe.headline, again)
@@ -37,24 +37,31 @@ def run_seeds(
 
 
 def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Console) -> None:
-    """Prints the mean of every metric with its interval, and the value of every seed."""
+    """Prints the mean of every metric with its interval, and the value of every seed where there is room for them."""
     names = [name for name in headline if name in result.means] + sorted(result.means.keys() - set(headline))
     console.print(Text(f"{result.name}: {result.status}, {len(result.runs)} seeds"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("metric", no_wrap=True)
-    table.add_column("mean [95 %]", no_wrap=True)
-    for seed in result.runs:
-        table.add_column(str(seed), justify="right", no_wrap=True)
-    for name in names:
-        mean = result.means[name]
-        told = f"{mean.mean:.4g} [{mean.low:.4g}, {mean.high:.4g}]"
-        table.add_row(name, told, *(f"{result.values[name][seed]:.4g}" for seed in result.runs))
-    console.print(table if names else Text("not all of them were evaluated at the same step", style="dim"))
+    tables = [_table(result, names, seeds) for seeds in (list(result.runs), [])]
+    endless = console.options.update(width=10_000)
+    fitting = [table for table in tables if console.measure(table, options=endless).maximum <= console.width]
+    told = (fitting or tables[-1:])[0] if names else Text("not all were evaluated at the same step", style="dim")
+    console.print(told)
     for seed, reason in result.failures.items():
         console.print(Text(redact(f"seed {seed}: {reason}"), style="red"), soft_wrap=True)
     following = "runner compare OTHER_GROUP " + result.name if result.status == "FINISHED" else again
     for line in (f"kept in {result.folder}", f"next: {following}"):
         console.print(Text(redact(line)), soft_wrap=True)
+
+
+def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int]) -> Table:
+    """Means, and the values of these seeds."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("metric", "mean [95 %]", *map(str, seeds)):
+        table.add_column(title, no_wrap=True)
+    for name in names:
+        mean = result.means[name]
+        interval = f"{mean.mean:.4g} [{mean.low:.4g}, {mean.high:.4g}]"
+        table.add_row(name, interval, *(f"{result.values[name][seed]:.4g}" for seed in seeds))
+    return table
 
 
 def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:
