@@ -115,7 +115,7 @@ class Source(ABC):
 
     def render(self, learner: Learner, path: Path) -> None:
         """Draws what ``evaluate`` measures into a file with one of the endings in the settings' ``pictures``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no render, although its settings name pictures")
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float] | None:
         """Tries once, after the first update, what ``evaluate`` will need, so that a mistake shows at once.

@@ -41,13 +41,8 @@ class SeedGroup(BaseModel, frozen=True):
     """Seconds since 1970."""
     status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"] = "RUNNING"
 
-    @property
-    def goal(self) -> list[int]:
-        """The seeds, in their order."""
-        return sorted(self.digests)
 
-
-def folder_of(workspace: Workspace, name: str) -> Path:
+def group_folder(workspace: Workspace, name: str) -> Path:
     """Where a group is kept; its runs have folders of their own, among all others."""
     return workspace.root / "seeds" / name
 
@@ -55,7 +50,7 @@ def folder_of(workspace: Workspace, name: str) -> Path:
 def groups(workspace: Workspace) -> list[SeedGroup]:
     """All groups of a workspace that can be read, the newest first."""
     found = []
-    for path in folder_of(workspace, "").glob(f"*/{GROUP}"):
+    for path in group_folder(workspace, "").glob(f"*/{GROUP}"):
         with suppress(OSError, ValidationError):
             found.append(SeedGroup.model_validate_json(path.read_bytes()))
     return sorted(found, key=lambda group: group.started, reverse=True)
@@ -63,7 +58,7 @@ def groups(workspace: Workspace) -> list[SeedGroup]:
 
 def write(workspace: Workspace, group: SeedGroup) -> Path:
     """Replaces what is known of a group, durably; returns its folder."""
-    folder = folder_of(workspace, group.name)
+    folder = group_folder(workspace, group.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / GROUP, group.model_dump_json(indent=1) + "\n")
     return folder
@@ -152,7 +147,7 @@ def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path) -> list[
             for of in curves[name].values():
                 axes.plot(*zip(*sorted(of.items()), strict=True), color=_SEED, linewidth=0.8)
             at = [(step, *interval) for metric, step, interval in means({name: curves[name]}, len(curves[name]))]
-            steps, middle, low, high = zip(*at, strict=True)
+            steps, middle, low, high = zip(*at, strict=True) if at else ((),) * 4  # seeds may share no step yet
             axes.plot(steps, middle, color=_MEAN, label=f"mean of {len(curves[name])} seeds")
             axes.fill_between(steps, low, high, color=_MEAN, alpha=0.2, linewidth=0, label="its 95 % interval")
             axes.plot([], [], color=_SEED, linewidth=0.8, label="one seed")

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -112,15 +112,15 @@ def train_seeds(
     status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
     runs = kept.runs_of(workspace, group)
     curves = kept.evaluations(runs)
-    shared = kept.means(curves, len(recipes))
+    means = list(kept.means(curves, len(recipes)))
     result = SeedsResult(
         name=group.name, status=status, run_id=group.run_id, folder=str(folder),
         runs={seed: each.name for seed, each in runs.items()}, values=kept.last(curves),
-        means={name: mean for name, _, mean in shared}, failures={seed: str(each) for seed, each in failures.items()},
+        means={name: mean for name, _, mean in means}, failures={seed: str(each) for seed, each in failures.items()},
         seconds=time.perf_counter() - started, exit_code=code,
     )  # fmt: skip
     kept.write(workspace, group.model_copy(update={"status": status}))
-    _publish(store, next(iter(recipes.values())), result, curves)
+    _publish(store, next(iter(recipes.values())), result, curves, means)
     return result
 
 
@@ -208,12 +208,14 @@ def main(parent: Parent) -> None:
     sys.exit(result.exit_code)
 
 
-def _publish(store: Store, recipe: Recipe, result: SeedsResult, curves: kept.Curves) -> None:
+def _publish(
+    store: Store, recipe: Recipe, result: SeedsResult, curves: kept.Curves, means: Sequence[tuple[str, int, Interval]]
+) -> None:
     """Writes to MLflow what they come to together; done again, it changes nothing but what is new."""
     now = time.time_ns() // 1_000_000
     metrics = [
         (f"eval/{name}{end}", value, now, step)
-        for name, step, mean in kept.means(curves, len(result.runs))
+        for name, step, mean in means
         for end, value in zip(("", "_low", "_high"), mean, strict=True)
         if math.isfinite(value)
     ]

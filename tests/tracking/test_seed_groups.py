@@ -51,3 +51,7 @@ def test_the_picture_has_a_panel_for_each_metric(tmp_path):
     with Image.open(file) as picture:
         assert picture.width > 2 * picture.height
     assert draw({}, ["loss"], "epochs", tmp_path) == []
+
+
+def test_seeds_that_share_no_step_are_drawn_without_a_mean(tmp_path):
+    assert len(draw({"loss": {0: {10: 1.0}, 1: {20: 0.5}}}, ["loss"], "epochs", tmp_path)) == 1
