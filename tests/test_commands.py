@@ -1,0 +1,257 @@
+"""Every command of README and docs is run: those of a page one after the other, in a folder with its files."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+import yaml
+from children import start
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from running import settings_of, train_here
+from typer.testing import CliRunner
+
+from runner.child.spawn import Child
+from runner.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SPANS = re.compile(r"`((?:runner|pip|pytest|mkdocs|python|ruff|mypy|optuna-dashboard) [^`\n]+)`")
+FILE = re.compile(r"`([\w.]+\.(?:py|yaml|sbatch))`")
+RUN = re.compile(r"\b(?:\w+-)?[0-9a-f]{8}\b")
+"""A run by its name or its digits."""
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
+NAMED = re.compile(r"^\w+ (\w+|(data|study) \w+)$")
+"""A verb that is spoken of."""
+ASSIGNMENT = re.compile(r"([\w.]+)=")
+CHECKS = (ROOT / ".ci" / "run").read_text()
+BRIEF = {"verify": ["--horizon", "0", "--updates", "3"]}
+"""Options that let a verb look for a moment."""
+OUTCOMES = {"verify": {0, 4}, "ablate": {0, 4}, "validate": {0, 2}, "ui": {130}}
+"""Exit codes: how sure gate and clock are after a moment is not asked here, and one recipe is wrong on purpose."""
+ELSEWHERE = {
+    "postgresql://user:password@host/studies": "sqlite:///{}/elsewhere.db",
+    "https://mlflow.example.org": "sqlite:///{}/server.db",
+}
+"""Servers that a page names."""
+FOR_A_MOMENT = {
+    "mine": ("train.epochs=1",),
+    "digits": ("train.epochs=1",),
+    "example_gan": ("train.updates=8", "train.log_every=4", "train.evaluate_every=8"),
+    "example_simulator": ("train.env_steps=320", "data.warmup=64", "train.batch_size=16", "train.evaluate_every=160"),
+    "best": (),
+    "recipe.lock": (),
+}
+"""What makes the files of pages small, by name; for ``mine.yaml`` of the page on simulators, below."""
+COSTLY = ("merged_critic_loss", "compile", "float32_matmul", "heap_retention", "stacked_agents", "fused_optimizer")
+"""Stages of the flagship that an ablation for a moment goes without."""
+SIMULATED = ("train.env_steps=64", "data.warmup=32", "data.evaluation.episodes=2", "train.batch_size=16",
+             "train.evaluate_every=64", "model.hidden=[8]")  # fmt: skip
+
+
+def paragraphs(page):
+    """Text and blocks of code of a page in turns: ``(text, language, code)``."""
+    parts = re.split(r"^( *)```(\w*)\n(.*?)^ *```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for text, indent, language, code in zip(*[iter([*parts, "", "", ""])] * 4, strict=True):
+        yield text, language, re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
+
+
+def files_of(page):
+    """Blocks of a page that are files, by the name that the text before gives them last."""
+    found = {}
+    for text, language, code in paragraphs(page):
+        names = FILE.findall(text)
+        if (
+            names
+            and language in ("python", "yaml", "bash")
+            and names[-1].rpartition(".")[2][0] == language[0].replace("b", "s")
+        ):
+            found.setdefault(names[-1], code)
+    return found
+
+
+def commands_of(page):
+    """Commands of a page in their order, and those within its text after them."""
+    found, spans = [], []
+    for text, language, code in paragraphs(page):
+        lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+        found += [line for line in lines if re.match(r"([A-Z_]+=\S+ )?(runner|pip|python) ", line)]
+        spans += [span for span in SPANS.findall(text) if not PLACEHOLDER.search(span) and not NAMED.search(span)]
+        code = code.replace("\\\n", "")
+        if language in ("console", ""):
+            found += re.findall(r"^\$ (.*)$", code, re.MULTILINE)
+        elif language == "bash" and not code.startswith("#!"):
+            found += [part for line in code.splitlines() for part in line.split(" && ") if not part.startswith(". ")]
+    return list(dict.fromkeys([*found, *spans]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.usefixtures("copied_children")
+def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch, migrated_workspace):
+    monkeypatch.setattr("runner.measure.rounds.Child", quick_child)
+    folder = tmp_path / "here"
+    for name in ("recipes", "docs", "experiments"):
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.png", "*.jsonl", "build", "*.egg-info")
+        )
+    for name, code in files_of(page).items():
+        (folder / name).write_text(code)
+    for path in [*folder.glob("experiments/**/*.yaml"), *folder.glob("mine.yaml")]:
+        shrink(path)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("RUNNER_WORKSPACE")
+    migrated_workspace.rename(folder / ".runner")
+    monkeypatch.setenv("RUNNER_DATA", str(tmp_path / "data"))
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    commands = commands_of(page)
+    for index, command in enumerate(commands):
+        if page.stem == "plugins" and "mine.py" in command:
+            continue  # test_plugins_page.py runs these, and looks at what comes out
+        if "runner resume" in commands[index + 1 : index + 3] and command.startswith("runner run"):
+            kill_in_the_middle(command.split()[1:], tmp_path)
+        else:
+            obey(command, page, tmp_path, monkeypatch)
+
+
+def kill_in_the_middle(words, tmp_path):
+    """Of a training that has left a checkpoint."""
+    before = set(Path(".runner/runs").glob("*/checkpoints/step-*"))
+    child = start(tmp_path / "said", *in_small(words, [*settings_of(words[1]), "train.env_steps=2000"]))
+    while not set(Path(".runner/runs").glob("*/checkpoints/step-*")) - before:
+        assert child.running, child.stderr
+        time.sleep(0.02)
+    child.kill()
+
+
+def quick_child(module, *arguments, **options):
+    return Child(module.replace("runner.measure.", "quick_"), *arguments, **options)
+
+
+def shrink(path):
+    """Makes a study or an ablation one that takes seconds."""
+    given = yaml.safe_load(path.read_text())
+    if not isinstance(given, dict) or given.get("kind") not in ("study", "ablation"):
+        return
+    recipe = Path(given["recipe"])
+    given["recipe"] = recipe.stem
+    given["set"] = list(settings_of(recipe.stem))
+    if given["kind"] == "study":
+        given |= {"budget": {"trials": 1}, "limits": {}}
+        given.pop("constraints", None)
+        given["space"] = {
+            name: each
+            for name, each in given["space"].items()
+            if name == "optimization.fused_optimizer" or "lr" in name
+        }
+    else:
+        given |= {"variants": ["all"], "rounds": {"least": 3, "most": 3}}
+        given.pop("cases", None)
+        given["set"] += [f"optimization.{kind}=off" for kind in ("amp", *COSTLY)]
+    path.write_text(yaml.safe_dump(given))
+
+
+def obey(command, page, tmp_path, monkeypatch):
+    """Runs a command as a reader would, but for what makes it small."""
+    for there, here in ELSEWHERE.items():
+        command = command.replace(there, here.format(tmp_path))
+    while assignment := re.match(r"(?:export )?([A-Z_]+)=(\S+)(?: |$)", command):
+        monkeypatch.setenv(assignment[1], os.path.expandvars(assignment[2]))
+        command = command[assignment.end() :]
+    command, _, target = command.partition(" > ")
+    words = shlex.split(with_runs(command))
+    if not words:
+        return
+    program = Path(words[0]).name
+    if program == "runner":
+        said = run(words[1:], page, tmp_path)
+        if target:
+            Path(target).write_text(said)
+    elif program == "pip":
+        install(words, tmp_path, monkeypatch)
+    else:
+        assert program in ("python3", "pytest", "mkdocs"), f"{page.name}: nothing runs '{command}'"
+        assert command.removeprefix("python3") in CHECKS  # which is run on a clean checkout
+
+
+def with_runs(command):
+    """The command with runs that there are, the newest first; they are trained if there are too few."""
+    named = list(dict.fromkeys(RUN.findall(command)))
+    there = sorted(Path(".runner/runs").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    while len(there) < len(named):
+        there.append(Path(train_here("digits_classifier", "train.epochs=1").run_dir))
+    for name, path in zip(named, there, strict=False):
+        command = command.replace(name, path.name)
+    return command
+
+
+def run(words, page, tmp_path):
+    """Runs the runner; returns what it printed."""
+    verb = words[0]
+    if verb in ("run", "verify", "ablate") and len(words) > 1:
+        words = in_small(words, small_settings(words[1], page))
+    words += BRIEF.get(verb, [])
+    if words[:2] == ["study", "run"] or verb in ("verify", "ablate") or "--seeds" in words:
+        done = CliRunner().invoke(app, words)  # here, where children start in a moment
+        assert done.exit_code in OUTCOMES.get(verb, {0}), (words, done.output, done.exception)
+        return done.stdout
+    child = start(tmp_path / "said", *words)
+    if verb == "ui":
+        while "http://" not in "".join(path.read_text() for path in (child.out, child.err) if path.exists()):
+            assert child.running, child.stderr
+            time.sleep(0.1)
+        child.send(signal.SIGINT)
+    code = child.wait()
+    if verb == "data" or "--download" in words:
+        assert code == 0 or re.search("put it into|get it with", child.stderr), (words, child.stderr)
+    else:
+        assert code in OUTCOMES.get(verb, {0}), (words, child.stdout, child.stderr)
+    return child.stdout
+
+
+def in_small(words, small):
+    """The command with other settings in place of its own, where both say how large something is."""
+    sizes = {setting.partition("=")[0] for setting in small}
+    kept = []
+    for word in words:
+        if word.partition("=")[0] in sizes:
+            if kept[-1] == "--set":
+                kept.pop()
+            continue
+        kept.append(word)
+    return [*kept, *small]
+
+
+def small_settings(recipe, page):
+    """What makes a recipe small; the files of studies and ablations are small already."""
+    name = Path(recipe).stem
+    if recipe.startswith("experiments/"):
+        return []
+    if name == "marl_phase3":
+        return [*settings_of(name), *(f"optimization.{kind}=off" for kind in ("amp", *COSTLY))]
+    if name == "mine" and page.stem == "simulator":
+        return list(SIMULATED)
+    return list(FOR_A_MOMENT[name] if name in FOR_A_MOMENT else settings_of(name))
+
+
+def install(words, tmp_path, monkeypatch):
+    """Extras are known and pinned, and here already; a folder is installed."""
+    extras = {extra for word in words for found in re.findall(r"\[(.*?)\]", word) for extra in found.split(",")}
+    assert extras <= {extra for each in requires("proven-runner") for extra in re.findall(r'extra == "(\w+)"', each)}
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    for each in map(Requirement, requires("proven-runner")):
+        if each.marker and any(each.marker.evaluate({"extra": extra}) for extra in extras):
+            assert canonicalize_name(each.name) in {*pinned, "proven-runner"}
+    for path in (word for word in words if word.startswith("./")):
+        offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(tmp_path / "site")]
+        subprocess.run([sys.executable, "-m", "pip", "install", *offline, path], check=True)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
