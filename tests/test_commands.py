@@ -117,6 +117,8 @@ def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch,
     for index, command in enumerate(commands):
         if page.stem == "plugins" and "mine.py" in command:
             continue  # test_plugins_page.py runs these, and looks at what comes out
+        if page != PAGES[0] and "ablate" in command and command in commands_of(PAGES[0]):
+            continue  # an ablation takes long, even a small one
         if "runner resume" in commands[index + 1 : index + 3] and command.startswith("runner run"):
             kill_in_the_middle(command.split()[1:], tmp_path)
         else:
@@ -197,8 +199,14 @@ def with_runs(command):
 def run(words, page, tmp_path):
     """Runs the runner; returns what it printed."""
     verb = words[0]
-    if verb in ("run", "verify", "ablate") and len(words) > 1:
+    if verb == "ablate" and not words[1].endswith(".yaml"):
+        Path("ablation.yaml").write_text(f"kind: ablation\nname: small\nrecipe: {words[1]}\n")
+        shrink(Path("ablation.yaml"))
+        words[1] = "ablation.yaml"
+    elif verb in ("run", "verify") and len(words) > 1:
         words = in_small(words, small_settings(words[1], page))
+        if words[:2] == ["verify", "marl_phase2"]:
+            words.append("optimization.amp=off")  # for which it would train sixteen times
     words += BRIEF.get(verb, [])
     if words[:2] == ["study", "run"] or verb in ("verify", "ablate") or "--seeds" in words:
         done = CliRunner().invoke(app, words)  # here, where children start in a moment
@@ -234,10 +242,6 @@ def in_small(words, small):
 def small_settings(recipe, page):
     """What makes a recipe small; the files of studies and ablations are small already."""
     name = Path(recipe).stem
-    if recipe.startswith("experiments/"):
-        return []
-    if name == "marl_phase3":
-        return [*settings_of(name), *(f"optimization.{kind}=off" for kind in ("amp", *COSTLY))]
     if name == "mine" and page.stem == "simulator":
         return list(SIMULATED)
     return list(FOR_A_MOMENT[name] if name in FOR_A_MOMENT else settings_of(name))
@@ -255,3 +259,32 @@ def install(words, tmp_path, monkeypatch):
         offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(tmp_path / "site")]
         subprocess.run([sys.executable, "-m", "pip", "install", *offline, path], check=True)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+
+
+def test_the_script_for_slurm_asks_for_another_turn_when_it_was_stopped(tmp_path, monkeypatch, migrated_workspace):
+    """srun, scontrol and the runner stand for themselves and write down how they were called."""
+    (script,) = files_of(ROOT / "docs" / "cluster.md").values()
+    (tmp_path / "seeds.sbatch").write_text(script)
+    called = tmp_path / "called"
+    bodies = {
+        "srun": 'exec "$@"',
+        "scontrol": f'echo "$0" "$@" >> {called}',
+        "runner": f'echo "$0" "$@" >> {called}; exit $CODE',
+    }
+    for name, body in bodies.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name, value in {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    codes = [
+        subprocess.run(["bash", "seeds.sbatch"], cwd=tmp_path, env={**os.environ, "CODE": code}).returncode
+        for code in ("75", "0", "6")
+    ]
+    assert codes == [75, 0, 6]
+    first, again, *rest = (line.split() for line in called.read_text().splitlines())
+    assert [Path(again[0]).name, *again[1:]] == ["scontrol", "requeue", "7_1"]
+    assert rest == [first, first]
+    child = start(tmp_path / "said", *in_small(first[1:], settings_of(first[2])))
+    assert child.wait() == 0
+    assert "seed: 43" in next(migrated_workspace.glob("runs/*/recipe.lock.yaml")).read_text()

@@ -17,11 +17,9 @@ from runner.plugin.registry import Registry
 from runner.system.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
-README, CONTRIBUTING, PLUGINS = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/plugins.md"))
-ABLATION = ROOT / "docs" / "ablation.md"
-PAGES_OF_DOCS = ("learnt", "mlflow", "proof", "python", "study")
-OTHERS = [ABLATION, *(ROOT / "docs" / f"{name}.md" for name in PAGES_OF_DOCS), ROOT / "CHANGELOG.md"]
-PAGES = pytest.mark.parametrize("page", [README, CONTRIBUTING, PLUGINS, *OTHERS], ids=lambda page: page.name)
+README, CONTRIBUTING, CHANGELOG = (ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))
+DOCS = {page.stem: page for page in sorted((ROOT / "docs").glob("*.md"))}
+PAGES = pytest.mark.parametrize("page", [README, CONTRIBUTING, CHANGELOG, *DOCS.values()], ids=lambda page: page.name)
 VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}
 VERBS |= {group.name for group in app.registered_groups}
 
@@ -55,32 +53,50 @@ def test_verbs_that_are_named_exist(page):
     assert set(re.findall(r"(?:\$ |`|/bin/)runner ([a-z]+)", code(page))) - VERBS == set()
 
 
-def test_the_readme_lists_every_verb():
-    assert set(re.findall(r"^\| `runner (\w+)", README.read_text(), re.MULTILINE)) == VERBS
+def test_every_verb_is_listed():
+    assert set(re.findall(r"^\| `runner (\w+)", DOCS["verbs"].read_text(), re.MULTILINE)) == VERBS
 
 
-def test_the_readme_lists_every_stage_with_its_phase_and_contract():
-    listed = re.findall(r"^\| `(\w+)` \| (\d) \| ([^|]+) \|", README.read_text(), re.MULTILINE)
+def test_every_stage_is_listed_with_its_phase_and_contract():
+    listed = re.findall(r"^\| `(\w+)` \| (\d) \| ([^|]+) \|", DOCS["stages"].read_text(), re.MULTILINE)
     cards = result_of(runner("plugins", "--json"))["plugins"]
     stages = [card for card in cards if "phase" in card and card["provider"].startswith("proven-runner ")]
     assert sorted(listed) == [(card["kind"], str(card["phase"]), " or ".join(card["contract"])) for card in stages]
 
 
-def test_the_readme_names_every_exit_code():
-    section = README.read_text().partition("| exit code |")[2].partition("##")[0]
+def test_every_exit_code_is_named():
+    section = DOCS["verbs"].read_text().partition("| exit code |")[2].partition("##")[0]
     assert {int(number) for number in re.findall(r"\d+", section)} == {int(code) for code in ExitCode}
 
 
-def test_recipes_in_the_readme_are_parts_of_those_that_ship():
+def test_recipes_that_are_shown_are_parts_of_those_that_ship():
     recipes = [path.read_text() for path in (ROOT / "recipes").glob("*.yaml")]
-    shown = [block for block in blocks(README, "yaml") if not block.startswith("name: mine")]
+    shown = [block for block in blocks(DOCS["recipes"], "yaml") if not block.startswith("name: mine")]
     assert len(shown) == 2
     assert [block for block in shown if not any(block in recipe for recipe in recipes)] == []
 
 
-def test_the_errors_in_the_readme_are_what_validate_says(tmp_path, monkeypatch):
-    (mine,) = (block for block in blocks(README, "yaml") if block.startswith("name: mine"))
-    (session,) = (block for block in blocks(README, "console") if "validate" in block)
+def test_the_model_in_the_readme_is_the_one_that_the_page_on_plugins_begins_with():
+    for language in ("python", "yaml"):
+        (shown,) = blocks(README, language)
+        assert shown == blocks(DOCS["plugins"], language)[0]
+
+
+def test_the_simulator_that_is_shown_is_part_of_the_example():
+    shown = [block for block in blocks(DOCS["simulator"], "python") if block.startswith(" ")]
+    assert len(shown) == 1
+    assert shown[0] in (ROOT / "docs" / "example_simulator.py").read_text()
+
+
+def test_every_page_stands_in_the_site():
+    places = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert {"README.md", *(f"docs/{page.name}" for page in DOCS.values())} <= set(places)
+    assert [place for place in places if not (ROOT / place).is_file()] == []
+
+
+def test_the_errors_that_are_shown_are_what_validate_says(tmp_path, monkeypatch):
+    (mine,) = (block for block in blocks(DOCS["recipes"], "yaml") if block.startswith("name: mine"))
+    (session,) = (block for block in blocks(DOCS["recipes"], "console") if "validate" in block)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(mine)
     command, _, said = session.partition("\n")
@@ -97,11 +113,12 @@ def test_the_walk_through_shows_lines_that_exist():
 
 
 def test_ci_calls_the_test_command_and_every_install_is_constrained():
-    lines = README.read_text().splitlines()
+    lines = [line for page in (README, *DOCS.values()) for line in page.read_text().splitlines()]
     (block,) = (block for block in blocks(README, "bash") if "pytest" in block)
     assert "'.[test]'" in block
     assert block.strip() in (ROOT / ".ci" / "run").read_text()
-    assert [line for line in lines if "pip install" in line and "-c constraints.txt" not in line] == []
+    here = [line for line in lines if "pip install" in line and "-e '" in line]
+    assert [line for line in here if "-c constraints.txt" not in line] == []
 
 
 def test_everything_that_the_test_extra_installs_is_pinned():
@@ -127,10 +144,10 @@ def test_cards_tell_what_the_ablations_here_measured():
 
 
 def test_the_ablation_in_the_docs_is_one_and_every_key_is_explained(tmp_path):
-    (text,) = blocks(ABLATION, "yaml")
+    (text,) = blocks(DOCS["ablation"], "yaml")
     (tmp_path / "mine.yaml").write_text(text)
     loaded = load_experiment(tmp_path / "mine.yaml", (), Registry())
     assert [case.name for case in loaded.cases] == ["2 agents", "4 agents"]
-    table = ABLATION.read_text().partition("| key |")[2].partition("##")[0]
+    table = DOCS["ablation"].read_text().partition("| key |")[2].partition("##")[0]
     rows = re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(AblationConfig.model_fields)
