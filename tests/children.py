@@ -4,23 +4,20 @@ import gc
 import itertools
 import json
 import logging
-import multiprocessing
 import os
-import pkgutil
 import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import torch
+from fork_server import CONTEXT, begin
 
-import runner
 from runner.child import protocol, spawn
 from runner.cli import main
 from runner.cli.common import report
@@ -30,25 +27,6 @@ from runner.system.processes import safe_environment
 from runner.system.secrets import register_environment
 
 _NUMBERS = itertools.count()
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "torch.profiler._cupti_monitor",
-        "mlflow.store.tracking.sqlalchemy_workspace_store",
-        "safetensors.torch",
-        "typer",
-        "optuna.importance",
-        "optuna.storages._rdb.models",
-        "jinja2",
-        "matplotlib.pyplot",
-        "sklearn.datasets",
-        # Before their own would be: settings take the longer the more modules there are, because their descriptions are
-        # looked up in the source.
-        *({each.name for each in pkgutil.walk_packages(runner.__path__, "runner.")} - {"runner.__main__"}),
-        *{entry.module for entry in entry_points(group="runner.plugins")},
-    ]
-)
 
 
 @dataclass
@@ -106,8 +84,9 @@ def start(folder, *arguments, within=None, **variables):
     number = next(_NUMBERS)
     out, err = folder / f"{number}.out", folder / f"{number}.err"
     environment = {**os.environ, **variables}
+    begin()
     where = str(within or Path.cwd())
-    process = _CONTEXT.Process(target=_become_runner, args=(list(arguments), where, environment, str(out), str(err)))
+    process = CONTEXT.Process(target=_become_runner, args=(list(arguments), where, environment, str(out), str(err)))
     process.start()
     return Child(process, out, err)
 
@@ -117,9 +96,10 @@ def executed(module, connection, errors, threads):
     environment = safe_environment()
     if threads is not None:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    begin()
     descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND) if errors else os.dup(2)
     with Connection(descriptor, readable=False) as output:  # which is how a descriptor travels to a process
-        process = _CONTEXT.Process(
+        process = CONTEXT.Process(
             target=_become_child, args=(str(Path.cwd()), environment, module, connection, output)
         )
         process.start()

@@ -8,7 +8,9 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
+import fork_server
 import pytest
 from filelock import FileLock
 from hypothesis import settings
@@ -32,7 +34,14 @@ settings.register_profile("suite", deadline=None, max_examples=15, database=None
 settings.load_profile("suite")
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["fork_server"] = fork_server.begin()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        fork_server.join(config.workerinput["fork_server"])
     # MLflow's own calls into newer libraries; every other warning is an error.
     config.addinivalue_line("filterwarnings", "ignore:The ``noload`` loader strategy:DeprecationWarning")
 

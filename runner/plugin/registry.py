@@ -7,8 +7,8 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache, partial
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -52,9 +52,9 @@ class Registry:
     def __init__(self, plugin_files: Sequence[Path] = (), installed: Iterable[EntryPoint] | None = None) -> None:
         self.files = tuple(plugin_files)
         self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
+        provider_of = cache(_provider)  # each asks its distribution's whole metadata, which its entry points share
         for entry_point in entry_points(group=GROUP) if installed is None else installed:
-            found = entry_point.dist
-            provider = Provider(found.name, found.version) if found else Provider("unknown", "")
+            provider = provider_of(entry_point.dist)
             section, _, kind = entry_point.name.partition(".")
             if section not in SECTIONS or not kind:
                 expected = ", ".join(f"{name}.KIND" for name in SECTIONS)
@@ -113,6 +113,10 @@ class Registry:
             raise UsageError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
         for section, face in faces:
             self._add(section, vars(face)["kind"], provider, partial(getattr, module, face.__name__))
+
+
+def _provider(found: Distribution | None) -> Provider:
+    return Provider(found.name, found.version) if found else Provider("unknown", "")
 
 
 def _of_the_old_api(face: type[Any]) -> str | None:
