@@ -99,9 +99,7 @@ def executed(module, connection, errors, threads):
     begin()
     descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND) if errors else os.dup(2)
     with Connection(descriptor, readable=False) as output:  # which is how a descriptor travels to a process
-        process = CONTEXT.Process(
-            target=_become_child, args=(str(Path.cwd()), environment, module, connection, output)
-        )
+        process = CONTEXT.Process(target=_become_child, args=(str(Path.cwd()), environment, module, connection, output))
         process.start()
 
     def wait(seconds):

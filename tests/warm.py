@@ -3,7 +3,7 @@
 from functools import cache
 
 from mlflow.store.db import utils
-from running import SMALL, tiny
+from running import tiny
 from sqlalchemy.orm import configure_mappers
 
 from runner.recipe import provenance
