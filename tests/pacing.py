@@ -1,10 +1,12 @@
 """A plugin for tests that act in the middle of a training: ``--plugin`` takes this file."""
 
 import time
+from functools import partialmethod
 from pathlib import Path
 from typing import ClassVar
 
 from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
+from runner.tracking.tracker import Tracker
 
 
 class PacedConfig(StageConfig):
@@ -22,6 +24,8 @@ class PacedConfig(StageConfig):
     """The file that ends the waiting."""
     seconds: float = 0.1
     """For each update."""
+    patience: float = 30.0
+    """Seconds for which the end of the training waits for MLflow."""
 
     def contract(self, setting: Setting) -> Exact:
         """It only waits."""
@@ -37,6 +41,7 @@ class Paced(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the update with a pause."""
+        Tracker.close = partialmethod(Tracker.close, patience=self.config.patience)
         hurry, seconds = Path(self.config.until), self.config.seconds
 
         def paced(step):

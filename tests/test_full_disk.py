@@ -20,7 +20,7 @@ def test_a_training_on_a_full_disk_stops_with_its_message_and_resumes(tmp_path, 
     with small_disk(tmp_path / "workspace", 6) as disk:
         monkeypatch.setenv("RUNNER_WORKSPACE", str(disk))
         shutil.copy(migrated_database, disk / "mlflow.db")
-        with training(tmp_path, disk, "train.checkpoint_every=40") as run:
+        with training(tmp_path, disk, "train.env_steps=240", "train.checkpoint_every=40") as run:
             run.until(lambda: checkpoint.checkpoints(run.run_dir / "checkpoints"))
             fill(disk)
             run.until_said("held in memory until it can be written")
@@ -42,7 +42,7 @@ def test_a_training_on_a_full_disk_stops_with_its_message_and_resumes(tmp_path, 
         assert rows(disk / "mlflow.db", run.run_dir.name) == (expected, "FINISHED")
         steps = sorted(step for name, step, _ in expected if name == "train/critic_loss")
         assert resumed["status"] == run.record["status"] == "FINISHED"
-        assert steps == list(range(steps[0], 401, 4))
+        assert steps == list(range(steps[0], 241, 4))
 
 
 def test_a_workspace_that_is_full_before_the_start_is_refused(tmp_path, migrated_database, monkeypatch):
@@ -60,7 +60,9 @@ def test_a_workspace_that_is_full_before_the_start_is_refused(tmp_path, migrated
 def faulty(folder, *faults, more=(), code):
     """Trains with faults to an exit code, without a traceback."""
     variables = {"RUNNER_FAULTS": ",".join(faults)}
-    child = start(folder, *arguments("marl_baseline", "train.checkpoint_every=20", *more), **variables)
+    child = start(
+        folder, *arguments("marl_baseline", "train.env_steps=80", "train.checkpoint_every=20", *more), **variables
+    )
     assert child.wait() == code, child.stderr
     assert "Traceback" not in child.stderr
     return child
@@ -91,13 +93,13 @@ def test_a_disk_that_fails_once_at_every_point_of_saving_and_sending_stops_nothi
     action, tmp_path, migrated_workspace
 ):
     faults = [f"{point}={action}@2" for point in (*SAVING, *SENDING)]
-    child = faulty(tmp_path, *faults, more=["train.env_steps=280"], code=0)
+    child = faulty(tmp_path, *faults, more=["train.env_steps=112", "train.checkpoint_every=8"], code=0)
     run_dir, ended, found = status(migrated_workspace)
     assert ended == "FINISHED"
     assert found == points(records(run_dir))
     assert "was not written" in child.stderr  # said once for all that follow each other
     assert child.stderr.count("could not be removed") == len(PRUNING)
-    assert checkpoint.load_newest(run_dir / "checkpoints")["step"] == 280
+    assert checkpoint.load_newest(run_dir / "checkpoints")["step"] == 112
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_a_disk_that_fails_from_then_on_leaves_the_older_checkpoint(fault, tmp_p
     run_dir, ended, _ = status(migrated_workspace)
     assert ended == "FAILED"
     assert child.stderr.count("was not written") == 1
-    assert "the checkpoint at 160 env_steps could not be written" in child.stderr.splitlines()[-1]
+    assert "the checkpoint at 80 env_steps could not be written" in child.stderr.splitlines()[-1]
     assert checkpoint.load_newest(run_dir / "checkpoints")["step"] == 20
 
 

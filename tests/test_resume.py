@@ -23,7 +23,7 @@ CHEAP = {name: ("optimization.compile=off",) for name in SHIPPED if name.endswit
 IN_SAVE = ("checkpoint.tensors=torn@2", "checkpoint.state=kill@2", "checkpoint.synced=kill@2", "checkpoint.pruned=kill")
 OFTEN = ("train.log_every=12", "train.checkpoint_every=40")
 LONG = {
-    "marl": ("train.env_steps=240", *OFTEN),
+    "marl": ("train.env_steps=160", *OFTEN),
     "digits": ("train.epochs=4",),
     "shakespeare": ("train.tokens=5120", "train.log_every=128"),
 }
@@ -55,8 +55,7 @@ KILLED_ELSEWHERE = {"compile"}
 @pytest.mark.parametrize("kind", [kind for kind in STAGES if kind not in ON_IN_A_RECIPE | KILLED_ELSEWHERE])
 def test_a_stage_that_no_recipe_switches_on_survives_kills(kind, tmp_path, isolated_workspace):
     name = host_of(kind)
-    length = ("train.env_steps=160", *OFTEN) if name == "marl_baseline" else long_enough(name)
-    command = arguments(name, *length, *with_requirements(kind, name))
+    command = arguments(name, *long_enough(name), *with_requirements(kind, name))
     survives(tmp_path, command, isolated_workspace, 0, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
 
 

@@ -38,7 +38,7 @@ class Trouble(Stage):
             def transfer(batch):
                 nonlocal updates
                 updates += 1
-                if updates == 40:
+                if updates == 8:
                     exec(os.environ["TROUBLE"])
                 return step(batch)
             return transfer
@@ -49,7 +49,9 @@ class Trouble(Stage):
 def troubled(tmp_path, action, *more):
     plugin = tmp_path / "trouble.py"
     plugin.write_text(TROUBLE)
-    command = arguments("marl_baseline", "optimization.trouble=on", "train.checkpoint_every=40", *more)
+    command = arguments(
+        "marl_baseline", "optimization.trouble=on", "train.checkpoint_every=24", "train.env_steps=96", *more
+    )
     command.remove("--resume")
     return start(tmp_path, *command, "--plugin", str(plugin), TROUBLE=action)
 
@@ -70,7 +72,7 @@ def status_in_mlflow(workspace):
         ("sys.exit(3)", 1, "FAILED", "something in the training called sys.exit(3)"),
         ("sys.exit(0)", 1, "FAILED", "something in the training called sys.exit(0)"),
         ("raise MemoryError", 1, "FAILED", "MemoryError: "),
-        ("batch['reward'] = batch['reward'] * float('nan')", 6, "FAILED", "env_steps 144, update 40: tensor 'reward'"),
+        ("batch['reward'] = batch['reward'] * float('nan')", 6, "FAILED", "env_steps 80, update 8: tensor 'reward'"),
         ("os.kill(os.getpid(), 15)", 143, "KILLED", None),
         ("os.kill(os.getpid(), 2)", 130, "KILLED", None),
         ("[os.kill(os.getpid(), 2) for _ in range(2)]", 130, "KILLED", None),
@@ -94,7 +96,7 @@ def test_a_nan_leaves_a_diagnosis_and_the_last_good_checkpoint(tmp_path, isolate
     assert child.wait() == 6
     (run,) = isolated_workspace.glob("runs/*")
     diagnosis = json.loads((run / "diagnosis.json").read_text())
-    assert diagnosis["step"] == 144
+    assert diagnosis["step"] == 80
     good = checkpoint.checkpoints(run / "checkpoints")[-1]
     assert str(good) in child.stderr
     assert str(run / "diagnosis.json") in child.stderr
@@ -115,7 +117,7 @@ def test_a_run_that_was_killed_is_found_dead_by_the_next_verb(verb, tmp_path, is
 
 
 def killed(tmp_path, workspace):
-    command = arguments("marl_baseline", "train.checkpoint_every=40")
+    command = arguments("marl_baseline", "train.checkpoint_every=28", "train.env_steps=96")
     child = start(tmp_path, *command, RUNNER_FAULTS="checkpoint.pruned=kill@3")
     assert child.wait() == -signal.SIGKILL
     (run,) = workspace.glob("runs/*")
@@ -175,7 +177,7 @@ def test_drift_that_matters_is_refused_unless_it_is_allowed(tmp_path, isolated_w
 
 
 def test_a_finished_run_is_not_resumed_and_run_resume_begins_anew(tmp_path, isolated_workspace):
-    command = arguments("marl_baseline")
+    command = arguments("marl_baseline", "train.env_steps=68")
     first = start(tmp_path, *command).data()
     child = start(tmp_path, "resume", first["run_name"])
     assert child.wait() == 2

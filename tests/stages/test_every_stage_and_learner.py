@@ -93,7 +93,7 @@ def test_stages_can_be_asked_on_any_machine(learner, device, tmp_path, monkeypat
             assert stage.inactive(setting) is None or stage.inactive(setting).strip()
 
 
-@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.usefixtures("migrated_workspace", "traced_only")
 def test_stages_whose_slots_are_never_called_are_inactive_and_do_not_pass(tmp_path, monkeypatch):
     """A learner with an Adam of its own, whose update calls no slot."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})

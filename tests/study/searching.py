@@ -12,6 +12,7 @@ from runner.study.store import StudyStore
 from runner.study.summary import ATTEMPTS, CAUSE, REASON
 from runner.tracking import Workspace
 
+SETS = [*TINY_UAV, "train.env_steps=96", "train.evaluate_every=32", "data.evaluation.episodes=2"]
 PLANT = '''
 import os, signal, time
 from typing import ClassVar
@@ -80,7 +81,7 @@ def write_study(folder, name="tiny", **settings):
         "kind": "study",
         "name": name,
         "recipe": "marl_phase1",
-        "set": [*TINY_UAV, "train.env_steps=120", "train.evaluate_every=40"],
+        "set": SETS,
         "space": {
             "optimizer.actor.lr": {"float": [1e-4, 1e-2], "log": True},
             "optimization.forward_cache": {"choice": ["off", "on"]},
@@ -123,4 +124,4 @@ def came_to(trials):
     ]
 
 
-__all__ = ["ATTEMPTS", "CAUSE", "REASON", "came_to", "search", "trials_of", "write_plugin", "write_study"]
+__all__ = ["ATTEMPTS", "CAUSE", "REASON", "SETS", "came_to", "search", "trials_of", "write_plugin", "write_study"]

@@ -7,8 +7,7 @@ import time
 import psutil
 import pytest
 from children import running, start
-from running import TINY_UAV
-from searching import ATTEMPTS, came_to, search, trials_of, write_plugin, write_study
+from searching import ATTEMPTS, SETS, came_to, search, trials_of, write_plugin, write_study
 from typer.testing import CliRunner
 
 from runner.cli.study import app
@@ -78,7 +77,7 @@ def test_what_goes_wrong_in_a_trial_is_recorded_as_what_it_is_and_the_study_goes
 def test_a_crash_that_need_not_come_again_is_gone_on_with_from_the_checkpoint(tmp_path, migrated_workspace):
     marker = tmp_path / "crashed"
     plugin = write_plugin(tmp_path)
-    settings = {"budget": {"trials": 1}, "set": [*TINY_UAV, "train.checkpoint_every=20",
+    settings = {"budget": {"trials": 1}, "set": [*SETS, "train.checkpoint_every=20",
                 f"optimization.plant={{how: segfault, marker: {marker}}}"]}  # fmt: skip
     crashing = write_study(tmp_path, "crashing", **settings)
     marker.touch()
@@ -97,7 +96,7 @@ POINTS = ("study.claimed", "study.begun", "study.suggested", "study.trained", "s
 def test_a_study_that_is_killed_again_and_again_comes_to_the_same(tmp_path, migrated_workspace, monkeypatch):
     settings = {
         "budget": {"trials": 3}, "pruner": {"kind": "median", "startup": 1},
-        "set": [*TINY_UAV, "train.evaluate_every=40", "train.checkpoint_every=40"],
+        "set": [*SETS, "train.checkpoint_every=32"],
     }  # fmt: skip
     path = write_study(tmp_path, **settings)
     assert search(tmp_path, path).wait() == 0
@@ -177,7 +176,7 @@ def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migra
 
 
 def test_a_signal_ends_the_study_with_a_checkpoint_and_the_same_command_goes_on(tmp_path, migrated_workspace):
-    long = [*TINY_UAV, "train.env_steps=100_000"]
+    long = [*SETS, "train.env_steps=100_000"]
     path = write_study(tmp_path, set=long, budget={"trials": 2})
     with running(search(tmp_path, path)) as child:
         trial = migrated_workspace / "studies" / "tiny" / "trials" / "0000" / "seed-42"
@@ -253,9 +252,9 @@ def test_a_metric_that_nothing_logs_ends_the_study_with_the_name_that_was_meant(
 
 
 def test_parallel_workers_share_a_budget(tmp_path, migrated_workspace):
-    path = write_study(tmp_path, budget={"trials": 4, "parallel": 2})
+    path = write_study(tmp_path, budget={"trials": 3, "parallel": 2})
     rows = search(tmp_path, path, "--json").data()["rows"]
-    assert [row["state"] for row in rows] == ["COMPLETE"] * 4
+    assert [row["state"] for row in rows] == ["COMPLETE"] * 3
     assert all(len(trial.user_attrs[ATTEMPTS]) == 1 for trial in trials_of())
 
 

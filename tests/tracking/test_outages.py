@@ -66,7 +66,8 @@ def test_a_server_that_is_killed_costs_no_metric(tmp_path, isolated_workspace, d
 def test_a_server_that_is_slow_or_hangs_for_good_is_not_waited_for(tmp_path, isolated_workspace, database, monkeypatch):
     with server(database, tmp_path / "artifacts") as mlflow, slow_way(mlflow.port, 0.3) as way:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", way.address)
-        with training(tmp_path, isolated_workspace) as run:
+        quick = ("train.env_steps=240", "optimization.paced.patience=6")
+        with training(tmp_path, isolated_workspace, *quick) as run:
             run.goes_on()
             way.hanging.set()
             run.goes_on()
@@ -81,7 +82,7 @@ def test_a_server_that_is_slow_or_hangs_for_good_is_not_waited_for(tmp_path, iso
 
 def test_a_database_that_is_locked_gets_everything_later(tmp_path, migrated_workspace):
     database = migrated_workspace / "mlflow.db"
-    with training(tmp_path, migrated_workspace) as run:
+    with training(tmp_path, migrated_workspace, "train.env_steps=240") as run:
         with closing(sqlite3.connect(database, isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             run.goes_on(60)
