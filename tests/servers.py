@@ -1,59 +1,64 @@
 """A real MLflow server that can be killed, and a way to it that can be slow."""
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
 
+import uvicorn
+from fork_server import CONTEXT, begin
+
 from runner.tracking.store import QUIET
 
 
 class Server:
-    """MLflow's own server on loopback, over a SQLite file."""
+    """MLflow's own server on loopback, over a SQLite file, in a child process that has imported everything."""
 
     def __init__(self, database, artifacts):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
-        self._command = [
-            *(sys.executable, "-W", "ignore", "-m", "mlflow", "server", "--workers", "1", "--no-serve-artifacts"),
-            *("--backend-store-uri", f"sqlite:///{database}", "--default-artifact-root", artifacts.as_uri()),
-            *("--host", "127.0.0.1", "--port", str(self.port)),
-        ]
+        self._stores = (f"sqlite:///{database}", artifacts.as_uri())
         self._process = None
 
     def start(self):
         """Starts it and waits until it answers."""
+        begin()
         environment = {**os.environ, **QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        self._process = subprocess.Popen(
-            self._command,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._process = CONTEXT.Process(target=_serve, args=(environment, *self._stores, self.port))
+        self._process.start()
         deadline = time.monotonic() + 120
         while True:
             with suppress(urllib.error.URLError, OSError):
                 urllib.request.urlopen(f"{self.address}/health", timeout=5).close()
                 return
-            assert self._process.poll() is None, "the server ended by itself"
+            assert self._process.exitcode is None, "the server ended by itself"
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.1)
 
     def kill(self):
-        """Kills it and its children without a word."""
+        """Kills it without a word."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._process.kill()
+            self._process.join()
             self._process = None
+
+
+def _serve(environment, database, artifacts, port):
+    """What ``mlflow server --no-serve-artifacts`` comes to, in this process."""
+    os.environ.clear()
+    os.environ.update(environment)
+    silence = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(silence, descriptor)
+    from mlflow import server
+
+    os.environ |= {server.BACKEND_STORE_URI_ENV_VAR: database, server.ARTIFACT_ROOT_ENV_VAR: artifacts}
+    uvicorn.run("mlflow.server.fastapi_app:app", host="127.0.0.1", port=port)
 
 
 @contextmanager
