@@ -15,6 +15,8 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
+from runner.plugin.optimizer import kinds, settings_of
+
 # Read by torch when it is first imported, here and in child processes: tests share the processor with each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
@@ -29,6 +31,8 @@ for name in [name for name in os.environ if name.startswith(("MLFLOW_", "RUNNER_
 import_module("runner.recipe.loader")
 for entry in entry_points(group="runner.plugins"):
     import_module(entry.module)
+for kind in kinds():
+    settings_of(kind)
 
 settings.register_profile("suite", deadline=None, max_examples=15, database=None)
 settings.load_profile("suite")
@@ -44,6 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_server.join(config.workerinput["fork_server"])
     # MLflow's own calls into newer libraries; every other warning is an error.
     config.addinivalue_line("filterwarnings", "ignore:The ``noload`` loader strategy:DeprecationWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the end nobody waits for one long test; and while one process waits, the others compute."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,6 +11,8 @@ from searching import ATTEMPTS, trials_of, write_study
 from runner.study.store import Leases, StudyStore
 from runner.tracking import Workspace
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def postgres(tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from runner.tracking import Workspace
 from runner.tracking.listing import listing
 from runner.tracking.store import params_of
 
+pytestmark = pytest.mark.long
+
 
 def queue(path, *wanted, plugins=()):
     """Puts these settings into the queue of a study that has not begun."""

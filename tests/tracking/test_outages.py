@@ -13,6 +13,7 @@ from interrupted import arguments
 from outages import points, records, rows, training
 from servers import server, slow_way
 
+pytestmark = pytest.mark.long
 OUTAGE_SECONDS = 1.0
 """How much longer than it takes to notice the server stays dead."""
 
