@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from runner.api import Exact, Pipeline, Setting, Stage, StageConfig
-from runner.tracking.tracker import Tracker
+from runner.train import run
 
 
 class PacedConfig(StageConfig):
@@ -40,7 +40,7 @@ class Paced(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Wraps the update with a pause."""
-        Tracker.close.__defaults__ = ("", self.config.patience)
+        run.PATIENCE_SECONDS = self.config.patience
         hurry, seconds = Path(self.config.until), self.config.seconds
 
         def paced(step):
