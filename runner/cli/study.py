@@ -183,4 +183,5 @@ def _show(summary: "Summary", folder: "Path", as_json: bool) -> None:
     where = [f"report: {folder / REPORT}"]
     if summary.best:
         where.append(f"the recipe to use: runner study best {folder.name} > best.yaml")
+    where.append(f"in a browser: {summary.dashboard}")
     output(as_json, summary.data, lambda console: show_summary(summary, console, where))

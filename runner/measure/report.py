@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import cycle
 from operator import getitem
@@ -18,6 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from runner.compare.ratio import Ratio
 from runner.compare.verdict import Outcome
 from runner.measure.analysis import CaseResult, Result
 from runner.measure.experiment import Case
@@ -25,7 +26,19 @@ from runner.measure.recommend import Recommendation
 from runner.recipe.document import dump_inline, render
 from runner.recipe.loader import shipped
 from runner.system.hardware import cpu_model
-from runner.system.plots import NO_PLOTS, draw_all
+from runner.system.plots import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    NO_PLOTS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    draw_all,
+    legend,
+)
 from runner.system.secrets import MASK, redact
 from runner.verify.variants import ALL
 
@@ -34,10 +47,10 @@ _WIDE = 160  # columns from which on a terminal shows all figures
 _SHOWN = 3  # sets of stages that are faster but unproven
 _NONE = "-"
 _WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})  # columns that are no numbers
-# Told apart also by those who see few colours (Paul Tol's bright scheme):
-_COLOURS = {"draw": "#66ccee", "transfer": "#ccbb44", "update": "#ee6677", "other": "#bbbbbb"}
-_SOURCE_COLOURS = ("#4477aa", "#228833", "#aa3377")  # for what a source does apart
-_EFFECT_COLOURS = {"faster": "#228833", "slower": "#aa3377", "unclear": "#888888"}
+_COLOURS = {"draw": ORANGE, "transfer": GREEN, "update": BLUE, "other": GREY}
+_SOURCE_COLOURS = (VERMILLION, PURPLE, SKY)  # for what a source does apart
+_EFFECT_MARKS = {"faster": (BLUE, ">"), "slower": (VERMILLION, "<"), "unclear": (GREY, "o")}
+_VISIBLE = 0.002  # the share of a bar that is a dot wide
 _INCH_A_ROW = 0.32
 _HOW_TO_READ = """\
 **ratio** is the baseline's time of one update over the variant's: above 1 is faster. Every variant was measured in
@@ -237,7 +250,8 @@ def _assigned(case: Case, values: dict[str, Any]) -> dict[str, Any]:
 
 def draw(result: Result, folder: Path) -> list[str]:
     """Draws what there is to see, as PNG; returns the names of the files, none if matplotlib is not installed."""
-    wide = 2.5 + 5.0 * len(result.cases), 1.8 + _INCH_A_ROW * max(len(case.variants) for case in result.cases)
+    rows = len({variant.name for case in result.cases for variant in case.variants})
+    wide = 2.0 + 4.5 * len(result.cases), 1.6 + _INCH_A_ROW * rows
     pictures = {"ratios": (partial(_ratios, result), wide)}
     if any(variant.throughput for case in result.cases for variant in case.variants):
         pictures["training"] = (partial(_training, result), wide)
@@ -246,60 +260,92 @@ def draw(result: Result, folder: Path) -> list[str]:
     return [path.name for path in draw_all(pictures, folder)]
 
 
-def _panels(result: Result, figure: Any) -> Iterator[tuple[Any, CaseResult]]:
-    """A part of the figure for every case, side by side, with rows from top to bottom."""
-    for axes, case in zip(figure.subplots(1, len(result.cases), squeeze=False)[0], result.cases, strict=True):
-        axes.set_title(case.name or result.name, fontsize=10)
-        yield axes, case
-        axes.invert_yaxis()
+def _panels(result: Result, figure: Any, rows: Sequence[str], ratios: Callable[[CaseResult], Iterable[Ratio]]) -> Any:
+    """A part of the figure for every case, side by side, on one scale and with the same rows from top to bottom."""
+    every = figure.subplots(1, len(result.cases), squeeze=False, sharex=True, sharey=True)[0]
+    for axes, case in zip(every, result.cases, strict=True):
+        own = list(ratios(case))
+        counts = {what: sorted({getattr(each, what) for each in own}) for what in ("processes", "rounds")}
+        told = [f"{' to '.join(map(str, sorted({of[0], of[-1]})))} {what}" for what, of in counts.items() if of != [1]]
+        axes.set_title(f"{case.name or result.name}: {', '.join(told)}")
+        axes.grid(visible=False, axis="y")
+        axes.set(yticks=range(len(rows)), yticklabels=rows, ylim=(len(rows) - 0.5, -0.5))
+    return zip(every, result.cases, strict=True)
 
 
 def _ratios(result: Result, figure: Any) -> None:
     """The ratio of every variant with its interval; that of A/A is shaded."""
-    for axes, case in _panels(result, figure):
-        variants = [variant for variant in case.variants if variant.stages]
-        for row, variant in enumerate(variants):
-            ratio, colour = variant.ratio, _EFFECT_COLOURS[variant.effect]
+    rows = list(dict.fromkeys(v.name for case in result.cases for v in case.variants if v.stages))
+    for axes, case in _panels(result, figure, rows, lambda case: (v.ratio for v in case.variants if v.stages)):
+        axes.axvspan(
+            1 / case.a_a.spread, case.a_a.spread, color="#dddddd", zorder=0, label="A/A: baseline against itself"
+        )
+        axes.axvline(1, color=BLACK, linewidth=0.8)
+        for variant in (variant for variant in case.variants if variant.stages):
+            row, ratio, (colour, mark) = rows.index(variant.name), variant.ratio, _EFFECT_MARKS[variant.effect]
             axes.plot([ratio.low, ratio.high], [row, row], color=colour, linewidth=2.5, solid_capstyle="butt")
-            axes.plot(ratio.value, row, "o", color=colour, markersize=5)
-            axes.annotate(f"{ratio.value:.2f}x", (ratio.high, row), (6, 0), textcoords="offset points", va="center")
+            axes.plot(ratio.value, row, mark, color=colour, markersize=5, label=str(variant.effect))
+            _write(axes, str(ratio), (1, row), (4, 0), xycoords=("axes fraction", "data"), va="center")
             if variant.published is not None:
-                axes.plot(variant.published, row, "D", color="black", fillstyle="none", markersize=6)
-        axes.axvspan(1 / case.a_a.spread, case.a_a.spread, color="#dddddd", zorder=0)
-        axes.axvline(1, color="black", linewidth=0.8)
-        axes.margins(x=0.15)
-        axes.set(yticks=range(len(variants)), yticklabels=[variant.name for variant in variants],
-                 xlabel="times as fast as the baseline (95 % interval; grey: A/A; diamond: published)")  # fmt: skip
+                axes.plot(variant.published, row, "D", color=BLACK, fillstyle="none", markersize=5, label="published")
+                _write(axes, f"{variant.published:g}", (variant.published, row), (0, -5), ha="center", va="top")
+        axes.set_xlabel("times as fast as the baseline (line: 95 % interval)")
+    legend(figure)
 
 
 def _training(result: Result, figure: Any) -> None:
     """Time of a whole training for each of the units that are counted, by what it is spent on."""
-    for axes, case in _panels(result, figure):
-        measured = [(v.name, v.throughput) for v in case.variants if v.throughput is not None]
-        left, unit = [0.0] * len(measured), case.unit.removesuffix("s").replace("_", " ")
-        source_colours = cycle(_SOURCE_COLOURS)
-        for activity in dict.fromkeys(activity for _, own in measured for activity in own.shares):
-            colour = _COLOURS.get(activity) or next(source_colours)
-            widths = [1e3 * own.shares.get(activity, 0.0) / own.per_second for _, own in measured]
-            axes.barh(range(len(measured)), widths, left=left, color=colour, label=activity)
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.set(yticks=range(len(measured)), yticklabels=[name for name, _ in measured],
-                 xlabel=f"ms of a whole training for each {unit}", xlim=(0, 1.04 * max(left, default=1)))  # fmt: skip
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    rows = list(dict.fromkeys(v.name for case in result.cases for v in case.variants if v.throughput))
+    trained = [own for case in result.cases for variant in case.variants if (own := variant.throughput)]
+    largest = {
+        activity: max(own.shares.get(activity, 0.0) for own in trained) for each in trained for activity in each.shares
+    }
+    apart = cycle(_SOURCE_COLOURS)
+    colours = {
+        activity: _COLOURS.get(activity) or next(apart) for activity, share in largest.items() if share >= _VISIBLE
+    }
+    longest = max(1e3 / own.per_second for own in trained)
+    for axes, case in _panels(
+        result, figure, rows, lambda case: (v.throughput.ratio for v in case.variants if v.throughput and v.stages)
+    ):
+        for variant, own in ((variant, own) for variant in case.variants if (own := variant.throughput)):
+            row, whole = rows.index(variant.name), 1e3 / own.per_second
+            left = 0.0
+            for activity, colour in colours.items():
+                width = own.shares.get(activity, 0.0) * whole
+                axes.barh(row, width, left=left, color=colour, label=activity)
+                left += width
+            _write(axes, f"{whole:.3g}", (whole, row), (3, 0), va="center")
+        unit = case.unit.removesuffix("s").replace("_", " ")
+        axes.set(xlabel=f"ms of a whole training for each {unit}", xlim=(0, 1.15 * longest))
+    legend(figure)
 
 
 def _scaling(result: Result, figure: Any) -> None:
     """Time of an update against its least arithmetic, over the cases."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axes = figure.subplots()
     cases = sorted(result.cases, key=lambda case: case.cost.least_flop)
     flop = [case.cost.least_flop / 1e9 for case in cases]
     whole_ms = [math.nan if (whole := case.named(ALL)) is None else whole.steady_ms for case in cases]
-    axes.plot(flop, [case.baseline_ms for case in cases], "o-", label="baseline", markersize=5)
-    axes.plot(flop, whole_ms, "s-", label="all stages", markersize=5)
-    axes.plot(flop, [case.limit_ms for case in cases], "k--", label="limit")
-    for x, case in zip(flop, cases, strict=True):
-        axes.annotate(case.name, (x, case.baseline_ms), (0, 7), textcoords="offset points", ha="center")
+    lines = {
+        "baseline": ("o-", GREY, [case.baseline_ms for case in cases]), "all stages": ("s-", BLUE, whole_ms),
+        "limit of this machine": ("^--", BLACK, [case.limit_ms for case in cases]),
+    }  # fmt: skip
+    for label, (mark, colour, milliseconds) in lines.items():
+        axes.plot(flop, milliseconds, mark, color=colour, label=label, markersize=5)
+        for place in zip(flop, milliseconds, strict=True):
+            _write(axes, f"{place[1]:.3g}", place, (0, 5), ha="center")
     axes.set(xscale="log", yscale="log", xlabel="least GFLOP of an update", ylabel="ms an update")
-    axes.margins(y=0.15)
-    axes.legend()
+    axes.set_xticks(flop, [f"{each:.3g}\n{case.name}" for each, case in zip(flop, cases, strict=True)])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+    axes.margins(0.15)
+    legend(figure)
+
+
+def _write(axes: Any, text: str, place: tuple[float, float], beside: tuple[float, float], **how: Any) -> None:
+    axes.annotate(text, place, beside, textcoords="offset points", annotation_clip=False, fontsize=7, **how)

@@ -363,6 +363,11 @@ def figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def short(path: str) -> str:
+    """A setting as tables and pictures name it: a stage's without the section that all stages are in."""
+    return path.removeprefix(f"{STAGES}.")
+
+
 def is_on(value: Any) -> bool:
     """Whether the value of a stage switches it on."""
     return value not in (OFF, False)

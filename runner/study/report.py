@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, JustifyMethod
@@ -15,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.recipe.document import dump_inline, render
-from runner.study.config import figure
+from runner.study.config import figure, short
+from runner.study.pictures import SLICE, draw
 from runner.system.errors import UsageError
 from runner.system.files import write_durably
-from runner.system.plots import NO_PLOTS, draw_all
+from runner.system.plots import NO_PLOTS
 from runner.system.secrets import redact
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ REPORT = "report.html"
 NO_VALUES = "No plots: no trial has a value yet."
 _MOST_ROWS = 12
 _NARROWEST = 8
-# Told apart also by those who see few colours (Paul Tol's bright scheme):
-_OTHER, _BEST, _BAD, _RECIPE = "#4477aa", "#228833", "#bbbbbb", "#ee6677"
 
 
 def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
@@ -84,7 +81,7 @@ def remarks(summary: Summary) -> Iterator[str]:
 
 def show_plan(plan: StudyPlan, console: Console) -> None:
     """Prints what a study will try and cost."""
-    rows = [(_short(path), values, needs) for path, values, needs in plan.space]
+    rows = [(short(path), values, needs) for path, values, needs in plan.space]
     _print_table(f"{plan.name}: {plan.recipe}", {"setting": False, "values": False, "needs": False}, rows, console)
     many = "endlessly many" if plan.configurations is None else f"{plan.configurations:,.0f}"
     lines = [
@@ -102,9 +99,9 @@ def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("runner.study", "."), autoescape=True, trim_blocks=True)
-    environment.filters |= {"figure": figure, "time": _time}
+    environment.filters |= {"figure": figure, "time": _time, "short": short}
     page = environment.get_template("study.html.jinja").render(
-        summary=summary, remarks=list(remarks(summary)), hint=hint,
+        summary=summary, remarks=list(remarks(summary)), hint=hint, slice=SLICE,
         settings=list(dict.fromkeys(path for row in summary.rows for path in row.settings)),
         plots=[(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in plots],
     )  # fmt: skip
@@ -137,72 +134,11 @@ def recipe_text(summary: Summary, number: int) -> str:
     return "\n".join([*head, *render(row.recipe)]) + "\n"
 
 
-def draw(summary: Summary, folder: Path) -> list[Path]:
-    """Draws what there is to see, as PNG: nothing if matplotlib is not installed, or nothing has a value yet."""
-    if not any(row.values for row in summary.rows):
-        return []
-    pictures = {"progress": (partial(_draw_progress, summary), (9.0, 2.6 * len(summary.objectives) + 0.6))}
-    if len(summary.objectives) > 1:
-        pictures["front"] = (partial(_draw_front, summary), (7.5, 4.8))
-    if summary.importance:
-        pictures["importance"] = (partial(_draw_importance, summary), (7.5, 4.8))
-    return draw_all(pictures, folder)
-
-
-def _draw_progress(summary: Summary, canvas: Any) -> None:
-    panels = canvas.subplots(len(summary.objectives), 1, squeeze=False, sharex=True)[:, 0]
-    counting = [row for row in summary.rows if row.cause == "done"]
-    without = [row.number for row in summary.rows if not row.values and row.state in ("PRUNED", "FAIL")]
-    for axes, (name, direction) in zip(panels, summary.objectives.items(), strict=True):
-        for row in summary.rows:
-            if row.values:
-                axes.plot(row.number, row.values[name], "o", color=_colour(row), markersize=6)
-        best = itertools.accumulate((row.values[name] for row in counting), max if direction == "maximize" else min)
-        axes.step([row.number for row in counting], list(best), where="post", color="black", linewidth=0.8)
-        axes.plot(without, [axes.get_ylim()[0]] * len(without), "x", color=_BAD, markersize=7)
-        axes.set_ylabel(name)
-    panels[-1].xaxis.get_major_locator().set_params(integer=True)
-    panels[-1].set_xlabel("trial (green: best; red: recipe as it is; line: best so far; cross: no value)")
-
-
-def _draw_front(summary: Summary, canvas: Any) -> None:
-    axes = canvas.subplots()
-    one, other = list(summary.objectives)[:2]
-    for row in sorted((row for row in summary.rows if row.values), key=lambda row: row.best):
-        place = row.values[one], row.values[other]
-        axes.plot(*place, "o", color=_colour(row), markersize=7 if row.best else 5)
-        if row.best or row.is_recipe:
-            label = f"{row.number}{' (recipe)' if row.is_recipe else ''}"
-            axes.annotate(label, place, (5, 4), textcoords="offset points")
-    front = sorted((row.values[one], row.values[other]) for row in summary.best)
-    if front:
-        axes.plot(*zip(*front, strict=True), color=_BEST, linewidth=0.8)
-    axes.set_xlabel(one)
-    axes.set_ylabel(other)
-    axes.set_title("Pareto front (green), the recipe as it is (red)")
-    axes.margins(0.1)
-
-
-def _draw_importance(summary: Summary, canvas: Any) -> None:
-    panels = canvas.subplots(1, len(summary.importance), squeeze=False)[0]
-    for axes, (name, shares) in zip(panels, summary.importance.items(), strict=True):
-        axes.barh([_short(path) for path in shares], [100 * share for share in shares.values()], color=_OTHER)
-        axes.invert_yaxis()
-        axes.set_xlabel("%")
-        axes.set_title(name)
-
-
-def _colour(row: Row) -> str:
-    if row.is_recipe:
-        return _RECIPE
-    return _BEST if row.best else _OTHER if row.cause == "done" else _BAD
-
-
 def _print_trials(summary: Summary, rows: Sequence[Row], title: str, console: Console) -> None:
     wanted = {f"{_title(n)} {'↑' if each == 'maximize' else '↓'}": True for n, each in summary.objectives.items()}
     cells = []
     for row in rows:
-        settings = [f"{_short(path)} {figure(value)}" for path, value in row.settings.items()]
+        settings = [f"{short(path)} {figure(value)}" for path, value in row.settings.items()]
         settings += [f"gate {row.verdict}"] if row.verdict else []
         values = [figure(row.values[name]) for name in summary.objectives]
         cells.append((f"{row.number}{' (recipe)' if row.is_recipe else ''}", *values, ", ".join(settings)))
@@ -228,10 +164,6 @@ def _print_table(title: str, columns: Mapping[str, bool], rows: Sequence[Sequenc
 def _title(metric: str) -> str:
     """A metric's name that a narrow column breaks between words."""
     return metric.replace("/", ": ").replace("_", " ")
-
-
-def _short(path: str) -> str:
-    return path.removeprefix("optimization.")
 
 
 def _time(seconds: float) -> str:

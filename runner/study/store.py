@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import time
 import uuid
 import warnings
@@ -183,6 +184,13 @@ class StudyStore(RDBStorage):
                 f"study storage {redact(url)} cannot be used: {reason}; start its server, or name another in "
                 f"{VARIABLE} (PostgreSQL needs: pip install 'proven-runner[postgres]')"
             ) from error
+
+    @property
+    def dashboard(self) -> str:
+        """The command that shows it in a browser; a URL with a secret in it is read from the variable by the shell."""
+        if redact(self.url) == self.url:
+            return f"optuna-dashboard {shlex.quote(self.url)}"
+        return f'optuna-dashboard "{self.url.partition(":")[0]}:${{{VARIABLE}#*:}}"'
 
     @classmethod
     @contextmanager

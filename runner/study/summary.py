@@ -219,6 +219,9 @@ class Summary:
     causes: Mapping[str, int]
     overhead_s: float | None  # what the runner took around a trial's training, in the median
     disturbed: int  # trials whose measured speed is in doubt
+    seeds: int  # trainings of a trial
+    logarithmic: Sequence[str]  # settings that are searched by their logarithm
+    dashboard: str  # the command that shows the study in optuna-dashboard
 
     @property
     def best(self) -> list[Row]:
@@ -239,10 +242,10 @@ def find(reference: str, workspace: Workspace) -> Summary:
     """A study by its name or its file, as it stands."""
     with StudyStore.session(workspace) as store:
         study = store.find(reference)
-        return summarise(study, Leases(store.engine, study.study_name).all())
+        return summarise(study, Leases(store.engine, study.study_name).all(), store.dashboard)
 
 
-def summarise(study: Study, leases: Sequence[Lease] = ()) -> Summary:
+def summarise(study: Study, leases: Sequence[Lease] = (), dashboard: str = "") -> Summary:
     """Reads a study that was begun by the runner, and on which those who hold leases work now."""
     described = study.user_attrs[DEFINITION]
     config = StudyConfig.model_validate(described["config"])
@@ -266,6 +269,7 @@ def summarise(study: Study, leases: Sequence[Lease] = ()) -> Summary:
         worth=_worths([row for row in rows if row.cause == "done"], config),
         overhead_s=statistics.median(overheads) if overheads else None,
         disturbed=sum(trial.user_attrs.get(NEIGHBOURS, 0.0) > DISTURBED for trial in trials),
+        seeds=config.seeds, logarithmic=[path for path, each in config.space.items() if each.log], dashboard=dashboard,
     )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ class _Worker:
     def conclude(self) -> None:
         """Writes the report as it stands, and tells MLflow."""
         with self._leases.waiting(REPORTING):
-            summary = kept.summarise(self.study)
+            summary = kept.summarise(self.study, dashboard=self._store.dashboard)
             files = write_report(summary, self.folder)
             status: Status = "KILLED" if self.stop else "FINISHED"
             self.publisher.end(status, summary, files)

@@ -1,10 +1,29 @@
-"""Pictures beside a report, where matplotlib is installed."""
+"""Pictures beside a report, where matplotlib is installed: one look for all of them."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
+# Told apart also by the colour-blind (Okabe and Ito 2008); whatever a colour says, a mark or a word says too:
+BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
+SKY, PURPLE, GREY, BLACK = "#56b4e9", "#cc79a7", "#767676", "#000000"
+_LOOK: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "legend.columnspacing": 1.2,
+    "savefig.facecolor": "white",  # also where the page is dark: black on nothing could not be read there
+}
+_DPI = 144
+_INCHES_A_LABEL = 1.05
 
 
 def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, float]]], folder: Path) -> list[Path]:
@@ -17,8 +36,17 @@ def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, fl
     files = []
     for name, (picture, size) in pictures.items():
         files.append(folder / f"{name}.png")
-        with rc_context({"font.size": 8}):
+        with rc_context(_LOOK):
             canvas = Figure(figsize=size, layout="constrained")
             picture(canvas)
-            canvas.savefig(files[-1], dpi=120)
+            canvas.savefig(files[-1], dpi=_DPI)
     return files
+
+
+def legend(canvas: Any) -> None:
+    """Says below all panels what is drawn in any of them, each label once."""
+    handles = {}
+    for axes in canvas.axes:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    columns = max(1, min(len(handles), int(canvas.get_figwidth() / _INCHES_A_LABEL)))
+    canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ValidationError
 from runner.system.errors import UsageError
 from runner.system.files import write_durably
 from runner.system.interval import CONFIDENCE, Interval, student
-from runner.system.plots import draw_all
+from runner.system.plots import BLUE, GREY, draw_all, legend
 from runner.tracking.spool import lines
 from runner.tracking.workspace import RunFolder, Workspace, folders
 
 GROUP, PICTURE = "group.json", "curves"
-_MEAN, _SEED = "#4477aa", "#bbbbbb"  # told apart also by those who see few colours (Paul Tol's bright scheme)
+_SEED: Mapping[str, Any] = {"color": GREY, "linewidth": 0.7, "markersize": 3}
 _PANEL = (4.0, 3.0)  # inches
 _PANELS = 4
 
@@ -143,15 +143,16 @@ def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path) -> list[
     shown = [name for name in dict.fromkeys([*first, *sorted(curves)]) if name in curves][:_PANELS]
 
     def picture(canvas: Any) -> None:
-        for axes, name in zip(canvas.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        for axes, name in zip(canvas.subplots(1, len(shown), squeeze=False, sharex=True)[0], shown, strict=True):
             for of in curves[name].values():
-                axes.plot(*zip(*sorted(of.items()), strict=True), color=_SEED, linewidth=0.8)
-            at = [(step, *interval) for metric, step, interval in means({name: curves[name]}, len(curves[name]))]
-            steps, middle, low, high = zip(*at, strict=True) if at else ((),) * 4  # seeds may share no step yet
-            axes.plot(steps, middle, color=_MEAN, label=f"mean of {len(curves[name])} seeds")
-            axes.fill_between(steps, low, high, color=_MEAN, alpha=0.2, linewidth=0, label="its 95 % interval")
-            axes.plot([], [], color=_SEED, linewidth=0.8, label="one seed")
-            axes.set(title=name, xlabel=unit.replace("_", " "))
-        axes.legend()
+                axes.plot(*zip(*sorted(of.items()), strict=True), ".-", **_SEED, label="one seed")
+            if at := [(step, *interval) for _, step, interval in means({name: curves[name]}, len(curves[name]))]:
+                steps, middle, low, high = zip(*at, strict=True)
+                axes.fill_between(steps, low, high, color=BLUE, alpha=0.2, linewidth=0, label="its 95 % interval")
+                axes.plot(steps, middle, "o-", color=BLUE, markersize=3, label="mean of the seeds")
+            axes.set(title=f"{name}, {len(curves[name])} seeds", xlabel=unit.replace("_", " "))
+            axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+        legend(canvas)
 
     return draw_all({PICTURE: (picture, (_PANEL[0] * len(shown), _PANEL[1]))}, folder) if shown else []
