@@ -5,16 +5,17 @@ python experiments/marl_learning/report.py
 
 import json
 import statistics
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from runner.system.plots import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, draw_all, legend
 
 HERE = Path(__file__).parent
 COLUMNS = ("success_rate", "steps_to_goal", "formation_rate", "formation_strict")
 TITLES = ("success rate", "steps to the goal", "formation rate, mean over followers", "formation rate, all followers")
+MARKS = ((BLUE, "o-"), (ORANGE, "s-"), (GREEN, "^-"), (VERMILLION, "x--"), (PURPLE, "D-"))
+"""Colour and mark of every variant, in the order of their names."""
 LOGS = {
     1: (0.72, 29.5, 0.219, 0.219),
     2: (0.97, 46.4, 0.169, 0.051),
@@ -44,25 +45,33 @@ def main() -> None:
         shown = [f"{logged[0]:.0%}", "", f"{logged[1]:.1f}", f"{logged[2]:.1%}", f"{logged[3]:.1%}"]
         print(f"| {followers} follower{'s' * (followers > 1)}, the repository's logs | 1 | {' | '.join(shown)} |")
 
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), sharex=True, layout="constrained")
+    draw_all({"curves": (partial(draw, results), (9.0, 6.4))}, HERE)
+
+
+def draw(results: dict[str, Any], canvas: Any) -> None:
+    """The median of every variant with the range over its seeds; rates are on one scale."""
+    axes = canvas.subplots(2, 2, sharex=True)
     for axis, column, title in zip(axes.flat, COLUMNS, TITLES, strict=True):
-        for colour, variant in enumerate(sorted(results)):
-            runs = [{int(step): row[column] for step, row in run["curve"].items()} for run in results[variant].values()]
-            steps = sorted(runs[0])
-            rows = [[run[step] for run in runs] for step in steps]
-            axis.plot(steps, [statistics.median(row) for row in rows], color=f"C{colour}", label=variant)
-            axis.fill_between(
-                steps, [min(r) for r in rows], [max(r) for r in rows], color=f"C{colour}", alpha=0.15, lw=0
-            )
+        for (variant, runs), (colour, mark) in zip(sorted(results.items()), MARKS, strict=True):
+            rows = [{int(step): row[column] for step, row in run["curve"].items()} for run in runs.values()]
+            steps = sorted(rows[0])
+            values = [[row[step] for row in rows] for step in steps]
+            low, middle, high = ([of(each) for each in values] for of in (min, statistics.median, max))
+            label = f"{variant}, {len(runs)} seeds"
+            axis.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
+            axis.plot(steps, middle, mark, color=colour, markersize=4, label=label)
         axis.set_title(title)
-        axis.grid(alpha=0.3)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         if column == "steps_to_goal":
             axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
+        else:
+            axis.set_ylim(-0.03, 1.03)
+            axis.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     for axis in axes[1]:
         axis.set_xlabel("environment steps")
-    axes[0, 0].legend(fontsize=8)
-    figure.suptitle("Median over seeds, with the range; deterministic policy on 500 held-out episodes")
-    figure.savefig(HERE / "curves.png", dpi=110)
+    canvas.suptitle("line: median over seeds; shade: from the worst to the best seed; 500 held-out episodes")
+    legend(canvas)
 
 
 def spread(values: list[float], name: str) -> str:

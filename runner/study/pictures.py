@@ -41,7 +41,10 @@ def draw(summary: Summary, folder: Path) -> list[Path]:
         pictures["front"] = (partial(_front, summary), (_WIDTH, 3.6))
     if summary.importance:
         bars = sum(map(len, summary.importance.values()))
-        pictures["importance"] = (partial(_importance, summary), (_WIDTH, 0.6 * len(summary.importance) + 0.2 * bars))
+        pictures["importance"] = (
+            partial(_importance, summary),
+            (_WIDTH, 0.5 + 0.5 * len(summary.importance) + 0.2 * bars),
+        )
     for path in dict.fromkeys(path for row in rows for path in row.settings):
         name = f"{SLICE}{short(path)}".replace("/", "_")
         pictures[name] = (partial(_slice, summary, path), (_SLICE_WIDTH, high + 0.9))
@@ -59,7 +62,7 @@ def _progress(summary: Summary, canvas: Any) -> None:
         _points(axes, summary, ((row.number, row.values[name], row) for row in summary.rows if row.values))
         if without:
             low = axes.get_xaxis_transform()  # a height as a share of the panel's
-            axes.plot(without, [0.04] * len(without), "|", color=GREY, transform=low, label="without a value")
+            axes.plot(without, [0.06] * len(without), "v", color=GREY, markersize=4, transform=low, label="no value")
         axes.xaxis.get_major_locator().set_params(integer=True)
     legend(canvas)
 
@@ -89,7 +92,7 @@ def _importance(summary: Summary, canvas: Any) -> None:
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set(title=name, xlim=(0, 100))
-    panels[-1].set_xlabel(f"what decides: share of the importance by {counting} trials (PED-ANOVA), %")
+    panels[-1].set_xlabel(f"share of the importance by {counting} trials (PED-ANOVA), %")
 
 
 def _slice(summary: Summary, path: str, canvas: Any) -> None:
@@ -129,6 +132,7 @@ def _panels(summary: Summary, canvas: Any, below: str, trials: int | None = None
     panels[-1].set_xlabel(below)
     for axes, name in zip(panels, summary.objectives, strict=True):
         axes.set_title(_wanted(summary, name), loc="left")
+        axes.margins(0.08)
     return panels
 
 

@@ -7,7 +7,7 @@ from typing import Any
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
 # Told apart also by the colour-blind (Okabe and Ito 2008); whatever a colour says, a mark or a word says too:
 BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
-SKY, PURPLE, GREY, BLACK = "#56b4e9", "#cc79a7", "#767676", "#000000"
+SKY, PURPLE, GREY, BLACK = "#56b4e9", "#cc79a7", "#5a5a5a", "#000000"
 _LOOK: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
@@ -23,7 +23,7 @@ _LOOK: dict[Any, Any] = {
     "savefig.facecolor": "white",  # also where the page is dark: black on nothing could not be read there
 }
 _DPI = 144
-_INCHES_A_LABEL = 1.05
+_INCHES_A_MARK, _INCHES_A_LETTER = 0.45, 0.05  # in a legend, with what is between two labels
 
 
 def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, float]]], folder: Path) -> list[Path]:
@@ -48,5 +48,6 @@ def legend(canvas: Any) -> None:
     handles = {}
     for axes in canvas.axes:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    columns = max(1, min(len(handles), int(canvas.get_figwidth() / _INCHES_A_LABEL)))
-    canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+    widths = [_INCHES_A_MARK + _INCHES_A_LETTER * len(label) for label in handles]
+    columns = len(handles) if sum(widths) <= canvas.get_figwidth() else int(canvas.get_figwidth() / max(widths))
+    canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=max(1, columns))

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from ablations import OFF, analysed, case, result
+from canvases import cut, kept, told, written
 from rich.console import Console
 
 from runner.measure.recommend import recommend
@@ -68,6 +69,37 @@ def test_the_report_is_whole(measured):
 def test_pictures_are_drawn(measured, tmp_path):
     assert draw(measured, tmp_path) == ["ratios.png", "training.png", "scaling.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+
+
+def test_cases_are_on_one_scale_with_every_number_and_the_counts_and_no_point_is_cut(measured, tmp_path, monkeypatch):
+    figures = kept(monkeypatch)
+    draw(measured, tmp_path)
+    for name in ("ratios", "training"):
+        one, other = figures[name].axes
+        assert (one.get_xlim(), one.get_ylim()) == (other.get_xlim(), other.get_ylim())
+        assert one.get_title().startswith("2 agents: 3 processes, ")
+    assert figures["ratios"].axes[0].get_title().endswith("3 processes, 9 rounds")
+    assert figures["training"].axes[0].get_title().endswith("3 processes, 4 rounds")
+    assert told(figures["ratios"]) == {"faster", "slower", "unclear", "published", "A/A: baseline against itself"}
+    assert told(figures["training"]) == {"collect", "update"}  # nothing that no bar shows
+    assert told(figures["scaling"]) == {"baseline", "all stages", "limit of this machine"}
+    case, figure = measured.cases[0], figures["ratios"]
+    ratios = [str(variant.ratio) for variant in case.variants if variant.stages]
+    assert [text for text in written(figure.axes[0]) if "x" in text] == ratios
+    assert "1.67" in written(figure.axes[0])
+    assert written(figures["training"].axes[0]) == [f"{1e3 / v.throughput.per_second:.3g}" for v in case.variants]
+    assert len(written(figures["scaling"].axes[0])) == 3 * len(measured.cases)
+    assert [name for name, figure in figures.items() if cut(figure)] == []
+
+
+def test_a_variant_that_one_case_lacks_has_its_row_in_both(measured, tmp_path, monkeypatch):
+    figures, (first, second) = kept(monkeypatch), measured.cases
+    fewer = replace(second, variants=(second.variants[0], *second.variants[2:]))
+    draw(replace(measured, cases=(first, fewer)), tmp_path)
+    one, other = figures["ratios"].axes
+    assert [text.get_text() for text in one.get_yticklabels()] == [v.name for v in first.variants if v.stages]
+    rows = [[text.xy[1] for text in axes.texts if "x" in text.get_text()] for axes in (one, other)]
+    assert rows[1] == rows[0][1:]
 
 
 def test_without_matplotlib_the_report_says_so(measured, tmp_path, monkeypatch):

@@ -1,72 +1,19 @@
 import base64
-import builtins
 import io
 import re
-from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
-import matplotlib.image
 import pytest
+from browser import needs_browser, page
 from rich.console import Console
+from summaries import RETURN, ROWS, SPEED, WORTH, row, single, summary
 
 from runner.study.definition import Forecast, StudyPlan
-from runner.study.report import draw, html, show, show_plan
-from runner.study.summary import Row, Summary, Used, Worth
+from runner.study.pictures import draw
+from runner.study.report import html, show, show_plan
+from runner.study.summary import Used
 from runner.system import secrets
-
-RETURN, SPEED = "eval/return", "perf/env_steps_per_second"
-SETTINGS = {
-    "optimization.merged_critic_loss": "on",
-    "optimization.amp": "{dtype: bf16}",
-    "optimizer.actor.lr": 0.000123456,
-}
-
-
-def row(number, *values, **changes):
-    known = Row(
-        number=number, state="COMPLETE", cause="done", reason="",
-        values=dict(zip((RETURN, SPEED), values, strict=False)), settings=SETTINGS, verdict="", best=False,
-        is_recipe=False, seconds=33.0, recipe=None,
-    )  # fmt: skip
-    return replace(known, **changes)
-
-
-ROWS = [
-    row(0, -1234.567, 9876.543, is_recipe=True),
-    row(1, -0.0123456, 12345.678, best=True, verdict="PASS"),
-    row(2, -98.7654, 45678.9, best=True),
-    row(3, -50.5, 45.6, cause="infeasible", reason="perf/update_ms is 2.5 beyond its bound"),
-    row(4, state="PRUNED", cause="out of memory", reason="its processes took\n5.1 GiB of host memory, of 4.0"),
-    row(5, state="FAIL", cause="crashed", reason="its process was ended by SIGSEGV"),
-    row(6, state="FAIL", cause="crashed", reason="another"),
-    row(7, state="RUNNING", cause="running"),
-    row(8, state="WAITING", cause="waiting", settings={}, seconds=0.0),
-]
-WORTH = [
-    Worth("merged_critic_loss", RETURN, -12345.678, -9876.54321, -7654.321, -1234.5, 13, 11),
-    Worth("amp", SPEED, 23456.789, 34567.891, -45678.912, -5678.9, 4, 20),
-]
-
-
-def summary(**changes):
-    finished = [each for each in changes.get("rows", ROWS) if each.state not in ("RUNNING", "WAITING")]
-    known = Summary(
-        name="mine", file="/studies/mine.yaml", objectives={RETURN: "maximize", SPEED: "maximize"},
-        budget={"trials": 24, "seconds": 780.0, "device_seconds": None, "parallel": 1}, used=Used(7, 400.4, 7300.0),
-        seconds_left=300.0, rows=ROWS, worth=WORTH, causes=Counter(each.cause for each in finished),
-        importance={RETURN: {"optimizer.actor.lr": 0.71, "optimization.amp": 0.287, "train.batch_size": 0.003}},
-        overhead_s=3.21, disturbed=2,
-    )  # fmt: skip
-    return replace(known, **changes)
-
-
-def single():
-    """With one objective."""
-    rows = [
-        replace(each, values={name: value for name, value in each.values.items() if name == RETURN}) for each in ROWS
-    ]
-    return summary(objectives={RETURN: "maximize"}, rows=rows, worth=WORTH[:1])
 
 
 def printed(found, width, *where):
@@ -184,7 +131,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path):
     text = html(summary(), pictures, "a hint")
     page = Page(text)
     sources = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
-    assert len(sources) == len(pictures) == 3
+    assert len(sources) == len(pictures) == 6
     for source, picture in zip(sources, pictures, strict=True):
         kind, _, data = source.partition(",")
         assert kind == "data:image/png;base64"
@@ -216,6 +163,13 @@ def test_the_page_has_every_trial_and_what_became_of_it():
     assert "budget: 7 of 24 trials" in words
 
 
+def test_the_page_has_the_command_of_the_dashboard_and_says_what_is_best_without_a_colour():
+    words = flat(" ".join(Page(html(summary(), [], "a hint")).words))
+    assert "optuna-dashboard sqlite:////here/optuna.db" in words
+    assert "★ 1" in words
+    assert "★: on the Pareto front" in words
+
+
 def test_a_page_without_any_value_is_a_page():
     empty = summary(rows=[], importance={}, worth=[], overhead_s=None, disturbed=0, seconds_left=None)
     words = Page(html(empty, [], "nothing yet")).words
@@ -239,6 +193,36 @@ def test_what_looks_like_a_tag_is_text():
     assert "".join(page.words).count(evil) >= 10
 
 
+WIDER = """<body><script>
+for (const width of [1400, 390]) {
+  const frame = document.createElement("iframe");
+  frame.width = width;
+  frame.srcdoc = document.querySelector("#page").innerHTML;
+  frame.onload = () => {
+    const all = [...frame.contentDocument.querySelectorAll("html, body, div, p, li, td, img")];
+    const wider = all.filter(
+      each => each.scrollWidth > each.clientWidth && each.clientWidth || each.getBoundingClientRect().right > width
+    );
+    const colour = getComputedStyle(frame.contentDocument.body).backgroundColor;
+    document.body.dataset["at" + width] = wider.length + " of " + all.length + ", " + colour;
+  };
+  document.body.append(frame);
+}
+</script>"""
+
+
+@needs_browser
+def test_the_page_fits_a_wide_screen_and_a_phone_and_is_dark_where_that_is_wanted(tmp_path):
+    rows = [replace(each, reason=f"{each.reason} {'long' * 60}" if each.reason else "") for each in ROWS]
+    found = summary(rows=rows, dashboard=f"optuna-dashboard sqlite:////{'long' * 60}/optuna.db")
+    told = html(found, draw(found, tmp_path), "a hint")
+    (tmp_path / "page.html").write_text(f'<template id="page">{told}</template>{WIDER}')
+    shown = page((tmp_path / "page.html").as_uri(), tmp_path, "--blink-settings=preferredColorScheme=0")
+    at = dict(re.findall(r'data-at(\d+)="(.*?)"', shown))
+    assert at.keys() == {"1400", "390"}
+    assert {re.sub(r"of \d+", "of all", each) for each in at.values()} == {"0 of all, rgb(18, 18, 18)"}
+
+
 def test_no_secret_is_in_the_page(monkeypatch):
     for name in ("_known", "_pattern"):
         monkeypatch.setattr(secrets, name, getattr(secrets, name))  # as it was before, when the test is over
@@ -250,40 +234,6 @@ def test_no_secret_is_in_the_page(monkeypatch):
     page = html(summary(rows=rows), [], "opensesame7")
     assert not re.search("opensesame7|hunter2hunter2", page)
     assert "postgresql://me:**********@host/db" in page
-
-
-@pytest.mark.parametrize(
-    ("found", "names"),
-    [
-        (summary(), ["progress", "front", "importance"]),
-        (summary(importance={}), ["progress", "front"]),
-        (single(), ["progress", "importance"]),
-        (replace(single(), importance={}), ["progress"]),
-        (summary(rows=ROWS[3:5], importance={}), ["progress", "front"]),
-        (summary(rows=ROWS[4:], importance={}), []),
-        (summary(rows=[], importance={}), []),
-    ],
-)
-def test_pictures_are_drawn_of_what_there_is(found, names, tmp_path):
-    files = draw(found, tmp_path)
-    assert files == [tmp_path / f"{name}.png" for name in names]
-    assert sorted(tmp_path.iterdir()) == sorted(files)
-    for file in files:
-        assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-        height, width, _ = matplotlib.image.imread(file).shape
-        assert min(height, width) > 200
-
-
-def test_without_matplotlib_there_are_no_pictures(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **settings):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *arguments, **settings)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert draw(summary(), tmp_path) == []
 
 
 PLAN = StudyPlan(

@@ -1,3 +1,4 @@
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -334,3 +335,18 @@ def test_a_storage_that_goes_away_takes_no_password_along(store, monkeypatch):
 def test_other_errors_are_not_the_storages(store):
     with pytest.raises(UsageError, match="mine"), StudyStore.session(Workspace()):
         raise UsageError("mine")
+
+
+def test_the_dashboard_is_told_the_storage_and_never_a_password(tmp_path, monkeypatch):
+    store = StudyStore.open(Workspace(tmp_path / "a folder"))
+    command = ["optuna-dashboard", f"sqlite:///{tmp_path}/a folder/optuna.db"]
+    assert shlex.split(store.dashboard) == command
+    url = "postgresql+psycopg://me:hunter2hunter2@host:5432/studies"
+    store.url = url
+    for given in (url, url.replace("+psycopg", ""), url.replace("postgresql+psycopg", "postgres")):
+        monkeypatch.setenv(VARIABLE, given)
+        assert "hunter2" not in store.dashboard
+        shell = f"optuna-dashboard() {{ printf '%s' \"$1\"; }}; {store.dashboard}"
+        assert subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout == url
+    store.url = url.replace(":hunter2hunter2", "")
+    assert shlex.split(store.dashboard) == ["optuna-dashboard", store.url]

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from canvases import cut, kept, told
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -55,3 +56,16 @@ def test_the_picture_has_a_panel_for_each_metric(tmp_path):
 
 def test_seeds_that_share_no_step_are_drawn_without_a_mean(tmp_path):
     assert len(draw({"loss": {0: {10: 1.0}, 1: {20: 0.5}}}, ["loss"], "epochs", tmp_path)) == 1
+
+
+def test_the_picture_says_how_many_seeds_and_what_is_drawn_and_cuts_no_point(tmp_path, monkeypatch):
+    figures = kept(monkeypatch)
+    draw(CURVES, [], "epochs", tmp_path)
+    (figure,) = figures.values()
+    assert told(figure) == {"one seed", "mean of the seeds", "its 95 % interval"}
+    assert [axes.get_title() for axes in figure.axes] == [
+        f"{name}, {len(CURVES[name])} seeds" for name in sorted(CURVES)
+    ]
+    assert cut(figure) == []
+    draw({"loss": {0: {10: 1.0}, 1: {20: 0.5}}}, ["loss"], "epochs", tmp_path)
+    assert told(figures["curves"]) == {"one seed"}

@@ -1,0 +1,41 @@
+"""What pictures have on them before they are a file."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+
+def kept(monkeypatch):
+    """Every figure that is saved from now on, by the name of its file."""
+    found, save = {}, Figure.savefig
+
+    def keep(figure, path, **how):
+        save(figure, path, **how)
+        found[Path(path).stem] = figure
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return found
+
+
+def told(figure):
+    """The words of its legend."""
+    (legend,) = figure.legends
+    return {text.get_text() for text in legend.get_texts()}
+
+
+def written(axes):
+    """What stands at points and bars, from first to last."""
+    return [text.get_text() for text in axes.texts]
+
+
+def cut(figure):
+    """The points of which a part lies behind the border of their panel."""
+    found = []
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        for line in axes.lines:
+            radius = line.get_markersize() / 2 * figure.dpi / 72 if line.get_marker() != "None" else 0
+            for x, y in line.get_transform().transform(line.get_xydata()):
+                inside = box.x0 <= x - radius and x + radius <= box.x1 and box.y0 <= y - radius and y + radius <= box.y1
+                found += [] if inside else [(line.get_label(), x, y)]
+    return found
