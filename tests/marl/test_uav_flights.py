@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from canvases import cut, kept, told
 
 from runner.api import Context, Slots
 from runner.plugins.marl.simulator_config import EvaluationConfig
@@ -47,3 +48,16 @@ def test_only_the_first_episodes_of_many_are_drawn(tmp_path, monkeypatch):
     uav.UavSource(config, Context(torch.device("cpu"), Slots(), 0)).render(Wandering(), tmp_path / "flights.png")
     ((flights, title),) = drawn
     assert (len(flights), title) == (uav.DRAWN, "the first 6 of 20 held-out episodes")
+
+
+@pytest.mark.parametrize("episodes", [1, 2])
+def test_the_legend_says_what_is_drawn_and_is_not_cut(episodes, tmp_path, monkeypatch):
+    figures = kept(monkeypatch)
+    config = UavConfig(episode_limit=30, evaluation=EvaluationConfig(episodes=episodes, seed=5))
+    uav.UavSource(config, Context(torch.device("cpu"), Slots(), 0)).render(Wandering(), tmp_path / "flights.png")
+    figure = figures["flights"]
+    assert told(figure) == {"leader", "followers", "formation", "goal", "obstacle", "obstacle in sight"}
+    legend, whole = figure.legends[0].get_window_extent(), figure.bbox
+    assert whole.x0 <= legend.x0 < legend.x1 <= whole.x1
+    assert [axes.get_xlim() for axes in figure.axes] == [figure.axes[0].get_xlim()] * episodes
+    assert cut(figure) == []

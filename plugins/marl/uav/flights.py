@@ -25,8 +25,8 @@ FRAMES = 60
 """At most, in a GIF; of longer flights, only every so many steps are drawn."""
 FRAMES_PER_SECOND = 8
 FRAMES_AT_THE_END = 12
-X, Y = (25.0, 775.0), (675.0, 25.0)
-"""What of the field is drawn: like that of a screen, its y grows downwards."""
+X, Y = (-5.0, 805.0), (705.0, -5.0)
+"""What is drawn: the field, and the formation of a leader at its edge. Like that of a screen, its y grows downwards."""
 LEADER, FOLLOWER, OBSTACLE, GOAL = "#d55e00", "#0072b2", "#666666", "#009e73"
 """Colours that the colour-blind tell apart (Okabe and Ito 2008)."""
 
@@ -73,7 +73,7 @@ def draw(flights: Sequence[Flight], title: str, path: Path) -> None:
             unused.set_axis_off()
         figure.suptitle(title, fontsize=9)
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 2 * columns), frameon=False)
         last = max(len(flight.path) for flight in flights) - 1
         if path.suffix == ".png":
             _show(panels, last)
@@ -102,10 +102,12 @@ class _Panel:
 
         self.path = flight.path.tolist()
         obstacle_x, obstacle_y, goal_x, goal_y = flight.scene.tolist()
-        axes.add_patch(Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, fill=False, edgecolor=OBSTACLE, linestyle=":"))
+        seen = {"fill": False, "edgecolor": OBSTACLE, "linestyle": ":", "label": "obstacle in sight"}
+        axes.add_patch(Circle((obstacle_x, obstacle_y), OBSTACLE_RADIUS, **seen))
         axes.add_patch(Circle((obstacle_x, obstacle_y), COLLISION_RADIUS, color=OBSTACLE, label="obstacle"))
         axes.add_patch(Circle((goal_x, goal_y), GOAL_RADIUS, color=GOAL, alpha=0.4, linewidth=0, label="goal"))
-        self.formation = Circle((0, 0), FORMATION_RADIUS, fill=False, edgecolor=LEADER, linewidth=0.6, linestyle="--")
+        formation = {"fill": False, "edgecolor": LEADER, "linewidth": 0.6, "linestyle": "--", "label": "formation"}
+        self.formation = Circle((0, 0), FORMATION_RADIUS, **formation)
         axes.add_patch(self.formation)
         followers = range(1, flight.path.shape[1])
         styles: list[dict[str, Any]] = [
