@@ -144,13 +144,15 @@ def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path) -> list[
 
     def picture(canvas: Any) -> None:
         for axes, name in zip(canvas.subplots(1, len(shown), squeeze=False, sharex=True)[0], shown, strict=True):
+            seeds = len(curves[name])
             for of in curves[name].values():
                 axes.plot(*zip(*sorted(of.items()), strict=True), ".-", **_SEED, label="one seed")
-            if at := [(step, *interval) for _, step, interval in means({name: curves[name]}, len(curves[name]))]:
+            at = [(step, *interval) for _, step, interval in means({name: curves[name]}, seeds)] if seeds > 1 else []
+            if at:  # seeds may share no step yet
                 steps, middle, low, high = zip(*at, strict=True)
                 axes.fill_between(steps, low, high, color=BLUE, alpha=0.2, linewidth=0, label="its 95 % interval")
                 axes.plot(steps, middle, "o-", color=BLUE, markersize=3, label="mean of the seeds")
-            axes.set(title=f"{name}, {len(curves[name])} seeds", xlabel=unit.replace("_", " "))
+            axes.set(title=f"{name}, {seeds} seed{'s' * (seeds > 1)}", xlabel=unit.replace("_", " "))
             axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
             axes.xaxis.set_major_formatter("{x:,.0f}")
         legend(canvas)

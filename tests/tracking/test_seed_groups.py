@@ -69,3 +69,6 @@ def test_the_picture_says_how_many_seeds_and_what_is_drawn_and_cuts_no_point(tmp
     assert cut(figure) == []
     draw({"loss": {0: {10: 1.0}, 1: {20: 0.5}}}, ["loss"], "epochs", tmp_path)
     assert told(figures["curves"]) == {"one seed"}
+    draw({"loss": {0: {10: 1.0, 20: 0.5}}}, ["loss"], "epochs", tmp_path)
+    assert told(figures["curves"]) == {"one seed"}
+    assert figures["curves"].axes[0].get_title() == "loss, 1 seed"
