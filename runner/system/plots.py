@@ -45,7 +45,7 @@ def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, fl
 
 def legend(canvas: Any) -> None:
     """Says below all panels what is drawn in any of them, each label once."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for axes in canvas.axes:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     widths = [_INCHES_A_MARK + _INCHES_A_LETTER * len(label) for label in handles]
