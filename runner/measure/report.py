@@ -252,7 +252,9 @@ def draw(result: Result, folder: Path) -> list[str]:
     """Draws what there is to see, as PNG; returns the names of the files, none if matplotlib is not installed."""
     rows = len({variant.name for case in result.cases for variant in case.variants})
     wide = 2.0 + 4.5 * len(result.cases), 1.6 + _INCH_A_ROW * rows
-    pictures = {"ratios": (partial(_ratios, result), wide)}
+    pictures = {}
+    if any(variant.stages for case in result.cases for variant in case.variants):
+        pictures["ratios"] = (partial(_ratios, result), wide)
     if any(variant.throughput for case in result.cases for variant in case.variants):
         pictures["training"] = (partial(_training, result), wide)
     if result.slope is not None:
@@ -266,8 +268,12 @@ def _panels(result: Result, figure: Any, rows: Sequence[str], ratios: Callable[[
     for axes, case in zip(every, result.cases, strict=True):
         own = list(ratios(case))
         counts = {what: sorted({getattr(each, what) for each in own}) for what in ("processes", "rounds")}
-        told = [f"{' to '.join(map(str, sorted({of[0], of[-1]})))} {what}" for what, of in counts.items() if of != [1]]
-        axes.set_title(f"{case.name or result.name}: {', '.join(told)}")
+        told = [
+            f"{' to '.join(map(str, sorted({of[0], of[-1]})))} {what}"
+            for what, of in counts.items()
+            if of not in ([], [1])
+        ]
+        axes.set_title(": ".join(filter(None, (case.name or result.name, ", ".join(told)))))
         axes.grid(visible=False, axis="y")
         axes.set(yticks=range(len(rows)), yticklabels=rows, ylim=(len(rows) - 0.5, -0.5))
     return zip(every, result.cases, strict=True)

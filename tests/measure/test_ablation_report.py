@@ -100,6 +100,10 @@ def test_a_variant_that_one_case_lacks_has_its_row_in_both(measured, tmp_path, m
     assert [text.get_text() for text in one.get_yticklabels()] == [v.name for v in first.variants if v.stages]
     rows = [[text.xy[1] for text in axes.texts if "x" in text.get_text()] for axes in (one, other)]
     assert rows[1] == rows[0][1:]
+    alone = replace(second, variants=second.variants[:1])
+    assert draw(replace(measured, cases=(first, alone), slope=None), tmp_path) == ["ratios.png", "training.png"]
+    assert [axes.get_title() for axes in figures["ratios"].axes] == ["2 agents: 3 processes, 9 rounds", "4 agents"]
+    assert draw(replace(measured, cases=(alone,), slope=None), tmp_path) == ["training.png"]
 
 
 def test_without_matplotlib_the_report_says_so(measured, tmp_path, monkeypatch):

@@ -254,7 +254,15 @@ def test_the_report_of_a_study_is_a_folder_with_the_best_recipes(begun, tmp_path
     (folder / "best" / "trial-0007.yaml").write_text("of an earlier report")
     files = write_report(summarise(made.study), folder)
     assert [path.relative_to(folder).as_posix() for path in files] == [
-        *("report.html", "progress.png", "front.png", "best/trial-0001.yaml", "best/trial-0000.yaml"),
+        *(
+            "report.html",
+            "progress.png",
+            "front.png",
+            "slice-cache.png",
+            "slice-model.lr.png",
+            "best/trial-0001.yaml",
+            "best/trial-0000.yaml",
+        ),
     ]
     assert sorted(path.name for path in (folder / "best").iterdir()) == ["trial-0000.yaml", "trial-0001.yaml"]
     assert "img" in (folder / "report.html").read_text()
