@@ -120,10 +120,6 @@ def say(text: str) -> None:
     echo(text, err=True)
 
 
-def mute(_text: str) -> None:
-    """What ``--quiet`` puts in place of ``say``."""
-
-
 class CleanStream(io.TextIOWrapper):
     """A text stream over the bytes of another one, that masks secrets in every text it is given."""
 

@@ -8,12 +8,14 @@ import typer
 from typer import Argument, Option
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Bare, Plugins, Quiet, Sets, mute, output, registry_of, say, settings, working
+from runner.cli.common import AsJson, Bare, Plugins, Quiet, Sets, output, registry_of, say, settings, working
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from runner.cli.trials import TrialsBar
+    from runner.study.config import StudyConfig
     from runner.study.summary import Summary
     from runner.tracking import Workspace
     from runner.train.signals import Stop
@@ -75,25 +77,25 @@ def run(
 
     [bold]runner study run experiments/marl_search.yaml[/]
     """
-    with working("study run", "reading the study", quiet):
+    with _bar("study run", quiet) as bar:
         from runner.study.definition import load_study
         from runner.study.store import forget
-        from runner.study.worker import work, work_together
+        from runner.study.together import work_together
+        from runner.study.worker import work
         from runner.tracking import Workspace
 
-        registry = registry_of(plugin)
+        here, registry = Workspace(), registry_of(plugin)
         definition = load_study(study, settings(sets, bare), registry, budget)
-    here = Workspace()
-    if fresh:
-        forget(definition.config.name, here)
-    told = mute if quiet else say
+        if fresh:
+            forget(definition.config.name, here)
 
-    def search(stop: "Stop") -> str:
-        if definition.config.budget.parallel == 1:
-            return work(definition, here, registry.files, stop, told)
-        return work_together(definition, settings(sets, bare), registry.files, stop, told)
+        def search(stop: "Stop") -> str:
+            if definition.config.budget.parallel == 1:
+                return work(definition, here, registry.files, stop, bar)
+            return work_together(definition, settings(sets, bare), registry.files, stop, bar)
 
-    _search(search, definition.config.name, here, as_json)
+        searched = _searched(search, definition.config, here, bar)
+    _end(*searched, here, as_json)
 
 
 @app.command()
@@ -107,7 +109,7 @@ def worker(
 
     [bold]CUDA_VISIBLE_DEVICES=1 runner study worker experiments/marl_search.yaml[/]
     """
-    with working("study worker", "reading the study", quiet):
+    with _bar("study worker", quiet) as bar:
         from runner.study.definition import load_study
         from runner.study.store import file_of
         from runner.study.worker import work
@@ -117,10 +119,11 @@ def worker(
         file, begun_with, seconds = file_of(study, here)
         definition = load_study(file, [*begun_with, *settings(sets, bare)], registry, budget or seconds)
 
-    def search(stop: "Stop") -> str:
-        return work(definition, here, registry.files, stop, mute if quiet else say)
+        def search(stop: "Stop") -> str:
+            return work(definition, here, registry.files, stop, bar)
 
-    _search(search, definition.config.name, here, as_json)
+        searched = _searched(search, definition.config, here, bar)
+    _end(*searched, here, as_json)
 
 
 @app.command()
@@ -158,19 +161,36 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
     typer.echo(recipe_text(summary, number), nl=False)
 
 
-def _search(search: "Callable[[Stop], str]", name: str, here: "Workspace", as_json: bool) -> NoReturn:
-    """Searches, shows what came of it, and exits."""
+def _bar(verb: str, quiet: bool) -> "TrialsBar":
+    """Shows on stderr, inside the ``with``, how a study goes; at once."""
+    from rich.console import Console
+
+    from runner.cli.trials import TrialsBar
+
+    return TrialsBar(Console(stderr=True, quiet=quiet), verb)
+
+
+def _searched(
+    search: "Callable[[Stop], str]", config: "StudyConfig", here: "Workspace", bar: "TrialsBar"
+) -> "tuple[Summary, str, Stop]":
+    """Searches; what came of it, why it ended before all trials, and which signal told it to."""
     from runner.study.summary import find
     from runner.train.signals import stop_on_signals
 
+    bar.opened(config)
     with stop_on_signals() as stop:
         ended = search(stop)
+    with bar.phase("reading what came of it"):
+        return find(config.name, here), ended, stop
+
+
+def _end(summary: "Summary", ended: str, stop: "Stop", here: "Workspace", as_json: bool) -> NoReturn:
+    """Shows what came of a search, and exits."""
     if stop:
         say("not all trials are finished; the same command goes on")
     elif ended:
         say(f"not all trials are finished: {ended}; a larger budget goes on")
-    summary = find(name, here)
-    _show(summary, here.studies / name, as_json)
+    _show(summary, here.studies / summary.name, as_json)
     if not summary.best and not stop:
         raise RunnerError("no trial counts: what became of them is above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from optuna.study import Study, StudyDirection
@@ -15,13 +14,13 @@ from runner.study.publish import PARENT
 from runner.study.summary import ATTEMPTS, Used
 from runner.system.processes import Owner
 from runner.tracking.store import params_of, shown
-from runner.tracking.workspace import Record, RunFolder, Status, Workspace
+from runner.tracking.workspace import Record, Status, Workspace
 
 
-def note(
-    folder: Path, definition: Definition, study: Study, here: Workspace, status: Literal["RUNNING"] | Status
-) -> None:
-    """Writes how a study stands; any of its workers may."""
+def study_record(
+    name: str, definition: Definition, study: Study, here: Workspace, status: Literal["RUNNING"] | Status
+) -> Record:
+    """How a study stands, of which the folder has this name."""
     config, recipe, now = definition.config, definition.recipe, time.time()
     trials = study.get_trials(deepcopy=False)
     begun = [each["begin"] for trial in trials for each in trial.user_attrs.get(ATTEMPTS, ())]
@@ -32,11 +31,11 @@ def note(
         if trial.state == TrialState.COMPLETE and all(value <= 0 for value in trial.constraints.values())
     ]
     best: Sequence[float] = max(counting, key=lambda values: sign * values[0], default=[])
-    RunFolder(folder).write(Record(
-        kind="study", name=folder.name, recipe=recipe.name, digest=definition.digest, unit="trials",
+    return Record(
+        kind="study", name=name, recipe=recipe.name, digest=definition.digest, unit="trials",
         goal=config.budget.trials, step=used.trials, experiment=recipe.tracking.experiment,
         tracking_uri=shown(here.tracking_uri), owner=Owner.this_process(), started=min(begun, default=now),
         heartbeat=now, run_id=study.user_attrs.get(PARENT), status=status, seconds=used.seconds,
         overrides=params_of(recipe.overrides), headline=tuple(config.objectives),
         metrics=dict(zip(config.objectives, best, strict=False)),
-    ))  # fmt: skip
+    )  # fmt: skip

@@ -52,13 +52,15 @@ class Ended:
 def train(
     recipe: Recipe, folder: Path, plugin_files: Sequence[Path], limits: Limits, stop: Callable[[int], bool],
     go_on: Callable[[float, int], bool] = lambda _value, _step: True, metric: str = "", prefix: str = "",
+    advance: Callable[[int, Mapping[str, float]], None] = lambda _step, _metrics: None,
 ) -> Ended:  # fmt: skip
     """One attempt at one training, to its end, whatever end that is; no process is left when this returns.
 
-    It is asked of every step so far whether to stop, and of every value of the metric and its step whether to go on.
+    It is asked of every step so far whether to stop, and of every value of the metric and its step whether to go on;
+    ``advance`` is told the step and the newest metrics.
     The folder exists, and receives its checkpoints and its metrics, whose names begin with the prefix.
     """
-    begun, step = time.monotonic(), 0
+    begun, step, metrics = time.monotonic(), 0, dict[str, float]()
     ended = Ended(Cause.CRASHED, "it ended with exit code 0 and without a word")
 
     def stopping() -> bool:
@@ -70,7 +72,8 @@ def train(
     ) as child:
         try:
             while (told := child.receive(stopping, hung="no sign of progress")) is not None:
-                step = told["step"]
+                step, metrics = told["step"], told.get("metrics", metrics)
+                advance(step, metrics)
                 if "value" in told:
                     child.send(go_on(told["value"], step))
                 if "cause" in told:
@@ -163,7 +166,7 @@ class _ReportingRecorder(Recorder):
         """Gives a sign of life, twice a second at most."""
         if time.monotonic() - self._told > _SIGN_SECONDS:
             self._told = time.monotonic()
-            self._parent.tell(step=step)
+            self._parent.tell(step=step, metrics=metrics)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Tells nobody."""

@@ -8,42 +8,38 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import psutil
 from filelock import FileLock, Timeout
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from runner.child.protocol import Parent
-from runner.child.spawn import Cause, Child, ChildError, Limits
-from runner.plugin.registry import Registry
+from runner.child.spawn import Cause
 from runner.recipe.document import RecipeError
 from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
 from runner.study import summary as kept
 from runner.study.config import VERIFY, figure, label
-from runner.study.definition import Definition, load_study
+from runner.study.definition import Definition
 from runner.study.publish import Publisher
-from runner.study.record import note
+from runner.study.record import study_record
 from runner.study.report import write_report
 from runner.study.store import BEAT_SECONDS, DEAD_SECONDS, Leases, StudyStore, verdict_key
 from runner.study.training import PRUNED, Ended, judge, limits_of, train
 from runner.system.errors import RunnerError, UsageError
 from runner.system.faults import reach
-from runner.system.hardware import usable_cores
 from runner.system.secrets import redact, redact_values
 from runner.tracking.periodic import Periodic
 from runner.tracking.store import Store
-from runner.tracking.workspace import SPOOL, Status, Workspace, folder_name
+from runner.tracking.workspace import SPOOL, RunFolder, Status, Workspace, folder_name
 from runner.train.checkpoint import checkpoints
 from runner.train.loop import CHECKPOINTS
-from runner.train.signals import Stop, stop_on_signals
+from runner.train.signals import Stop
 
 FEASIBLE = "trained"  # the constraint that tells Optuna of a configuration that cannot be trained to a result
 BEGINNING, REPORTING = -2, -3  # the leases of whoever makes the study, and of whoever writes its report
@@ -54,12 +50,26 @@ _STATES = dict.fromkeys((*_INFEASIBLE, PRUNED), TrialState.PRUNED) | {str(Cause.
 _TRANSIENT = (Cause.CRASHED, Cause.HUNG)  # the same training might end well another time
 _MOST_KILLED = 8  # attempts beyond the retries that may end with their worker before the training is taken to be why
 _SHARED = Path("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())  # noqa: S108 (a lock, not data)
-_END_SECONDS = 60.0  # for workers beside each other, to write their checkpoints
 _WAIT_SECONDS = 1.0  # between two looks whether a trial of another worker has become free
-Say = Callable[[str], None]
 
 
-def work(definition: Definition, here: Workspace, files: Sequence[Path], stop: Stop, say: Say) -> str:
+class StudyDisplay(Protocol):
+    """Who shows a person how the study goes."""
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Entered around what takes a while."""
+
+    def standing(self, trials: int, seconds: float, best: Mapping[str, float]) -> None:
+        """Told how many trials are finished, what of the budget's seconds is spent, and the best values so far."""
+
+    def trial(self, number: int, doing: str, figures: str = "") -> None:
+        """Told what a trial does, and how far it is; nothing when this worker has left it."""
+
+
+def work(definition: Definition, here: Workspace, files: Sequence[Path], stop: Stop, display: StudyDisplay) -> str:
     """Works on a study as one worker, writes its report, and says why it ended before all trials; empty if it did not.
 
     Raises:
@@ -67,9 +77,11 @@ def work(definition: Definition, here: Workspace, files: Sequence[Path], stop: S
         UsageError: the study was begun with another definition, or asks for what no training logs.
     """
     with StudyStore.session(here) as store:
-        worker = _Worker(definition, here, store, files, stop, say)
+        with display.phase("opening the study"):
+            worker = _Worker(definition, here, store, files, stop, display)
         try:
-            ended = worker.run()
+            with display.phase("looking for a trial"):
+                ended = worker.run()
         except RunnerError:
             worker.conclude()
             raise
@@ -77,50 +89,15 @@ def work(definition: Definition, here: Workspace, files: Sequence[Path], stop: S
         return ended
 
 
-def work_together(definition: Definition, sets: Sequence[str], files: Sequence[Path], stop: Stop, say: Say) -> str:
-    """As ``work``, by as many workers on this machine as the budget has; ``sets`` are those of the command line."""
-    parallel, own = definition.config.budget.parallel, os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(own) if own.isdecimal() else max(1, usable_cores() // parallel)
-    say(f"{parallel} workers with {threads} threads each")
-    options = {"study": str(definition.path), "sets": list(sets), "seconds": definition.config.budget.seconds}
-
-    def one(_number: int) -> ChildError | None:
-        try:
-            with Child(
-                "runner.study.worker", plugin_files=files, options=options, limits=Limits(grace=_END_SECONDS),
-                threads=threads, talks=True,
-            ) as worker:  # fmt: skip
-                while (told := worker.receive(lambda: bool(stop))) is not None:
-                    say(told["say"])
-        except ChildError as error:
-            return error
-        return None
-
-    with ThreadPoolExecutor(parallel) as pool:
-        failed = [error for error in pool.map(one, range(parallel)) if error is not None]
-    if failed and not stop:
-        error = RunnerError(f"{len(failed)} of {parallel} workers failed; what they said is above")
-        error.exit_code = failed[0].exit_code
-        raise error
-    return "it was told to end" if stop else ""
-
-
-def main(parent: Parent) -> None:
-    """One of several workers of this machine."""
-    registry = Registry(parent.plugin_files)
-    definition = load_study(parent.options["study"], parent.options["sets"], registry, parent.options["seconds"])
-    with stop_on_signals() as stop:
-        work(definition, Workspace(), registry.files, stop, lambda text: parent.tell(say=text))
-
-
 class _Worker:
     """Works on one study; raises what ``work`` does."""
 
     def __init__(
-        self, definition: Definition, here: Workspace, store: StudyStore, files: Sequence[Path], stop: Stop, say: Say
-    ) -> None:
+        self, definition: Definition, here: Workspace, store: StudyStore, files: Sequence[Path], stop: Stop,
+        display: StudyDisplay,
+    ) -> None:  # fmt: skip
         config = definition.config
-        self.definition, self.files, self.stop, self.say = definition, files, stop, say
+        self.definition, self.files, self.stop, self.display = definition, files, stop, display
         self.folder = here.studies / config.name
         self.here = here
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +125,7 @@ class _Worker:
 
     def conclude(self) -> None:
         """Writes the report as it stands, and tells MLflow."""
-        with self._leases.waiting(REPORTING):
+        with self.display.phase("writing the report"), self._leases.waiting(REPORTING):
             summary = kept.summarise(self.study, dashboard=self._store.dashboard)
             files = write_report(summary, self.folder)
             status: Status = "KILLED" if self.stop else "FINISHED"
@@ -156,9 +133,11 @@ class _Worker:
             self.note(status)
 
     def note(self, status: Literal["RUNNING"] | Status) -> None:
-        """Tells ``runner ls`` how the study stands, if the disk takes it."""
+        """Tells who watches how the study stands, and ``runner ls`` if the disk takes it."""
+        record = study_record(self.folder.name, self.definition, self.study, self.here, status)
+        self.display.standing(record.step, record.seconds, record.metrics)
         with suppress(OSError):
-            note(self.folder, self.definition, self.study, self.here, status)
+            RunFolder(self.folder).write(record)
 
     @contextmanager
     def _turn(self) -> Iterator[bool]:
@@ -167,7 +146,7 @@ class _Worker:
             with suppress(Timeout):
                 self._alone.acquire(blocking=False)
             if not self._alone.is_locked:
-                self.say("another worker of this machine measures; trials that are timed take turns")
+                self.display.say("another worker of this machine measures; trials that are timed take turns")
             while not self._alone.is_locked and not self.stop:
                 with suppress(Timeout):
                     self._alone.acquire(timeout=_WAIT_SECONDS)
@@ -217,14 +196,15 @@ class _Worker:
                 trial = self._store.trial(self.study, number)
                 reach("study.begun")
                 if before is not None:
-                    self.say(f"trial {number} goes on: its worker, process {before.pid}, is gone")
+                    self.display.say(f"trial {number} goes on: its worker, process {before.pid}, is gone")
                 _TrialRun(self, trial, 0.0 if before is None else before.seen, lost).run()
         except _StoppedError as error:
-            self.say(str(error))
+            self.display.say(str(error))
         except UpdateFinishedTrialError:
-            self.say(f"trial {number} was ended by another worker")
+            self.display.say(f"trial {number} was ended by another worker")
         finally:
             beating.stop()
+            self.display.trial(number, "")
             self._leases.release(number)
         self.note("RUNNING")
         return True
@@ -285,6 +265,7 @@ class _TrialRun:
         key, study = verdict_key(recipe, self._params), self._trial.study
         verdict = study.user_attrs.get(key)
         if verdict is None:
+            self._show("asking the gate")
             with self._attempts.at(_GATE) as attempt:
                 verdict = redact_values(judge(recipe, self._worker.files, self._limits, self._is_told_to_end))
                 attempt["cause"] = _GATE
@@ -325,17 +306,24 @@ class _TrialRun:
 
     def _train_one(self, recipe: Recipe, folder: Path, prefix: str) -> Ended:
         """One training, gone on with where it was interrupted by what need not come again."""
-        goal, retries, seed = recipe.length[1], self._config.retries, recipe.seed
+        (unit, goal), retries, seed = recipe.length, self._config.retries, recipe.seed
         metric = next(iter(self._config.objectives)) if self._config.pruner_kind in ("median", "hyperband") else ""
+        own = f"seed {seed}, " if len(self._definition.seeds) > 1 else ""
         anew = False
+
+        def advance(step: int, metrics: Mapping[str, float]) -> None:
+            values = [f"{name} {metrics[name]:.4g}" for name in self._config.objectives if name in metrics]
+            self._show("training", ", ".join([f"{own}{step:,}/{goal:,} {unit} ({step / goal:.0%})", *values]))
+
         while len(self._attempts.of(seed, kept.KILLED)) <= retries + _MOST_KILLED:
             if anew or not checkpoints(folder / CHECKPOINTS):
                 shutil.rmtree(folder, ignore_errors=True)
+            self._show("starting", own.rstrip(", "))
             psutil.cpu_percent(percpu=True)  # of others, from here on
             with self._attempts.at(seed) as attempt, self._publisher.shipping(self._run_id, folder):
                 ended = train(
                     recipe, folder, self._worker.files, self._limits, lambda _step: self._is_told_to_end(),
-                    lambda value, step: self._goes_on(value, step) or step >= goal, metric, prefix,
+                    lambda value, step: self._goes_on(value, step) or step >= goal, metric, prefix, advance,
                 )  # fmt: skip
                 attempt["cause"] = ended.cause
             if ended.cause == Cause.STOPPED:
@@ -357,7 +345,10 @@ class _TrialRun:
         return Ended(Cause.CRASHED, "its workers were killed with it, again and again")
 
     def _say(self, text: str) -> None:
-        self._worker.say(f"trial {self._trial.number}: {text}")
+        self._worker.display.say(f"trial {self._trial.number}: {text}")
+
+    def _show(self, doing: str, figures: str = "") -> None:
+        self._worker.display.trial(self._trial.number, doing, figures)
 
     def _is_told_to_end(self) -> bool:
         return bool(self._worker.stop) or self._lost.is_set()

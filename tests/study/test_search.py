@@ -209,10 +209,14 @@ def test_a_study_ends_with_its_budget_goes_on_with_a_larger_one_and_begins_anew_
 
 
 def test_the_command_line_may_give_the_budget_and_ls_knows_how_the_study_stands(tmp_path, migrated_workspace):
-    child = search(tmp_path, write_study(tmp_path, budget={"trials": 99}), "--json", "--budget", "1", "seed=5")
+    child = search(
+        tmp_path, write_study(tmp_path, budget={"trials": 99}), "--json", "--budget", "1", "seed=5", FORCE_COLOR="1"
+    )
     used = child.data()["used"]
     assert 1 <= used["trials"] < 99
     assert "the budget of 1 s of trials is spent" in child.stderr
+    for said in ("opening the study", ": training, ", "/99 trials, ", "/1 s", "best so far: eval/return "):
+        assert said in child.stderr
     (listed,) = listing(Workspace())
     assert (listed["name"], listed["kind"], listed["status"]) == ("tiny", "study", "FINISHED")
     assert (listed["step"], listed["goal"], listed["unit"]) == (used["trials"], 99, "trials")
@@ -255,8 +259,10 @@ def test_a_metric_that_nothing_logs_ends_the_study_with_the_name_that_was_meant(
 
 def test_parallel_workers_share_a_budget(tmp_path, migrated_workspace):
     path = write_study(tmp_path, budget={"trials": 3, "parallel": 2})
-    rows = search(tmp_path, path, "--json").data()["rows"]
-    assert [row["state"] for row in rows] == ["COMPLETE"] * 3
+    child = search(tmp_path, path, "--json", FORCE_COLOR="1")
+    assert [row["state"] for row in child.data()["rows"]] == ["COMPLETE"] * 3
+    for said in ("waiting for the workers", "trial 0: ", ": training, ", "best so far: eval/return "):
+        assert said in child.stderr
     assert all(len(trial.user_attrs[ATTEMPTS]) == 1 for trial in trials_of())
 
 

@@ -1,0 +1,89 @@
+"""Several workers of a study on one machine, each in a process of its own, shown as one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.child.protocol import Parent
+from runner.child.spawn import Child, ChildError, Limits
+from runner.plugin.registry import Registry
+from runner.system.errors import RunnerError
+from runner.system.hardware import usable_cores
+from runner.tracking.workspace import Workspace
+from runner.train.signals import Stop, stop_on_signals
+
+if TYPE_CHECKING:
+    from runner.study.definition import Definition
+    from runner.study.worker import StudyDisplay
+
+_END_SECONDS = 60.0  # for workers beside each other, to write their checkpoints
+
+
+def work_together(
+    definition: Definition, sets: Sequence[str], files: Sequence[Path], stop: Stop, display: StudyDisplay
+) -> str:
+    """As ``work``, by as many workers on this machine as the budget has; ``sets`` are those of the command line."""
+    parallel, own = definition.config.budget.parallel, os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(own) if own.isdecimal() else max(1, usable_cores() // parallel)
+    display.say(f"{parallel} workers with {threads} threads each")
+    options = {"study": str(definition.path), "sets": list(sets), "seconds": definition.config.budget.seconds}
+
+    def one(_number: int) -> ChildError | None:
+        try:
+            with Child(
+                __name__, plugin_files=files, options=options, limits=Limits(grace=_END_SECONDS),
+                threads=threads, talks=True,
+            ) as worker:  # fmt: skip
+                while (told := worker.receive(stop.__bool__)) is not None:
+                    for what, values in told.items():
+                        getattr(display, what)(*values)
+        except ChildError as error:
+            return error
+        return None
+
+    with display.phase("waiting for the workers"), ThreadPoolExecutor(parallel) as pool:
+        failed = [error for error in pool.map(one, range(parallel)) if error is not None]
+    if failed and not stop:
+        error = RunnerError(f"{len(failed)} of {parallel} workers failed; what they said is above")
+        error.exit_code = failed[0].exit_code
+        raise error
+    return "it was told to end" if stop else ""
+
+
+class _Forwarding:
+    """Shows nothing, and tells the parent what is to be shown."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._parent.tell(say=[text])
+
+    def phase(self, _name: str) -> AbstractContextManager[None]:
+        """Tells nobody: there are others."""
+        return nullcontext()
+
+    def standing(self, trials: int, seconds: float, best: Mapping[str, float]) -> None:
+        """How the study stands."""
+        self._parent.tell(standing=[trials, seconds, dict(best)])
+
+    def trial(self, number: int, doing: str, figures: str = "") -> None:
+        """How a trial stands."""
+        self._parent.tell(trial=[number, doing, figures])
+
+
+def main(parent: Parent) -> None:
+    """One of several workers of this machine."""
+    from runner.study.definition import load_study
+    from runner.study.worker import work
+
+    registry = Registry(parent.plugin_files)
+    definition = load_study(parent.options["study"], parent.options["sets"], registry, parent.options["seconds"])
+    with stop_on_signals() as stop:
+        work(definition, Workspace(), registry.files, stop, _Forwarding(parent))
