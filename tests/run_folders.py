@@ -3,6 +3,7 @@
 import time
 from types import SimpleNamespace
 
+from runner.system.interval import student
 from runner.system.processes import Owner
 from runner.tracking import RunFolder, Workspace
 from runner.tracking.spool import Spool
@@ -51,3 +52,35 @@ def run_folder(name="marl", **changes):
     spool.close()
     folder.release()
     return folder
+
+
+def seed_group(*seeds, began=1.0, **changes):
+    """A group of finished runs with these seeds, whose objective is the seed itself, and the runs.
+
+    Args:
+        seeds: one run each.
+        began: in seconds since 1970; a run begins a second after the one before.
+        changes: of the group's record.
+    """
+    name = f"marl-seeds-{time.time_ns() % 10**8:08d}"
+    runs = [
+        run_folder(
+            group=name, digest=f"of {seed}", status="FINISHED", started=began + n, headline=("eval/return",),
+            metrics={"eval/return": float(seed)}, overrides={"seed": str(seed)},
+        )
+        for n, seed in enumerate(seeds, start=1)
+    ]  # fmt: skip
+    for folder, seed in zip(runs, seeds, strict=True):
+        spool = Spool(folder.spool)
+        spool.append(t=0, step=100, metrics={"eval/return": float(seed)})
+        spool.close()
+    mean, low, high = student(seeds)
+    known = runs[0].record().model_dump() | {
+        "name": name, "kind": "seeds", "group": "", "digests": {seed: f"of {seed}" for seed in seeds},
+        "goal": len(seeds), "step": len(seeds), "unit": "seeds", "started": began, "overrides": {},
+        "metrics": {"eval/return": mean, "eval/return_low": low, "eval/return_high": high},
+    }  # fmt: skip
+    group = RunFolder(Workspace().seeds / name)
+    group.path.mkdir(parents=True)
+    group.write(Record(**known | changes))
+    return group, runs

@@ -14,13 +14,19 @@ def runs(incomplete: str) -> list[str]:
 
 
 def removable(incomplete: str) -> list[str]:
-    """Runs and ablations."""
-    return _beginning(incomplete, [*_runs("runs"), *_runs("ablations")])
+    """Runs, ablations and groups of seeds."""
+    return _beginning(incomplete, [*_runs("runs"), *_runs("ablations"), *_runs("seeds")])
+
+
+def comparable(incomplete: str) -> list[str]:
+    """Runs and groups of seeds."""
+    return _beginning(incomplete, [*_runs("runs"), *_runs("seeds")])
 
 
 def recipes_and_runs(incomplete: str) -> list[str]:
     """Whatever ``runner show`` shows."""
-    return _beginning(incomplete, [*_recipes(), *_runs("runs"), *_runs("ablations"), *_runs("studies")])
+    found = (name for place in ("runs", "ablations", "studies", "seeds") for name in _runs(place))
+    return _beginning(incomplete, [*_recipes(), *found])
 
 
 def studies(incomplete: str) -> list[str]:

@@ -114,9 +114,11 @@ def show(
             raise UsageError(f"{folder.name} is a run, whose settings are in {folder.path / 'recipe.lock.yaml'}")
         from runner.tracking.card import show as show_card
         from runner.tracking.listing import described
+        from runner.tracking.workspace import Workspace, below
 
         run = described(folder)
-        output(as_json, lambda: {"run": run}, show_card, run)
+        runs = [described(each) for each in reversed(below(Workspace(), folder.name))] if run["kind"] == "seeds" else []
+        output(as_json, lambda: {"run": run} | ({"runs": runs} if runs else {}), show_card, run, runs)
         return
     loaded, _ = load_recipe(recipe, settings(sets, bare), plugin)
     if as_json:
@@ -127,14 +129,13 @@ def show(
 
 
 def _run_of(reference: str) -> "RunFolder | None":
-    """The run, ablation or study that is meant, by its name or its folder; None if a recipe is."""
+    """The run, ablation, study or group of seeds that is meant, by its name or its folder; None if a recipe is."""
     from runner.recipe.document import RecipeError
     from runner.recipe.loader import find as find_recipe
     from runner.tracking.recovery import reap
     from runner.tracking.workspace import RunFolder, Workspace, find, folders
 
     folder, here = RunFolder(Path(reference).absolute()), Workspace()
-    places = (here.runs, here.ablations, here.studies)
     if folder.record() is not None:
         return folder
     try:
@@ -142,10 +143,10 @@ def _run_of(reference: str) -> "RunFolder | None":
         return None
     except RecipeError as no_recipe:
         reap(here)
-        if not folders(*places):
+        if not folders(*here.places):
             raise
         try:
-            return find(here.runs, reference, *places[1:])
+            return find(here.runs, reference, *here.places[1:])
         except UsageError as no_run:
             raise UsageError(f"{no_recipe}\n{no_run}") from None
 

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Exit, Option, echo
 
@@ -25,7 +25,7 @@ Runs = Annotated[
     list[str],
     Argument(
         metavar="RUN RUN...", help="Ids, unique beginnings of ids, names, or 'latest'.",
-        autocompletion=completion.runs,
+        autocompletion=completion.comparable,
     ),
 ]  # fmt: skip
 Where = Annotated[
@@ -37,6 +37,9 @@ OfRecipe = Annotated[
     Option(
         "--recipe", metavar="NAME", help="Of this recipe; * stands for anything.", autocompletion=completion.recipes
     ),
+]
+OfKind = Annotated[
+    Literal["run", "ablation", "study", "seeds"] | None, Option("--kind", help="Only these; seeds are groups of runs.")
 ]
 Since = Annotated[
     str | None, Option(metavar="AGE|DATE", help="Begun no longer ago than 2d, 3h or 30min, or since 2026-01-31.")
@@ -50,8 +53,13 @@ _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
 
 
-def ls(where: Where = None, recipe: OfRecipe = None, since: Since = None, as_json: AsJson = False) -> None:
-    """List the runs, ablations and studies of this workspace: status, progress, objective, what was overridden.
+def ls(
+    where: Where = None, recipe: OfRecipe = None, kind: OfKind = None, since: Since = None, as_json: AsJson = False
+) -> None:  # fmt: skip
+    """List the runs, ablations, studies and groups of seeds of this workspace.
+
+    Status, progress, objective and what was overridden are shown. A group of seeds has the mean of its runs, with how
+    far the 95 % interval reaches on either side; its runs are below it.
 
     Runs whose process died without a word are set to KILLED, here and in MLflow.
 
@@ -65,7 +73,7 @@ def ls(where: Where = None, recipe: OfRecipe = None, since: Since = None, as_jso
 
     run_folders()
     known = listing(Workspace())
-    runs = select(known, where or (), recipe, since)
+    runs = select(known, where or (), recipe, since, kind)
     none = f"none of {len(known)} fits" if known else ""
     output(as_json, lambda: {"runs": runs}, show, runs, none)
 
@@ -73,8 +81,9 @@ def ls(where: Where = None, recipe: OfRecipe = None, since: Since = None, as_jso
 def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> None:
     """Remove runs: their folders go to the workspace's trash, and MLflow deletes its own.
 
-    MLflow can restore what it has deleted, and forgets it with [bold]mlflow gc[/]. A run that is being trained is
-    refused. --purge deletes for good, and without a name it empties the trash.
+    A group of seeds goes with all its runs. MLflow can restore what it has deleted, and forgets it with
+    [bold]mlflow gc[/]. A run that is being trained is refused. --purge deletes for good, and without a name it empties
+    the trash.
 
     [bold]runner rm 3f2a91c0[/]
 
@@ -87,9 +96,7 @@ def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> N
     if not runs and not purge:
         raise UsageError("name the runs to remove, or empty the trash: runner rm --purge")
     run_folders()
-    chosen = {
-        folder.name: folder for folder in (find(here.runs, name, here.ablations, here.studies) for name in runs or ())
-    }
+    chosen = {folder.name: folder for folder in (find(here.runs, name, *here.places[1:]) for name in runs or ())}
     removals = remove(here, list(chosen.values()), purge)
     purged = [] if runs else empty(here)
     if as_json:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from runner.measure.analysis import Result
 from runner.measure.experiment import Experiment
 from runner.measure.rounds import MeasurementLog
-from runner.system.errors import ExitCode, RunnerError
 from runner.system.processes import Owner
-from runner.system.secrets import redact
-from runner.tracking.periodic import Periodic
+from runner.tracking.at_work import at_work
 from runner.tracking.store import params_of, shown
 from runner.tracking.workspace import Record, RunFolder, Workspace
 from runner.verify.variants import ALL
-
-_BEAT_SECONDS = 5.0
 
 
 @contextmanager
@@ -37,14 +32,9 @@ def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) 
         tracking_uri=shown(workspace.tracking_uri), owner=Owner.this_process(), started=now - log.seconds,
         heartbeat=now, overrides=params_of(recipe.overrides),
     )  # fmt: skip
-    ended: dict[str, Any] = {"status": "FAILED"}
 
     def rounds() -> int:
         return sum("update" in entry for entry in log.entries)
-
-    def write(**changes: Any) -> None:
-        known = {"heartbeat": time.time(), "seconds": log.seconds, "step": rounds()}
-        folder.write(record.model_copy(update=known | changes))
 
     def take(result: Result) -> None:
         ratios = {
@@ -60,16 +50,5 @@ def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) 
         if not result.interrupted:
             ended["goal"] = rounds()  # of which it needs no more
 
-    write()
-    beat = Periodic("record", _BEAT_SECONDS, write)
-    try:
+    with at_work(folder, record, lambda: {"seconds": log.seconds, "step": rounds()}) as ended:
         yield take
-    except BaseException as error:
-        signals = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-        is_stopped = not isinstance(error, Exception) or getattr(error, "exit_code", None) in signals
-        said = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-        ended.update(status="KILLED" if is_stopped else "FAILED", reason=redact(said))
-        raise
-    finally:
-        beat.stop()
-        write(**ended)

@@ -1,22 +1,23 @@
-"""What a person wants to know of one run, ablation or study."""
+"""What a person wants to know of one run, ablation, study or group of seeds."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runner.tracking.listing import figure, progress, said, span
+from runner.tracking.listing import figure, objective, progress, said, span
+from runner.tracking.seeds import HIGH, LOW
 
 _MEASURED = ("perf/", "system/")
 _MOST = 12
 """Metrics beside the evaluation's that are shown; all are in ``run.json``."""
 
 
-def show(run: Mapping[str, Any], console: Console) -> None:
-    """Prints what ``listing.described`` knows of a run."""
+def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Prints what ``listing.described`` knows of a run, and of those below it if it is a group of seeds."""
     table = Table(title=Text(f"{run['name']}: {run['status']}"), title_justify="left", show_header=False, box=None)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -27,6 +28,7 @@ def show(run: Mapping[str, Any], console: Console) -> None:
         ("said", list(said(run))),
         ("learnt" if run["kind"] == "run" else "result", list(_learnt(run))),
         ("training", list(_training(run))),
+        ("runs", list(_runs(run, below))),
         ("progress", list(_progress(run))),
         ("run", [*([f"MLflow id {run['run_id']}"] if run["run_id"] else []), run["run_dir"]]),
         ("next", list(_next(run))),
@@ -41,8 +43,20 @@ def _learnt(run: Mapping[str, Any]) -> Iterator[str]:
     metrics = run["metrics"] or {}
     first = [name for name in run["headline"] or () if name in metrics]
     judged = [name for name in sorted(metrics) if run["kind"] != "run" or name.startswith("eval/")]
-    for name in dict.fromkeys([*first, *judged]):
-        yield figure(name, metrics[name])
+    shown = dict.fromkeys([*first, *judged])
+    for name in shown:
+        bounds = [metrics[name + end] for end in (LOW, HIGH) if run["kind"] == "seeds" and name + end in shown]
+        if bounds:
+            yield f"{figure(name, metrics[name])} [{', '.join(f'{bound:.4g}' for bound in bounds)}]"
+        elif run["kind"] != "seeds" or not name.endswith((LOW, HIGH)):
+            yield figure(name, metrics[name])
+
+
+def _runs(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Those of a group of seeds."""
+    seeds = {digest: seed for seed, digest in (run["digests"] or {}).items()}
+    for each in below:
+        yield f"{each['name']}: seed {seeds.get(each['digest'], '?')}, {each['status']}, {objective(each)}"
 
 
 def _training(run: Mapping[str, Any]) -> Iterator[str]:
@@ -73,6 +87,10 @@ def _next(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"runner study show {run['name']}"
     elif run["kind"] == "ablation":
         yield f"its report: {run['run_dir']}/README.md"
+    elif run["kind"] == "seeds":
+        yield f"its curves: {run['run_dir']}"
+        if run["status"] == "FINISHED":
+            yield f"runner compare {digits} OTHER_GROUP"
     elif run["resumable"]:
         yield f"runner resume {run['name']}"
     elif run["status"] == "FINISHED":

@@ -1,4 +1,4 @@
-"""Runs, ablations and studies of a workspace, as ``runner ls`` shows them."""
+"""Runs, ablations, studies and groups of seeds of a workspace, as ``runner ls`` shows them."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from runner.tracking.seeds import LOW
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
 from runner.tracking.workspace import Record, RunFolder, Workspace, folders
@@ -18,6 +19,7 @@ _COLOURS = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "
 _UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]
 _MISSING = "-"
 _AGAIN = "the same command goes on with it"
+_SEEDS_AGAIN = "the same command goes on with it, with --resume"
 _GAP = "  "
 _DISPENSABLE = ("started", "checkpoint", "resume")
 """Columns that a narrow screen does without, in this order."""
@@ -26,17 +28,22 @@ _LAST_DISPENSABLE = ("took", "kind", "objective")
 
 
 def listing(workspace: Workspace) -> list[dict[str, Any]]:
-    """All runs, ablations and studies, the newest first, as plain data: ``run.json``, and what their folder shows.
+    """All that there is in a workspace, the newest first, as plain data: ``run.json``, and what their folder shows.
 
     Times are in seconds since 1970, a metric that is not finite is text. ``step`` is not behind the newest checkpoint,
     which a process that died may have been unable to note; ``last_checkpoint`` is how far that is, in the run's unit,
     or None if there is none. Of a run whose ``run.json`` cannot be read, ``status`` is UNKNOWN and what is in that file
-    is None.
+    is None. The runs of a group of seeds stand below it, in the order in which they began.
     """
     found = [described(folder) for folder in folders(workspace.runs)]
-    for place in (workspace.ablations, workspace.studies):
+    for place in (workspace.ablations, workspace.studies, workspace.seeds):
         found += [described(folder) for folder in folders(place) if folder.record()]  # not what was laid aside
-    return sorted(found, key=lambda each: (each["started"] or 0.0, each["name"]), reverse=True)
+    found.sort(key=lambda each: (each["started"] or 0.0, each["name"]))
+    groups = {each["name"]: list[dict[str, Any]]() for each in found if each["kind"] == "seeds"}
+    for each in found:
+        groups.get(each["group"], []).append(each)
+    above = [each for each in found if each["group"] not in groups]
+    return [each for one in reversed(above) for each in (one, *groups.get(one["name"], ()))]
 
 
 def described(folder: RunFolder) -> dict[str, Any]:
@@ -48,7 +55,8 @@ def described(folder: RunFolder) -> dict[str, Any]:
         known = record.model_dump(mode="json") | {"step": max(record.step, last or 0), "metrics": metrics}
         if record.kind != "run":
             known["status"] = "KILLED" if record.status == "RUNNING" and not record.at_work else record.status
-            reason = "it is finished" if record.status == "FINISHED" else _AGAIN
+            again = _SEEDS_AGAIN if record.kind == "seeds" else _AGAIN
+            reason = "it is finished" if record.status == "FINISHED" else again
             if record.at_work:
                 reason = f"process {record.owner.pid} on {record.owner.host} is at it"
     return known | {
@@ -66,7 +74,8 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
         text = none or "no runs yet; start one: runner run marl_phase2"
         console.print(text, markup=False, highlight=False)
         return
-    rows = [_cells(run) for run in runs]
+    groups = {run["name"] for run in runs if run["kind"] == "seeds"}
+    rows = [_cells(run, _GAP if run["group"] in groups else "") for run in runs]
     rows.insert(0, {title: title for title in rows[0]})
     widths = {title: max(cell_len(row[title]) for row in rows) for title in rows[0]}
     titles = [title for title in widths if title != "kind" or {run["kind"] for run in runs} - {"run", None}]
@@ -116,20 +125,29 @@ def progress(run: Mapping[str, Any]) -> str:
     return f"{run['step']:,}/{run['goal']:,} {run['unit']}"
 
 
-def _cells(run: Mapping[str, Any]) -> dict[str, str]:
+def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
     """What each column says."""
-    first = next((name for name in run["headline"] or () if name in run["metrics"]), None)
     return {
-        "run": run["name"],
+        "run": indent + run["name"],
         "kind": run["kind"] or _MISSING,
         "status": run["status"],
         "progress": progress(run),
-        "objective": _MISSING if first is None else figure(first, run["metrics"][first]),
+        "objective": objective(run),
         "took": span(run["seconds"]) if run["seconds"] else _MISSING,
         "checkpoint": _MISSING if run["last_checkpoint"] is None else f"{run['last_checkpoint']:,}",
         "started": _MISSING if run["started"] is None else f"{span(max(0.0, time.time() - run['started']))} ago",
         "resume": "yes" if run["resumable"] else "no",
     }
+
+
+def objective(run: Mapping[str, Any]) -> str:
+    """The first of the metrics that a person looks at; of several seeds the mean, and how far its interval reaches."""
+    metrics = run["metrics"] or {}
+    first = next((name for name in run["headline"] or () if name in metrics), None)
+    if first is None:
+        return _MISSING
+    value, low = figure(first, metrics[first]), metrics.get(first + LOW)
+    return f"{value} ±{metrics[first] - low:.2g}" if run["kind"] == "seeds" and low is not None else value
 
 
 def said(run: Mapping[str, Any]) -> Iterator[str]:

@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from runner.system.errors import UsageError
-from runner.system.files import write_durably
 from runner.system.interval import CONFIDENCE, Interval, student
 from runner.system.plots import BLUE, GREY, draw_all, legend
 from runner.tracking.spool import lines
-from runner.tracking.workspace import RunFolder, Workspace, folders
+from runner.tracking.workspace import Record, RunFolder, Workspace, below, find, folders
 
-GROUP, PICTURE = "group.json", "curves"
+PICTURE = "curves"
+LOW, HIGH = "_low", "_high"
+"""Behind the name of a mean, for the bounds of its 95 % interval."""
 _SEED: Mapping[str, Any] = {"color": GREY, "linewidth": 0.7, "markersize": 3}
 _PANEL = (4.0, 3.0)  # inches
 _PANELS = 4
@@ -27,50 +26,18 @@ Curves = dict[str, dict[int, dict[int, float]]]
 """Values by metric, seed and step."""
 
 
-class SeedGroup(BaseModel, frozen=True):
-    """What ``group.json`` holds of runs that were begun together."""
-
-    name: str
-    """``<recipe>-seeds-<8 digits>``, here and in MLflow."""
-    recipe: str
-    digests: dict[int, str]
-    """Of the recipe, by seed."""
-    run_id: str
-    """Of the run in MLflow that has the others below it."""
-    started: float
-    """Seconds since 1970."""
-    status: Literal["RUNNING", "FINISHED", "FAILED", "KILLED"] = "RUNNING"
-
-
-def group_folder(workspace: Workspace, name: str) -> Path:
-    """Where a group is kept; its runs have folders of their own, among all others."""
-    return workspace.root / "seeds" / name
-
-
-def groups(workspace: Workspace) -> list[SeedGroup]:
+def groups(workspace: Workspace) -> list[Record]:
     """All groups of a workspace that can be read, the newest first."""
-    found = []
-    for path in group_folder(workspace, "").glob(f"*/{GROUP}"):
-        with suppress(OSError, ValidationError):
-            found.append(SeedGroup.model_validate_json(path.read_bytes()))
-    return sorted(found, key=lambda group: group.started, reverse=True)
+    return [record for folder in folders(workspace.seeds) if (record := folder.record())]
 
 
-def write(workspace: Workspace, group: SeedGroup) -> Path:
-    """Replaces what is known of a group, durably; returns its folder."""
-    folder = group_folder(workspace, group.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / GROUP, group.model_dump_json(indent=1) + "\n")
-    return folder
-
-
-def runs_of(workspace: Workspace, group: SeedGroup) -> dict[int, RunFolder]:
+def runs_of(workspace: Workspace, group: Record) -> dict[int, RunFolder]:
     """The group's runs that have begun, by seed; the newest where one was begun twice."""
     seeds = {digest: seed for seed, digest in group.digests.items()}
     found: dict[int, RunFolder] = {}
-    for folder in folders(workspace.runs):
+    for folder in below(workspace, group.name):
         record = folder.record()
-        if record is not None and record.group == group.name and record.digest in seeds:
+        if record is not None and record.digest in seeds:
             found.setdefault(seeds[record.digest], folder)
     return dict(sorted(found.items()))
 
@@ -112,16 +79,15 @@ def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Interval
 def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None:
     """What two groups came to, and by how much the second differs; None if these are no names of two groups.
 
-    A name is the whole one, or the digits at its end. Plain data: ``groups``, ``paired`` (whether their seeds are the
+    They are named as ``find`` understands it. Plain data: ``groups``, ``paired`` (whether their seeds are the
     same), and for every metric of both ``values`` by seed of each, and ``difference`` with its interval.
 
     Raises:
         UsageError: a group has fewer than two seeds that were evaluated.
     """
-    by_name = {name: group for group in groups(workspace) for name in (group.name, group.name.rpartition("-")[2])}
-    if len(names) != 2 or not by_name.keys() >= set(names):
+    sides = [group for name in names if (group := _group(workspace, name))]
+    if len(names) != 2 or len(sides) != 2:
         return None
-    sides = [by_name[name] for name in names]
     found = [last(evaluations(runs_of(workspace, group))) for group in sides]
     for group, values in zip(sides, found, strict=True):
         if max(map(len, values.values()), default=0) < 2:
@@ -136,6 +102,14 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
     }
     paired = all(found[0][name].keys() == found[1][name].keys() for name in shared)
     return {"groups": [group.name for group in sides], "paired": paired, "metrics": metrics}
+
+
+def _group(workspace: Workspace, name: str) -> Record | None:
+    """The group of that name; None if that is the name of a run, or of nothing."""
+    with suppress(UsageError):
+        record = find(workspace.runs, name, workspace.seeds).record()
+        return record if record is not None and record.kind == "seeds" else None
+    return None
 
 
 def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path) -> list[Path]:

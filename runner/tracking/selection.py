@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.system.errors import UsageError
 from runner.system.names import suggestion
+from runner.tracking.workspace import Kind
 
 SECONDS = {"w": 604800, "d": 86400, "h": 3600, "min": 60, "s": 1}
 _AGE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(SECONDS)})")
@@ -21,8 +22,9 @@ _OPERATORS = {
 
 
 def select(
-    runs: Sequence[Mapping[str, Any]], where: Sequence[str] = (), recipe: str | None = None, since: str | None = None
-) -> list[Mapping[str, Any]]:
+    runs: Sequence[Mapping[str, Any]], where: Sequence[str] = (), recipe: str | None = None, since: str | None = None,
+    kind: Kind | None = None,
+) -> list[Mapping[str, Any]]:  # fmt: skip
     """Those of the runs, as ``listing`` returns them, that are everything that is asked.
 
     Args:
@@ -30,6 +32,7 @@ def select(
         where: conditions on the newest value of a metric, ``eval/return>0``; without that metric none is met.
         recipe: the recipe's name, in which ``*`` stands for anything.
         since: how long ago it was begun at most (``2d``, ``3h``, ``30min``), or a date from which on (``2026-01-31``).
+        kind: what sort of them.
 
     Raises:
         UsageError: one of them cannot be read, or no run has that metric.
@@ -42,6 +45,7 @@ def select(
         metrics = run["metrics"] or {}
         return (
             (recipe is None or fnmatchcase(run["recipe"] or "", recipe))
+            and kind in (None, run["kind"])
             and (begun is None or (run["started"] or 0.0) >= begun)
             and all(
                 name in metrics and _OPERATORS[sign](float(metrics[name]), bound) for name, sign, bound in conditions

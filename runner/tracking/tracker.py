@@ -25,7 +25,7 @@ from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, lines
 from runner.tracking.store import HEADLINE, Store, key, params_of, shown, text
 from runner.tracking.system import SystemMonitor
-from runner.tracking.view import view_of
+from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import Record, RunFolder, Status, Workspace
 
 _MEASURED = ("perf/", "system/")
@@ -146,13 +146,12 @@ class Tracker(Recorder):
         experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))
         folder = RunFolder.create(workspace.runs, recipe.name)
         (unit, goal), now = recipe.length, time.time()
-        objective = [recipe.objective.name] if recipe.objective else []
         record = Record(
             name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
             experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), owner=Owner.this_process(),
             started=now, heartbeat=now, overrides=params_of(recipe.overrides), group=group,
             tags=params_of(own_tags or {}), note=text(note),
-            headline=tuple(f"eval/{name}" for name in dict.fromkeys([*objective, *recipe.headline])),
+            headline=headline_of(recipe),
         )  # fmt: skip
         run_id = None
         try:

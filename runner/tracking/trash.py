@@ -8,7 +8,9 @@ from pathlib import Path
 
 from runner.system.errors import StorageError, UsageError
 from runner.tracking.store import Store, shown
-from runner.tracking.workspace import GLANCE_SECONDS, Record, RunFolder, Workspace
+from runner.tracking.workspace import GLANCE_SECONDS, Record, RunFolder, Workspace, below
+
+_DOING = {"ablation": "measuring", "seeds": "training them"}
 
 
 @dataclass(frozen=True)
@@ -25,26 +27,29 @@ class Removal:
 
 
 def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool) -> list[Removal]:
-    """Deletes runs, or ablations with their variants, in MLflow, and moves their folders to the trash, or purges them.
+    """Deletes runs in MLflow, and moves their folders to the trash, or purges them.
 
-    MLflow keeps what is deleted, until ``mlflow gc``, and can restore it.
+    An ablation goes with its variants, a group of seeds with its runs. MLflow keeps what is deleted, until
+    ``mlflow gc``, and can restore it.
 
     Raises:
         UsageError: a process is at one of them, or one is a study; then all stay.
         StorageError: MLflow does not answer, or a folder cannot be moved; then that one and those after it stay.
     """
+    named = [each for folder in runs for each in (*_runs_of(workspace, folder), folder)]
+    chosen = list({folder.path: folder for folder in named}.values())
     with ExitStack() as claims:
-        for folder in runs:
+        for folder in reversed(chosen):  # a group before its runs, for it says more
             record = folder.record()
             if record is not None and record.kind == "study":
                 raise UsageError(f"{folder.name} is a study: 'runner study run FILE --fresh' forgets its trials")
-            if record is not None and record.kind == "ablation" and record.at_work:
+            if record is not None and record.kind in _DOING and record.at_work:
                 owner = f"process {record.owner.pid} on {record.owner.host}"
-                raise UsageError(f"{folder.name} is in use: {owner} is measuring")
+                raise UsageError(f"{folder.name} is in use: {owner} is {_DOING[record.kind]}")
             folder.claim(GLANCE_SECONDS)
             claims.callback(folder.release)
         removals = []
-        for folder in runs:
+        for folder in chosen:
             mlflow, run_ids = _deleted(workspace, folder.record())
             target = trash(workspace) / folder.name
             try:
@@ -72,6 +77,12 @@ def empty(workspace: Workspace) -> list[str]:
 def trash(workspace: Workspace) -> Path:
     """Where removed runs are."""
     return workspace.root / "trash"
+
+
+def _runs_of(workspace: Workspace, folder: RunFolder) -> list[RunFolder]:
+    """Those of a group of seeds."""
+    record = folder.record()
+    return below(workspace, folder.name) if record is not None and record.kind == "seeds" else []
 
 
 def _deleted(workspace: Workspace, record: Record | None) -> tuple[str, list[str]]:

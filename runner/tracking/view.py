@@ -16,14 +16,19 @@ _RUN_WIDTH, _METRIC_WIDTH = 240, 120
 _WIDTHS = {"duration": 90, "tags.`overrides`": 300, "tags.`kind`": 80}
 
 
+def headline_of(recipe: Recipe) -> tuple[str, ...]:
+    """The metrics that a person looks at first, the objective before all others."""
+    objective = [recipe.objective.name] if recipe.objective else []
+    return tuple(f"eval/{name}" for name in dict.fromkeys([*objective, *recipe.headline]))
+
+
 def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
     """The view for runs of a recipe: its objective, by which it is sorted, its headline, and how long everything took.
 
     ``also`` are further metrics that stand before the time of an update.
     """
-    objective = recipe.objective
-    first = [f"eval/{objective.name}"] if objective else []
-    names = dict.fromkeys([*first, *(f"eval/{name}" for name in recipe.headline), *also, "perf/update_ms"])
+    objective, first = recipe.objective, headline_of(recipe)
+    names = dict.fromkeys([*first, *also, "perf/update_ms"])
     columns = dict.fromkeys((f"metrics.`{name}`" for name in names), _METRIC_WIDTH) | _WIDTHS
     widths = {"attributes.`Run Name`": _RUN_WIDTH} | columns
     state = {

@@ -29,10 +29,12 @@ _CLAIM_SECONDS = 15.0
 """Longer than it mostly takes to send what a dead process has left, which takes the lock too."""
 _RESERVE_BYTES = 64 * 2**10
 _LONGEST_NAME = 100
-_SHOWN_RUNS, _DIGITS = 8, 8
+_SHOWN_RUNS = 8
+DIGITS = 8
+"""Of MLflow's id, at the end of a name."""
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Kind = Literal["run", "ablation", "study"]
+Kind = Literal["run", "ablation", "study", "seeds"]
 
 
 class Workspace:
@@ -42,7 +44,9 @@ class Workspace:
         """Lies at ``root``, else at ``$RUNNER_WORKSPACE``, else at ``.runner`` in the current folder."""
         # Absolute, because MLflow records absolute places of artifacts.
         self.root = workspace_root(root)
-        self.runs, self.ablations, self.studies = (self.root / each for each in ("runs", "ablations", "studies"))
+        self.runs, self.ablations, self.studies, self.seeds = self.places = (
+            self.root / "runs", self.root / "ablations", self.root / "studies", self.root / "seeds"
+        )  # fmt: skip
         self.artifacts = self.root / "artifacts"
         """Of all runs that a local store records."""
         self.database = self.root / "mlflow.db"
@@ -56,7 +60,7 @@ def folder_name(name: str) -> str:
 
 
 class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
-    """What is known of a run, an ablation or a study from outside, in the ``run.json`` of its folder."""
+    """What is known of a run, an ablation, a study or a group of seeds from outside, in its folder's ``run.json``."""
 
     name: str
     """``<recipe>-<8 digits>``, with which MLflow's id begins; the name of the folder and of the run in MLflow."""
@@ -81,7 +85,9 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     reason: str = ""
     """Why it failed."""
     group: str = ""
-    """Of runs that differ in their seeds alone, which were begun together."""
+    """The name of those, begun together, that differ in their seeds alone, if it is one of them."""
+    digests: dict[int, str] = {}
+    """Of a group of seeds, the digest of every run's recipe, by seed."""
     kind: Kind = "run"
     seconds: float = 0.0
     """How long processes have been at it."""
@@ -117,7 +123,7 @@ class RunFolder:
 
         A ``StorageError`` if it cannot be made.
         """
-        folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:_DIGITS]}")
+        folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:DIGITS]}")
         try:
             folder.path.mkdir(parents=True)
             folder.claim()
@@ -166,7 +172,7 @@ class RunFolder:
 
         Returns the record that says so; a process that dies in between leaves the rest to the next ``claim``.
         """
-        name = f"{folder_name(record.recipe)}-{run_id[:_DIGITS]}"
+        name = f"{folder_name(record.recipe)}-{run_id[:DIGITS]}"
         named = record.model_copy(update={"name": name, "run_id": run_id})
         self.write(named)
         reach("start.named")
@@ -244,6 +250,11 @@ def folders(*places: Path) -> list[RunFolder]:
     found = [RunFolder(path.parent) for place in places for path in place.glob(f"*/{RECORD}")]
     started = {folder.name: record.started if (record := folder.record()) else 0.0 for folder in found}
     return sorted(found, key=lambda folder: (started[folder.name], folder.name), reverse=True)
+
+
+def below(workspace: Workspace, group: str) -> list[RunFolder]:
+    """The runs of a group of seeds, the newest first."""
+    return [each for each in folders(workspace.runs) if (record := each.record()) and record.group == group]
 
 
 def find(runs: Path, reference: str, *places: Path) -> RunFolder:

@@ -7,7 +7,6 @@ import math
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,11 +23,15 @@ from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.system.interval import Interval
 from runner.system.places import LOCK_NAME
+from runner.system.processes import Owner
+from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking import seeds as kept
-from runner.tracking.seeds import SeedGroup
-from runner.tracking.store import Store, params_of
-from runner.tracking.workspace import folder_name
+from runner.tracking.at_work import at_work
+from runner.tracking.seeds import HIGH, LOW
+from runner.tracking.store import Store, params_of, shown, text
+from runner.tracking.view import headline_of
+from runner.tracking.workspace import DIGITS, Record, folder_name
 from runner.train.loop import Display, Nowhere
 from runner.train.run import run, stopped_by
 from runner.train.signals import Stop, stop_on_signals
@@ -84,56 +87,83 @@ def train_seeds(
 
     Raises:
         StorageError: MLflow's store cannot be reached at the start, or the workspace not be written.
+        UsageError: another process is at the group to go on with.
     """
     started, store = time.perf_counter(), Store(workspace)
-    group = _begun(recipes, workspace, store, go_on).model_copy(update={"status": "RUNNING"})
-    folder = kept.write(workspace, group)
+    recipe = next(iter(recipes.values()))
+    group = _begun(recipes, workspace, store, go_on, tags, note)
+    folder = RunFolder(workspace.seeds / group.name)
+    folder.path.mkdir(parents=True, exist_ok=True)
     begun = kept.runs_of(workspace, group)
-    left = [seed for seed in recipes if seed not in begun or not _is_finished(begun[seed])]
-    failures: dict[int, RunnerError] = {}
-    with stop_on_signals() as stop:
-        together = _Together(display, next(iter(recipes.values())).length[1] * (len(recipes) - len(left)))
+    finished = {seed for seed, run in begun.items() if _is_finished(run)}
+
+    def known() -> dict[str, Any]:
+        return {"step": len(finished), "seconds": group.seconds + time.perf_counter() - started}
+
+    with at_work(folder, group, known) as ended, stop_on_signals() as stop:
+        given = {"group": [group.name, group.run_id], "tags": dict(tags), "note": note}
+        together = _Together(display, recipe.length[1] * len(finished))
+        failures: dict[int, RunnerError] = {}
 
         def train(seed: int) -> None:
             try:
                 if not stop:
-                    given = {"group": [group.name, group.run_id], "tags": dict(tags), "note": note}
                     order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
                     order.carry_out(stop, partial(together.advance, seed))
+                    finished.add(seed)
             except RunnerError as error:
                 if not stop:
                     failures[seed] = error
 
         with ThreadPoolExecutor(parallel) as pool:
-            list(pool.map(train, left))
+            list(pool.map(train, [seed for seed in recipes if seed not in finished]))
         code = next((error.exit_code for error in failures.values()), ExitCode.DONE)
         if stop.asked is not None:
-            code = stopped_by(stop.asked, next(iter(recipes.values())))
-    status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
-    runs = kept.runs_of(workspace, group)
-    curves = kept.evaluations(runs)
-    means = list(kept.means(curves, len(recipes)))
-    result = SeedsResult(
-        name=group.name, status=status, run_id=group.run_id, folder=str(folder),
-        runs={seed: each.name for seed, each in runs.items()}, values=kept.last(curves),
-        means={name: mean for name, _, mean in means}, failures={seed: str(each) for seed, each in failures.items()},
-        seconds=time.perf_counter() - started, exit_code=code,
-    )  # fmt: skip
-    kept.write(workspace, group.model_copy(update={"status": status}))
-    _publish(store, next(iter(recipes.values())), result, curves, means)
+            code = stopped_by(stop.asked, recipe)
+        status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
+        runs = kept.runs_of(workspace, group)
+        curves = kept.evaluations(runs)
+        means = list(kept.means(curves, len(recipes)))
+        result = SeedsResult(
+            name=group.name, status=status, run_id=str(group.run_id), folder=str(folder.path),
+            runs={seed: each.name for seed, each in runs.items()}, values=kept.last(curves),
+            means={name: mean for name, _, mean in means}, failures={n: str(each) for n, each in failures.items()},
+            seconds=time.perf_counter() - started, exit_code=code,
+        )  # fmt: skip
+        ended.update(status=status, metrics=_metrics(means), reason=redact("; ".join(result.failures.values())))
+        _publish(store, recipe, result, curves, means)
     return result
 
 
-def _begun(recipes: Mapping[int, Recipe], workspace: Workspace, store: Store, go_on: bool) -> SeedGroup:
+def _begun(
+    recipes: Mapping[int, Recipe], workspace: Workspace, store: Store, go_on: bool, tags: Mapping[str, str], note: str
+) -> Record:
     """A group to go on with, or a new one, which MLflow knows."""
     digests = {seed: recipe.digest for seed, recipe in recipes.items()}
     for group in kept.groups(workspace) if go_on else ():
         if group.digests == digests and group.status != "FINISHED":
-            return group
-    recipe = next(iter(recipes.values()))
-    name = f"{folder_name(recipe.name)}-seeds-{uuid.uuid4().hex[:8]}"
+            if group.at_work:
+                raise UsageError(f"{group.name} is in use: process {group.owner.pid} on {group.owner.host} trains it")
+            return group.model_copy(update={"status": "RUNNING", "reason": "", "owner": Owner.this_process()})
+    recipe, now = next(iter(recipes.values())), time.time()
+    name = f"{folder_name(recipe.name)}-seeds"
     run_id = store.create_run(store.experiment(recipe.tracking.experiment), name)
-    return SeedGroup(name=name, recipe=recipe.name, digests=digests, run_id=run_id, started=time.time())
+    name = f"{name}-{run_id[:DIGITS]}"
+    store.rename_run(run_id, name)
+    overrides = {path: value for path, value in recipe.overrides.items() if path != "seed"}
+    return Record(
+        kind="seeds", name=name, recipe=recipe.name, digest=recipe.digest, digests=digests, goal=len(recipes),
+        unit="seeds", experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), run_id=run_id,
+        owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(overrides),
+        headline=headline_of(recipe), tags=params_of(tags), note=text(note),
+    )  # fmt: skip
+
+
+def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
+    """Under the names that a run's evaluation has, the last mean of each and the bounds of its interval."""
+    return {
+        f"eval/{name}{end}": value for name, _, mean in means for end, value in zip(("", LOW, HIGH), mean, strict=True)
+    }
 
 
 def _is_finished(folder: RunFolder) -> bool:
@@ -216,7 +246,7 @@ def _publish(
     metrics = [
         (f"eval/{name}{end}", value, now, step)
         for name, step, mean in means
-        for end, value in zip(("", "_low", "_high"), mean, strict=True)
+        for end, value in zip(("", LOW, HIGH), mean, strict=True)
         if math.isfinite(value)
     ]
     values = {name: value for name, value in recipe.values().items() if name != "seed"}

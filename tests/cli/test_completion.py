@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from run_folders import run_folder
+from run_folders import run_folder, seed_group
 
 from runner.cli import completion
 from runner.plugin.registry import GROUP, SECTIONS, Registry
@@ -58,6 +58,9 @@ def test_verbs_that_take_a_run_offer_those_of_the_workspace(runs):
     for verb in ("resume", "compare", "sync"):
         assert offered(verb, "marl") == [run]
     assert offered("rm", ablation[:3]) == [ablation]
+    group, _ = seed_group(5, 6)
+    for verb in ("rm", "compare", "show"):
+        assert offered(verb, "marl-s") == [group.name]
     assert offered("show", "marl_phase1") == ["marl_phase1", run]
     assert offered("study", "show", "sea") == ["search"]
 

@@ -2,16 +2,16 @@ import io
 
 import pytest
 from rich.console import Console
-from run_folders import run_folder
+from run_folders import run_folder, seed_group
 
 from runner.system.places import LOCK_NAME
 from runner.tracking.card import show
 from runner.tracking.listing import described
 
 
-def printed(folder, width=80):
+def printed(folder, width=80, below=()):
     screen = io.StringIO()
-    show(described(folder), Console(file=screen, width=width))
+    show(described(folder), below, Console(file=screen, width=width))
     return [line.rstrip() for line in screen.getvalue().splitlines()]
 
 
@@ -57,3 +57,14 @@ def test_of_a_damaged_record_is_said_what_is_known():
     text = "\n".join(printed(folder))
     assert f"{folder.name}: UNKNOWN" in text
     assert "its run.json cannot be read" in text
+
+
+def test_a_group_of_seeds_says_what_it_came_to_and_which_runs_it_has():
+    group, runs = seed_group(10, 14)
+    text = "\n".join(printed(group, 120, [described(run) for run in runs]))
+    for said in (
+        "return 12 [-13.41, 37.41]", f"{runs[0].name}: seed 10, FINISHED, return 10", f"{runs[1].name}: seed 14",
+        "2 seeds", f"runner compare {group.name[-8:]} OTHER_GROUP",
+    ):  # fmt: skip
+        assert said in text
+    assert "return_low" not in text

@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 from rich.console import Console
-from run_folders import run_folder
+from run_folders import run_folder, seed_group
 
 from runner.system.processes import Owner
 from runner.tracking import Workspace
 from runner.tracking.listing import listing, show
+from runner.tracking.selection import select
 from runner.tracking.workspace import Record, RunFolder
 from runner.train.checkpoint import write_manifest
 
@@ -177,3 +178,27 @@ def test_a_damaged_record_is_shown_as_such(isolated_workspace):
     assert found[whole.name].keys() == found[damaged.name].keys()
     assert found[damaged.name]["not_resumable"] == "its run.json cannot be read"
     assert len(printed(list(found.values()), 80)) > len(found)
+
+
+def test_a_group_of_seeds_is_one_line_with_its_mean_and_its_runs_are_below(isolated_workspace):
+    group, runs = seed_group(10, 14)
+    alone = run_folder("alone", started=2.5)
+    found = listing(Workspace())
+    assert [each["name"] for each in found] == [alone.name, group.name, *(run.name for run in runs)]
+    lines = printed(found, 120)
+    (line,) = [line for line in lines if group.name in line]
+    assert line.split()[:8] == [group.name, "seeds", "FINISHED", "2", "seeds", "return", "12", "±25"]
+    below = [line for line in lines if line.startswith("  marl-")]
+    assert [line.split()[0] for line in below] == [run.name for run in runs]
+    assert "    seed=14" in printed(found, 80)
+    assert not [line for line in printed(select(found, kind="run"), 120) if line.startswith("  marl-")]
+
+
+def test_a_group_that_was_killed_says_what_goes_on_with_it(isolated_workspace):
+    dead = Owner.this_process().model_copy(update={"born": 1.0})
+    seed_group(10, 14, status="RUNNING", owner=dead, step=1)
+    found = listing(Workspace())[0]
+    assert (found["status"], found["not_resumable"]) == (
+        "KILLED", "the same command goes on with it, with --resume",
+    )  # fmt: skip
+    assert "1/2 seeds" in "\n".join(printed([found], 120))

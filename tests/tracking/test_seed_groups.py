@@ -7,10 +7,12 @@ from canvases import cut, kept, told
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from run_folders import seed_group
 from scipy.stats import t
 
 from runner.system.interval import student
-from runner.tracking.seeds import difference, draw, last, means
+from runner.tracking import Workspace
+from runner.tracking.seeds import compare, difference, draw, last, means
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
 CURVES = {
@@ -72,3 +74,14 @@ def test_the_picture_says_how_many_seeds_and_what_is_drawn_and_cuts_no_point(tmp
     draw({"loss": {0: {10: 1.0, 20: 0.5}}}, ["loss"], "epochs", tmp_path)
     assert told(figures["curves"]) == {"one seed"}
     assert figures["curves"].axes[0].get_title() == "loss, 1 seed"
+
+
+def test_groups_are_compared_by_names_digits_and_beginnings_and_nothing_else_is_a_group(isolated_workspace):
+    (one, runs), (other, _) = seed_group(10, 14), seed_group(11, 17)
+    found = compare(Workspace(), [one.name, other.name[-8:]])
+    assert found["groups"] == [one.name, other.name]
+    assert not found["paired"]
+    assert found["metrics"]["return"]["difference"]["mean"] == 2.0
+    assert compare(Workspace(), [one.name[:-1], other.name]) == found
+    for names in ([one.name, runs[0].name], [one.name], [one.name, "nothing"], [one.name, other.name, one.name]):
+        assert compare(Workspace(), names) is None

@@ -8,7 +8,7 @@ from runner.tracking.selection import select
 
 
 def run(name, recipe="marl", started=0.0, **metrics):
-    return {"name": name, "recipe": recipe, "started": started, "metrics": metrics}
+    return {"name": name, "kind": "run", "recipe": recipe, "started": started, "metrics": metrics}
 
 
 RUNS = [
@@ -76,3 +76,9 @@ def test_an_age_or_a_date_says_since_when():
 def test_what_is_no_time_is_refused_with_examples(text):
     with pytest.raises(UsageError, match="should be an age like 2d, 3h or 30min, or a date like 2026-01-31"):
         names(since=text)
+
+
+def test_a_kind_can_be_asked_for():
+    runs = [run("a"), run("b") | {"kind": "seeds"}, run("c") | {"kind": None}]
+    assert names(runs=runs, kind="seeds") == ["b"]
+    assert names(runs=runs) == ["a", "b", "c"]

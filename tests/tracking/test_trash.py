@@ -1,6 +1,6 @@
 import pytest
 from mlflow.entities import ViewType
-from run_folders import run_folder
+from run_folders import run_folder, seed_group
 
 from runner.system.errors import StorageError, UsageError
 from runner.system.processes import Owner
@@ -109,3 +109,19 @@ def test_a_store_that_does_not_answer_leaves_the_run_where_it_is(monkeypatch, tm
     with pytest.raises(StorageError):
         remove(Workspace(), [folder], purge=True)
     assert folder.path.exists()
+
+
+def test_a_group_of_seeds_goes_with_its_runs_unless_one_is_trained(migrated_workspace):
+    group, runs = seed_group(10, 14)
+    other = run_folder()
+    runs[0].claim()
+    with pytest.raises(UsageError, match=f"run {runs[0].name} is in use"):
+        remove(Workspace(), [RunFolder(group.path)], purge=False)
+    runs[0].release()
+    at_it, _ = seed_group(10, 14, status="RUNNING")
+    with pytest.raises(UsageError, match=f"{at_it.name} is in use: process .* is training them"):
+        remove(Workspace(), [at_it, group], purge=False)
+    assert len(listing(Workspace())) == 7
+    removals = remove(Workspace(), [group, runs[1]], purge=False)
+    assert {each.run for each in removals} == {group.name, *(run.name for run in runs)}
+    assert {each["name"] for each in listing(Workspace()) if each["group"] != at_it.name} == {at_it.name, other.name}

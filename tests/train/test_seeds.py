@@ -10,8 +10,9 @@ from interrupted import kill_when
 from running import forked, result_of
 from toy_runs import written
 
-from runner.tracking import Workspace
+from runner.tracking import RunFolder, Workspace
 from runner.tracking.seeds import groups
+from runner.tracking.trash import remove
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 LENGTH = ("train.epochs=4", "train.evaluate_every=1", "train.checkpoint_every=1")
@@ -44,6 +45,12 @@ def test_every_seed_is_the_run_that_it_is_alone_and_the_mean_has_an_interval(tmp
     assert parent.data.metrics["eval/loss"] == pytest.approx(mean["mean"])
     assert parent.data.params["seeds"] == "[5, 6, 7]"
     assert [each.path for each in client.list_artifacts(data["run_id"])] == ["curves.png"]
+    assert data["name"] == f"toy-seeds-{data['run_id'][:8]}" == parent.info.run_name
+    (group,) = groups(Workspace())
+    assert (group.status, group.step, group.metrics["eval/loss_low"]) == ("FINISHED", 3, mean["low"])
+    removals = remove(Workspace(), [RunFolder(Workspace().seeds / data["name"])], purge=True)
+    assert [len(each.run_ids) for each in removals] == [1, 1, 1, 1]
+    assert [run.info.run_name for run in client.search_runs([parent.info.experiment_id])] == [alone["run_name"]]
 
 
 def test_killed_and_given_again_it_goes_on_and_comes_to_the_same(tmp_path):
@@ -70,7 +77,7 @@ def test_told_to_end_it_leaves_what_can_be_gone_on_with_and_says_how(tmp_path):
     assert "KILLED" in child.stdout
     assert "--seeds 3 --parallel 1 --resume --plugin" in child.stdout
     (group,) = groups(Workspace())
-    assert group.status == "KILLED"
+    assert (group.status, group.step, group.goal) == ("KILLED", 0, 3)
 
 
 def test_one_that_fails_stops_none_of_the_others(tmp_path):

@@ -1,0 +1,42 @@
+"""What ``runner ls`` knows of an ablation or a group of seeds while a process is at it, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from runner.system.errors import ExitCode, RunnerError
+from runner.system.secrets import redact
+from runner.tracking.periodic import Periodic
+from runner.tracking.workspace import Record, RunFolder
+
+_BEAT_SECONDS = 5.0
+
+
+@contextmanager
+def at_work(folder: RunFolder, record: Record, known: Callable[[], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Keeps a record up to date with what is ``known``, from here to its end.
+
+    Yields what else is to be in the record at the end, ``status`` at least; whoever leaves with an error need say
+    nothing.
+    """
+
+    def write(**changes: Any) -> None:
+        folder.write(record.model_copy(update={"heartbeat": time.time(), **known(), **changes}))
+
+    ended: dict[str, Any] = {"status": "FAILED"}
+    write()
+    beat = Periodic("record", _BEAT_SECONDS, write)
+    try:
+        yield ended
+    except BaseException as error:
+        signals = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        is_stopped = not isinstance(error, Exception) or getattr(error, "exit_code", None) in signals
+        said = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
+        ended.update(status="KILLED" if is_stopped else "FAILED", reason=redact(said))
+        raise
+    finally:
+        beat.stop()
+        write(**ended)
