@@ -119,7 +119,14 @@ def test_plugins_of_a_file_are_named_as_on_the_command_line():
     }
     result = runner.train(GAN.with_suffix(".yaml"), settings, plugins=[GAN])
     assert result.resume.startswith(f"runner resume {result.run_name} --plugin ")
-    assert runner.load_model(result, plugins=[GAN]).predict(torch.zeros(1, 16)).shape == (1, 64)
+    for plugins in ([GAN], []):  # which are found again where they were
+        assert runner.load_model(result, plugins=plugins).predict(torch.zeros(1, 16)).shape == (1, 64)
+    (logged,) = mlflow.MlflowClient(result.tracking_uri).get_run(result.run_id).outputs.model_outputs
+    model = f"models:/{logged.model_id}"
+    named = f"{model} was trained with plugins of {GAN.name}; name them: plugins=['{GAN}']"
+    with pytest.raises(runner.RunnerError, match=re.escape(named)):
+        runner.load_model(model)
+    assert runner.load_model(model, plugins=[GAN])
 
 
 def test_mistakes_are_errors_and_never_the_end_of_the_process():

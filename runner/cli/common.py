@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVarTuple
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from runner.cli.live import LiveBar
     from runner.plugin.registry import Registry
+    from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
     from runner.tracking import RunFolder
 
@@ -61,12 +62,31 @@ def registry_of(plugin_files: list[Path] | None) -> "Registry":
     return Registry(plugin_files or ())
 
 
-def load_recipe(recipe: str, sets: list[str], plugin_files: list[Path] | None) -> "tuple[Recipe, Registry]":
+def load_recipe(verb: str, recipe: str, sets: list[str], plugin_files: list[Path] | None) -> "tuple[Recipe, Registry]":
     """A recipe as a verb is given it, and where its plugins come from."""
-    from runner.recipe.loader import load
+    from runner.recipe.document import is_lock
+    from runner.recipe.loader import find, load
 
-    registry = registry_of(plugin_files)
-    return load(recipe, sets, registry), registry
+    registry, path = registry_of(plugin_files), find(recipe)
+    if is_lock(path):
+        return load_lock(path, sets, registry, f"runner {verb} {recipe}")[:2]
+    return load(path, sets, registry), registry
+
+
+def load_lock(
+    lock: Path, sets: Sequence[str], registry: "Registry", command: str
+) -> "tuple[Recipe, Registry, list[Drift]]":
+    """As ``load_locked``, with what has changed since; who has to name plugins is told the command."""
+    from runner.recipe.lock import drift
+    from runner.tracking.locked import load_locked
+
+    def remedy(files: Iterable[Path]) -> str:
+        return f"the command is: {registry.command(command, files)}"
+
+    recipe, whole = load_locked(lock, lock.parent.name, sets, registry, remedy)
+    for path in whole.files[len(registry.files) :]:
+        say(f"with the plugins of {path}, which is unchanged")
+    return recipe, whole, drift(lock, recipe, whole)
 
 
 def run_folders() -> "list[RunFolder]":

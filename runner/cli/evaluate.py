@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from runner.cli.common import AsJson, Plugins, Sets, output, registry_of, say, working
-from runner.cli.runs import Run, load_lock
+from runner.cli.common import AsJson, Plugins, Sets, load_lock, output, registry_of, say, working
+from runner.cli.runs import Run
 from runner.system.errors import UsageError
 
 if TYPE_CHECKING:

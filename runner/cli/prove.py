@@ -67,7 +67,7 @@ def verify(
 
     [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
     """
-    loaded, registry = load_recipe(recipe, settings(sets, bare), plugin)
+    loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
     with working("verify", f"verifying {loaded.name}", quiet) as bar:
         from runner.verify.gate import Options, show, verify_recipe
 
@@ -125,7 +125,7 @@ def profile(
 
     [bold]runner profile marl_baseline data.followers=1 --updates 20 --json[/]
     """
-    loaded, registry = load_recipe(recipe, settings(sets, bare), plugin)
+    loaded, registry = load_recipe("profile", recipe, settings(sets, bare), plugin)
     with working("profile", f"profiling {loaded.name}"):
         from runner.measure.profile import profile as measure
         from runner.measure.profile import show

@@ -120,7 +120,7 @@ def show(
         runs = [described(each) for each in reversed(below(Workspace(), folder.name))] if run["kind"] == "seeds" else []
         output(as_json, lambda: {"run": run} | ({"runs": runs} if runs else {}), show_card, run, runs)
         return
-    loaded, _ = load_recipe(recipe, settings(sets, bare), plugin)
+    loaded, _ = load_recipe("show", recipe, settings(sets, bare), plugin)
     if as_json:
         origins = {path: str(place) for path, place in loaded.origins.items()}
         print_json({"recipe": loaded.values(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))

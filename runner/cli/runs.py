@@ -14,6 +14,7 @@ from runner.cli.common import (
     Quiet,
     RecipeName,
     Sets,
+    load_lock,
     output,
     registry_of,
     run_folders,
@@ -24,10 +25,7 @@ from runner.cli.plugins import fetched
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from runner.cli.progress import ProgressDisplay
-    from runner.plugin.registry import Registry
     from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
     from runner.train.run import RunResult
@@ -155,33 +153,6 @@ def resume(
 
     say(f"resuming {folder.name}")
     _train(recipe, quiet, as_json, begin)
-
-
-def load_lock(
-    lock: "Path", sets: Sequence[str], registry: "Registry", command: str
-) -> "tuple[Recipe, Registry, list[Drift]]":
-    """The recipe of a lock, the plugins with its own, and what has changed since.
-
-    Plugin files of a run of this workspace are found again where they were, if they are as they were. Of any other lock
-    they have to be named, because a lock from elsewhere must not run code. That they are not is a UsageError, with the
-    command that has them.
-    """
-    from runner.plugin.registry import Registry
-    from runner.recipe.loader import load
-    from runner.recipe.lock import drift, plugins_again, read_lock
-    from runner.tracking.workspace import Workspace
-
-    again = plugins_again(read_lock(lock), registry.files)
-    is_own = lock.absolute().parent.parent == Workspace().runs
-    if again and (not is_own or any(again.values())):
-        names, whole = ", ".join(path.name for path in again), registry.command(command, again)
-        why = "".join(f", and {path.name} {reason}" for path, reason in again.items() if reason and is_own)
-        raise UsageError(f"{lock.parent.name} was trained with plugins of {names}{why}; the command is: {whole}")
-    for path in again:
-        say(f"with the plugins of {path}, which is unchanged")
-    registry = Registry([*registry.files, *again])
-    recipe = load(lock, sets, registry)
-    return recipe, registry, drift(lock, recipe, registry)
 
 
 def _tag(text: str) -> tuple[str, str]:

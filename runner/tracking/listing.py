@@ -74,7 +74,7 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
         text = none or "no runs yet; start one: runner run marl_phase2"
         console.print(text, markup=False, highlight=False)
         return
-    groups = {run["name"] for run in runs if run["kind"] == "seeds"}
+    groups = {run["name"]: run for run in runs if run["kind"] == "seeds"}
     rows = [_cells(run, _GAP if run["group"] in groups else "") for run in runs]
     rows.insert(0, {title: title for title in rows[0]})
     widths = {title: max(cell_len(row[title]) for row in rows) for title in rows[0]}
@@ -87,7 +87,7 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
             line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
         line.rstrip()
         console.print(line, soft_wrap=True)
-        for text in _remarks(run) if run else ():
+        for text in _remarks(run, groups.get(run["group"])) if run else ():
             width = max(20, console.width - len(2 * _GAP))
             for part in wrap(text, width, break_on_hyphens=False, break_long_words=False):
                 console.print(Text(2 * _GAP + part, style="dim"), soft_wrap=True)
@@ -158,10 +158,14 @@ def said(run: Mapping[str, Any]) -> Iterator[str]:
         yield run["note"]
 
 
-def _remarks(run: Mapping[str, Any]) -> Iterator[str]:
-    """What to know beside the columns, a line each: what was overridden, what its user says, and what went wrong."""
-    yield " ".join(f"{path}={value}" for path, value in (run["overrides"] or {}).items())
-    yield "; ".join(said(run))
+def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterator[str]:
+    """What to know beside the columns, a line each: what was overridden, what its user says, and what went wrong.
+
+    What is said of its group is not said again.
+    """
+    overrides, known = run["overrides"] or {}, group["overrides"] if group else {}
+    yield " ".join(f"{path}={value}" for path, value in overrides.items() if known.get(path) != value)
+    yield "; ".join(text for text in said(run) if group is None or text not in said(group))
     parts = []
     if run["status"] == "FAILED":
         parts.append(run["reason"].partition("\n")[0])

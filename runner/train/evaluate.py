@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 from runner.plugin.faces import SourceConfig
 from runner.plugin.learner import Learner
 from runner.plugin.registry import Registry
-from runner.recipe.loader import assignments, load
+from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError
 from runner.system.places import LOCK_NAME
+from runner.tracking.locked import load_locked
 from runner.tracking.store import Store
 from runner.tracking.workspace import RunFolder, Workspace, folder_of
 from runner.train.assemble import assemble
@@ -107,16 +108,22 @@ def load_model(
         checkpoint: the one with the best objective (the last one where there is no objective), or the last one; the
             newest whole one if that is damaged.
         set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
-        plugins: Python files with the plugins of the run.
+        plugins: Python files with the plugins of the run; one of this workspace finds those that are unchanged itself.
 
     Raises:
-        RunnerError: there is no such run, or none of its checkpoints can be used.
+        RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.
     """
+    given = Registry([Path(path) for path in plugins])
     if str(run).startswith("models:/"):
         folder = RunFolder(Store(Workspace()).model(str(run)))
     else:
         folder = folder_of(run.run_dir if isinstance(run, RunResult) else run)
-    recipe = load(folder.path / LOCK_NAME, assignments(set or {}), Registry([Path(path) for path in plugins]))
+
+    def remedy(files: Iterable[Path]) -> str:
+        return f"name them: plugins={[str(path) for path in (*given.files, *files)]}"
+
+    name = str(run) if folder.record() is None else folder.name
+    recipe, _ = load_locked(folder.path / LOCK_NAME, name, assignments(set or {}), given, remedy)
     _, state = load_chosen(folder, checkpoint)
     pipeline = assemble(dataclasses.replace(recipe, stages={}), resumed=state["pipeline"])
     pipeline.load_learnt(state["pipeline"])

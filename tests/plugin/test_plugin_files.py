@@ -126,6 +126,8 @@ def test_a_run_finds_its_plugin_file_again_where_it_was_and_the_hint_is_the_whol
     assert f"with the plugins of {Path.cwd() / 'my own.py'}, which is unchanged" in child.stderr
     again = result_of(forked("run", str(killed / "recipe.lock.yaml"), "--json", "--quiet"))
     assert again["status"] == "FINISHED"
+    assert result_of(forked("evaluate", killed.name, "--json"))["same_digits"]
+    assert "kind: example_gan" in forked("show", str(killed / "recipe.lock.yaml")).stdout
 
 
 def test_a_plugin_file_that_has_changed_or_is_gone_is_said_with_the_command(killed, tmp_path):
