@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer import Argument, Option, echo
 
 from runner.cli import completion
 from runner.system.errors import RunnerError, UsageError
+from runner.system.lines import wrapped
 from runner.system.secrets import redact, redact_values
 
 if TYPE_CHECKING:
@@ -126,18 +128,26 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def report(error: RunnerError) -> None:
-    """Tells the user on stderr what went wrong, without wrapping a line and without secrets."""
+    """Tells the user on stderr what went wrong, without secrets; on a terminal no word is torn at its edge."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for line in redact(str(error)).split("\n"):
-        console.print(Text(line, style="dim" if line.startswith("    ") else "red"))
+        for part in wrapped(line, console.width) if console.is_terminal else [line]:
+            console.print(Text(part, style="dim" if line.startswith("    ") else "red"))
 
 
 def say(text: str) -> None:
     """Talks to the user on stderr."""
-    echo(text, err=True)
+    tell(text, err=True)
+
+
+def tell(text: str, hang: int = 0, err: bool = False) -> None:
+    """Prints text for a person: on a terminal as ``wrapped``, elsewhere as it is."""
+    if (sys.stderr if err else sys.stdout).isatty():
+        text = "\n".join(wrapped(redact(text), shutil.get_terminal_size().columns, hang))
+    echo(text, err=err)
 
 
 class CleanStream(io.TextIOWrapper):

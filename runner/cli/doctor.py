@@ -15,14 +15,13 @@ from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from runner.plugin.registry import SECTIONS, Registry
 from runner.system.errors import RunnerError, StorageError
 from runner.system.hardware import available_memory, cpu_flags, cpu_model, usable_cores
+from runner.system.lines import labelled
 from runner.system.places import RECORD, VARIABLE
 from runner.tracking.recovery import reap
 from runner.tracking.spool import unsent
@@ -61,11 +60,14 @@ def examine(workspace: Workspace, registry: Registry) -> list[Check]:
 
 def show(checks: list[Check], console: Console) -> None:
     """Prints the checks, each remedy beneath what was found."""
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    names = max(len(check.name) for check in checks)
     for check in checks:
-        found = Text.assemble(check.found, (f"\n-> {check.remedy}" if check.remedy else "", "bold"))
-        table.add_row(Text(check.status, style=_COLOURS[check.status]), check.name, found)
-    console.print(table)
+        head = f"{check.status:4}  {check.name:{names}}  "
+        remedy = [(" " * len(head), f"-> {check.remedy}", "bold")] if check.remedy else []
+        for label, text, style in ((head, check.found, ""), *remedy):
+            for beginning, part in labelled(label, [text], console.width):
+                coloured = (beginning[:4], _COLOURS[check.status])
+                console.print(Text.assemble(coloured, beginning[4:], (part, style)), soft_wrap=True)
 
 
 def _packages() -> Iterator[Check]:

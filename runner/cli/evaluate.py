@@ -10,6 +10,7 @@ from typer import Option
 from runner.cli.common import AsJson, Plugins, Sets, load_lock, output, registry_of, say, working
 from runner.cli.runs import Run
 from runner.system.errors import UsageError
+from runner.system.lines import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,6 +88,8 @@ def _show(evaluation: "Evaluation", headline: Sequence[str], unit: str, console:
         said.append(f"drawn into {evaluation.picture}")
     if evaluation.same_digits is not None:
         said.insert(0, f"{'' if evaluation.same_digits else 'not '}the digits of the run's own evaluation")
-    console.print(f"{evaluation.run_name}: {place}", soft_wrap=True, markup=False, highlight=False)
+    for part in wrapped(f"{evaluation.run_name}: {place}", console.width):
+        console.print(part, soft_wrap=True, markup=False, highlight=False)
     console.print(table)
-    console.print("; ".join(said), soft_wrap=True, markup=False, highlight=False)
+    for part in wrapped("; ".join(said), console.width):
+        console.print(part, soft_wrap=True, markup=False, highlight=False)

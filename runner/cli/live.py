@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from runner.system.lines import wrapped
 from runner.tracking.periodic import Periodic
 
 LINE_SECONDS, DRAWINGS_A_SECOND = 5.0, 4.0
@@ -65,8 +66,9 @@ class LiveBar(ExitStack):
             self.innermost = outer if outer.outer else Phase("working", time.monotonic())
 
     def say(self, text: str) -> None:
-        """Prints a line that stays."""
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        """Prints a line that stays; on a terminal no word of it is torn."""
+        for part in wrapped(text, self.console.width) if self.console.is_terminal else [text]:
+            self.console.print(part, soft_wrap=True, highlight=False, markup=False)
 
     def doing(self, progressed: float = 0.0) -> str:
         """The phase that is going on, with its seconds unless there was progress at that time, lately and since."""
@@ -98,7 +100,7 @@ class LiveBar(ExitStack):
             self.print_line()
 
     def drawn(self) -> RenderableType:
-        """The bar and its lines, which are cut where the screen ends."""
+        """The bar and its lines, which are wrapped where the screen ends."""
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column(no_wrap=True, overflow="ellipsis")
         bar.add_column(ratio=1)
@@ -106,7 +108,8 @@ class LiveBar(ExitStack):
         done = self.completed()
         total = None if self.total is None else max(self.total, done)
         bar.add_row(Text(self.name), ProgressBar(total, done, pulse=total is None), Text(self.counted()))
-        return Group(bar, *(Text(line, no_wrap=True, overflow="ellipsis") for line in self.lines()))
+        parts = (part for line in self.lines() for part in wrapped(line, self.console.width))
+        return Group(bar, *(Text(part, no_wrap=True, overflow="ellipsis") for part in parts))
 
 
 def shown_seconds(seconds: float) -> str:

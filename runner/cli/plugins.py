@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import UnionType
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from typer import Argument, Typer, echo
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Plugins, print_json, registry_of, say
+from runner.cli.common import AsJson, Plugins, print_json, registry_of, say, tell
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import suggestion
 
@@ -61,7 +62,7 @@ def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) 
             continue
         summary = card["error"] if "error" in card else card["card"].partition("\n")[0]
         phase = f"phase {card['phase']}" if "phase" in card else ""
-        echo(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
+        tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip(), hang=25 + width)
 
 
 @data.command("list")
@@ -78,8 +79,8 @@ def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
         return
     for each in shown:
         where = each["path"] or "not here"
-        echo(f"{each['name']}  {each['size']:,} bytes, for {', '.join(each['sources'])}: {where}")
-        echo(f"    {each['about']}")
+        tell(f"{each['name']}  {each['size']:,} bytes, for {', '.join(each['sources'])}: {where}")
+        tell(f"    {each['about']}")
 
 
 @data.command()
@@ -191,21 +192,30 @@ def _type(annotation: Any) -> str:
 def _print(card: dict[str, Any]) -> None:
     from runner.recipe.document import dump_inline
 
-    echo(f"{card['section']}.{card['kind']} ({card['provider']})\n")
+    tell(f"{card['section']}.{card['kind']} ({card['provider']})\n")
     if "error" in card:
-        echo(card["error"])
+        tell(card["error"])
         return
-    echo(card["card"] + "\n")
+    tell(_flowing(card["card"]) + "\n")
     for fact in filter(card.get, _FACTS):
         value = card[fact]
         if isinstance(value, dict):
             value = [f"{name} {dump_inline(each)}" for name, each in value.items()]
-        echo(f"{fact.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else value}")
+        tell(
+            f"{fact.replace('_', ' ')}: {', '.join(value) if isinstance(value, list) else _flowing(str(value))}", hang=4
+        )
     for each in card.get("measured", ()):
-        echo(f"measured: {_worth(each)}")
+        tell(f"measured: {_worth(each)}", hang=4)
     for each in card["settings"]:
         default = "required" if each["required"] else f"default {dump_inline(each['default'])}"
-        echo(f"\n{each['name']}: {each['type']}, {default}\n    {each['description']}".rstrip())
+        tell(f"\n{each['name']}: {each['type']}, {default}", hang=4)
+        if each["description"]:
+            tell("    " + _flowing(each["description"]))
+
+
+def _flowing(text: str) -> str:
+    """On a terminal, a docstring whose lines end where paragraphs and points do, and not where they were full."""
+    return re.sub(r"(?<=\S)\n(?!\s|- |[A-Z][a-z ]+: )", " ", text) if sys.stdout.isatty() else text
 
 
 def _worth(measured: dict[str, Any]) -> str:

@@ -1,10 +1,8 @@
 """What is shown of a training: how it goes, and what it has come to."""
 
-import textwrap
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from runner.cli.live import LiveBar, shown_seconds
+from runner.system.lines import labelled
 from runner.system.names import shown_path
 from runner.system.secrets import redact
 
@@ -117,11 +116,8 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
         ("run", [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]),
         ("next", following),
     ):
-        # A path or a command that is longer than the line stays whole, to be copied.
-        width = max(1, console.width - _LABEL)
-        parts = (textwrap.wrap(redact(line), width, break_long_words=False, break_on_hyphens=False) for line in lines)
-        for beginning, part in zip(chain([label], repeat("")), chain.from_iterable(parts), strict=False):
-            console.print(Text.assemble((f"{beginning:{_LABEL}}", "bold"), part), soft_wrap=True)
+        for beginning, part in labelled(f"{label:{_LABEL}}", map(redact, lines), console.width):
+            console.print(Text.assemble((beginning, "bold"), part), soft_wrap=True)
 
 
 def _shown_rate(rate: float) -> str:

@@ -1,9 +1,11 @@
 """Verbs that read recipes: ``validate``, ``show``, ``recipes`` and ``schema``."""
 
 import json
+import sys
 from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
@@ -21,6 +23,7 @@ from runner.cli.common import (
     report,
     say,
     settings,
+    tell,
 )
 from runner.system.errors import ExitCode, UsageError
 
@@ -89,7 +92,7 @@ def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json
             results.append({"recipe": reference, "valid": True, "problems": [], "digest": loaded.digest})
             if not as_json:
                 stages = ", ".join(loaded.stages) or "no stage"
-                echo(f"{reference}: valid ({loaded.model.kind} on {loaded.data.kind} with {stages})")
+                tell(f"{reference}: valid ({loaded.model.kind} on {loaded.data.kind} with {stages})")
     valid = all(result["valid"] for result in results)
     if as_json:
         print_json({"valid": valid, "recipes": results})
@@ -125,7 +128,10 @@ def show(
         origins = {path: str(place) for path, place in loaded.origins.items()}
         print_json({"recipe": loaded.values(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))
     else:
-        echo("\n".join(render(loaded.values(), loaded.origins if origin else None)))
+        for line in render(loaded.values(), loaded.origins if origin else None):
+            value, _, place = line.rpartition(" # ")
+            fits = len(line) <= get_terminal_size().columns or not sys.stdout.isatty()
+            echo(line if fits or not value else f"{value.rstrip()}\n    # {place}")
 
 
 def _run_of(reference: str) -> "RunFolder | None":
@@ -179,7 +185,7 @@ def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
         return
     width = max(map(len, found), default=0)
     for each in listing:
-        echo(f"{each['name']:{width}}  {each['summary']}".rstrip())
+        tell(f"{each['name']:{width}}  {each['summary']}".rstrip(), hang=width + 2)
 
 
 def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from typer import Exit
 
 from runner.cli.common import output
+from runner.system.lines import wrapped
 from runner.system.secrets import redact
 
 if TYPE_CHECKING:
@@ -46,10 +47,12 @@ def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Co
     told = (fitting or tables[-1:])[0] if names else Text("not all were evaluated at the same step", style="dim")
     console.print(told)
     for seed, reason in result.failures.items():
-        console.print(Text(redact(f"seed {seed}: {reason}"), style="red"), soft_wrap=True)
+        for part in wrapped(redact(f"seed {seed}: {reason}"), console.width):
+            console.print(Text(part, style="red"), soft_wrap=True)
     following = "runner compare OTHER_GROUP " + result.name if result.status == "FINISHED" else again
     for line in (f"kept in {result.folder}", f"next: {following}"):
-        console.print(Text(redact(line)), soft_wrap=True)
+        for part in wrapped(redact(line), console.width):
+            console.print(Text(part), soft_wrap=True)
 
 
 def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int]) -> Table:

@@ -6,10 +6,10 @@ import sys
 from dataclasses import asdict
 from typing import Annotated, Literal
 
-from typer import Argument, Exit, Option, echo
+from typer import Argument, Exit, Option
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Plugins, output, print_json, registry_of, run_folders, say, working
+from runner.cli.common import AsJson, Plugins, output, print_json, registry_of, run_folders, say, tell, working
 from runner.system.errors import ExitCode, StorageError, UsageError
 
 Sent = Annotated[
@@ -104,11 +104,11 @@ def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> N
         return
     where = "" if "MLFLOW_TRACKING_URI" in os.environ else f"MLFLOW_TRACKING_URI={shlex.quote(here.tracking_uri)} "
     for each in removals:
-        echo(f"{each.run}: {each.trash or 'gone for good'}; {each.mlflow}")
+        tell(f"{each.run}: {each.trash or 'gone for good'}; {each.mlflow}")
         for run_id in each.run_ids:
             say(f"MLflow restores it with: {where}mlflow runs restore --run-id {run_id}")
     for name in purged:
-        echo(f"{name}: gone for good")
+        tell(f"{name}: gone for good")
     if not removals and not purged:
         say("the trash is empty")
 
@@ -132,7 +132,7 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
     else:
         for each in deliveries:
             what = each.problem or ("its own process sends it" if each.alive else f"{each.sent_bytes} bytes sent")
-            echo(f"{each.run}: {what}")
+            tell(f"{each.run}: {what}")
         if not deliveries:
             say("nothing to send: MLflow has everything")
     if any(delivery.problem for delivery in deliveries):

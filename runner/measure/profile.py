@@ -27,6 +27,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import StorageError, UsageError
+from runner.system.lines import wrapped
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import Assembly, assemble
 
@@ -268,7 +269,8 @@ def show(profile: Profile, console: Console) -> None:
                        "counted": "yes" if each.waits else ""} for each in profile.syncs))  # fmt: skip
     for line in _remarks(profile):
         console.print(Text(line), style="dim")
-    console.print(Text(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)"), soft_wrap=True)
+    for part in wrapped(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)", console.width):
+        console.print(Text(part), soft_wrap=True)
 
 
 def _slots(profile: Profile) -> Iterator[dict[str, str]]:

@@ -17,6 +17,7 @@ from runner.study.config import figure, short
 from runner.study.pictures import SLICE, draw
 from runner.system.errors import UsageError
 from runner.system.files import write_durably
+from runner.system.lines import wrapped
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import redact
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 NO_VALUES = "No plots: no trial has a value yet."
+_COMMENT = 78  # columns of a recipe's comment, without its sign
 _MOST_ROWS = 12
 _NARROWEST = 8
 
@@ -54,8 +56,8 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
         confounded = "Across the study, where other settings differ too: runner ablate measures a stage by itself."
         console.print(Text(confounded, style="dim"))
     console.print(*map(Text, remarks(summary)), sep="\n")
-    for line in where:
-        console.print(Text(line), soft_wrap=True)
+    for part in wrapped("\n".join(where), console.width):
+        console.print(Text(part), soft_wrap=True)
 
 
 def remarks(summary: Summary) -> Iterator[str]:
@@ -130,8 +132,8 @@ def recipe_text(summary: Summary, number: int) -> str:
         raise UsageError(f"study '{summary.name}' has no trial {number} with a recipe")
     values = ", ".join(f"{name} {value:.6g}" for name, value in row.values.items())
     settings = ", ".join(f"{path}: {dump_inline(value)}" for path, value in row.settings.items())
-    head = [f"# Trial {number} of study {summary.name}: {values or row.cause}.", f"# Searched: {settings}"]
-    return "\n".join([*head, *render(row.recipe)]) + "\n"
+    head = f"Trial {number} of study {summary.name}: {values or row.cause}.\nSearched: {settings}"
+    return "\n".join([*(f"# {part}" for part in wrapped(head, _COMMENT)), *render(row.recipe)]) + "\n"
 
 
 def _print_trials(summary: Summary, rows: Sequence[Row], title: str, console: Console) -> None:

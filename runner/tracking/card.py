@@ -5,22 +5,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from runner.system.lines import labelled
 from runner.tracking.listing import figure, objective, progress, said, span
-from runner.tracking.seeds import HIGH, LOW
+from runner.tracking.seeds import HIGH, LOW, PICTURE
 
 _MEASURED = ("perf/", "system/")
+_LABEL = 10
+"""Columns of the labels."""
 _MOST = 12
 """Metrics beside the evaluation's that are shown; all are in ``run.json``."""
 
 
 def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Prints what ``listing.described`` knows of a run, and of those below it if it is a group of seeds."""
-    table = Table(title=Text(f"{run['name']}: {run['status']}"), title_justify="left", show_header=False, box=None)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    console.print(Text(f"{run['name']}: {run['status']}", style="italic"), soft_wrap=True)
     for label, lines in (
         ("reason", run["reason"].splitlines() if run["reason"] else []),
         ("recipe", [run["recipe"]] if run["recipe"] else []),
@@ -33,9 +33,8 @@ def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Co
         ("run", [*([f"MLflow id {run['run_id']}"] if run["run_id"] else []), run["run_dir"]]),
         ("next", list(_next(run))),
     ):
-        if lines:
-            table.add_row(label, Text("\n".join(lines)))
-    console.print(table)
+        for beginning, part in labelled(f"{label:{_LABEL}}", lines, console.width):
+            console.print(Text.assemble((beginning, "bold"), part), soft_wrap=True)
 
 
 def _learnt(run: Mapping[str, Any]) -> Iterator[str]:
@@ -88,7 +87,7 @@ def _next(run: Mapping[str, Any]) -> Iterator[str]:
     elif run["kind"] == "ablation":
         yield f"its report: {run['run_dir']}/README.md"
     elif run["kind"] == "seeds":
-        yield f"its curves: {run['run_dir']}"
+        yield f"its curves: {run['run_dir']}/{PICTURE}.png"
         if run["status"] == "FINISHED":
             yield f"runner compare {digits} OTHER_GROUP"
     elif run["resumable"]:

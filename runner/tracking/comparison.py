@@ -20,6 +20,7 @@ from rich.text import Text
 from runner.recipe.document import read
 from runner.recipe.recipe import flatten
 from runner.system.errors import UsageError
+from runner.system.lines import wrapped
 from runner.system.places import LOCK_NAME
 from runner.system.secrets import redact_values
 from runner.tracking.store import HEADLINE, HOST, PORT, VIEW, Store, is_http, shown
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-_NAME_WIDTH, _RUN_WIDTH = 28, 17
+_NAME_WIDTH, _RUN_WIDTH, _BETWEEN = 28, 14, 3
 _NEWEST_FIRST = "attributes.start_time DESC"
 _SECTIONS = ("headline", "settings", "environment", "metrics")
 _ABOUT = dict.fromkeys(("headline", "metrics"), ": last value (ratio or difference to the first run)")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
+_LIST = re.compile(r",(?=\S)")
 _NOISE = ("perf/", "system/", "process.", "resumed.", "source.", "tools.")
 """Beginnings of what is another every time, or cannot matter: what code is run is told by its digest."""
 _OWN_TAGS = ("mlflow.", "recipe.", "overrides", "run_dir")
@@ -125,9 +127,11 @@ def _rows(sides: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str,
 def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> None:
     """Prints a comparison, without noise unless everything is asked for.
 
-    Runs that do not fit side by side follow in further tables.
+    Runs that do not fit side by side follow in further tables; a row that does not fit into one stands below it.
     """
-    runs, per_table = comparison["runs"], max(1, (console.width - _NAME_WIDTH) // _RUN_WIDTH)
+    runs = comparison["runs"]
+    longest = max(len(part) for run in runs for part in run["name"].rpartition("-"))
+    per_table = max(1, (console.width - _NAME_WIDTH) // (max(_RUN_WIDTH, longest) + _BETWEEN))
     sections, hidden = {}, 0
     for section in _SECTIONS:
         rows = comparison[section]
@@ -139,7 +143,8 @@ def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> N
         shown = range(start, min(start + per_table, len(runs)))
         for section, rows in sections.items():
             if rows:
-                console.print(_table(section + _ABOUT.get(section, ""), rows, runs, shown))
+                console.print(Text(section + _ABOUT.get(section, ""), style="bold"), soft_wrap=True)
+                _print_rows(rows, runs, shown, console)
             elif section != "headline":
                 console.print(f"{section}: no difference", style="dim")
     if hidden:
@@ -147,23 +152,40 @@ def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> N
     console.print(comparison["link"], soft_wrap=True, markup=False, highlight=False)
 
 
-def _table(title: str, rows: Mapping[str, list[Any]], runs: Sequence[Mapping[str, Any]], shown: Sequence[int]) -> Table:
-    """Some of the runs, a row for each name."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", overflow="fold")
+def _print_rows(
+    rows: Mapping[str, list[Any]], runs: Sequence[Mapping[str, Any]], shown: Sequence[int], console: Console
+) -> None:
+    """Some of the runs, a row for each name; where a word would not fit into its column, a line for each run."""
+    cells = {name: [_cell(row, run) for run in shown] for name, row in rows.items()}
+    widest = console.width - len(shown) * (_RUN_WIDTH + _BETWEEN)
+    names = max((len(name) for name in cells if len(name) <= max(_NAME_WIDTH, widest)), default=0)
+    column = (console.width - names) // len(shown) - _BETWEEN
+    fitting = {
+        name: row
+        for name, row in cells.items()
+        if len(name) <= names and all(len(word) <= column for cell in row for word in cell.split())
+    }
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", width=names, no_wrap=True)
     for run in shown:
         stem, _, digits = runs[run]["name"].rpartition("-")
-        table.add_column(f"{stem}\n{digits}".strip(), overflow="fold")
-    for name, row in rows.items():
-        table.add_row(name, *(Text(_cell(row, run)) for run in shown))
-    return table
+        table.add_column(f"{stem}\n{digits}".strip(), max_width=column, overflow="fold")
+    for name, row in fitting.items():
+        table.add_row(name, *map(Text, row))
+    if fitting:
+        console.print(table)
+    for name in (name for name in cells if name not in fitting):
+        console.print(Text(name), soft_wrap=True)
+        for run, cell in zip(shown, cells[name], strict=True):
+            for part in wrapped(f"    {runs[run]['name']}: {cell}", console.width, hang=4):
+                console.print(Text(part), soft_wrap=True)
 
 
 def _cell(row: Sequence[Any], run: int) -> str:
     """A value, beside the first one: how many times as large where all are positive, else how much larger."""
     value, reference = row[run], row[0]
     if not isinstance(value, float):
-        return "-" if value is None else _DIGEST.sub(r"\1", str(value))
+        return "-" if value is None else _DIGEST.sub(r"\1", _LIST.sub(", ", str(value)))
     if run == 0 or value == reference or not isinstance(reference, float):
         return f"{value:.6g}"
     if all(each > 0 for each in row if isinstance(each, float)) and isfinite(value / reference):

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from textwrap import wrap
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from runner.system.lines import wrapped
 from runner.tracking.seeds import LOW
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
@@ -87,10 +87,9 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
             line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
         line.rstrip()
         console.print(line, soft_wrap=True)
-        for text in _remarks(run, groups.get(run["group"])) if run else ():
-            width = max(20, console.width - len(2 * _GAP))
-            for part in wrap(text, width, break_on_hyphens=False, break_long_words=False):
-                console.print(Text(2 * _GAP + part, style="dim"), soft_wrap=True)
+        for text in filter(None, _remarks(run, groups.get(run["group"])) if run else ()):
+            for part in wrapped(2 * _GAP + text, console.width):
+                console.print(Text(part, style="dim"), soft_wrap=True)
 
 
 def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int) -> list[str]:

@@ -118,7 +118,8 @@ def test_a_terminal_of_any_width_gets_a_bar_and_lines_that_fit(clock, width):
     bar, *lines = display.console.file.getvalue().splitlines()
     assert bar.startswith("demo ")
     assert bar.endswith("500/1,000 steps (50%)")
-    assert [line.split()[0] for line in lines] == ["starting,", "eval", "train"]
+    assert [line.split()[0] for line in lines if line.split()[0] != "0:00:10"] == ["starting,", "eval", "train"]
+    assert "0:00:10 left" in "\n".join(lines)  # on a line of its own where it does not fit
     assert all(len(line) <= width for line in (bar, *lines))
 
 

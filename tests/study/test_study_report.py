@@ -97,7 +97,7 @@ def test_a_study_without_a_best_trial_says_so():
     empty = summary(rows=ROWS[4:], importance={}, worth=[], overhead_s=None, disturbed=0)
     text = printed(empty, 60, "report: /a/long/path/that/is/never/folded/on/any/screen/however/narrow/report.html")
     assert text.startswith("mine: no trial counts yet")
-    assert "report: /a/long/path/that/is/never/folded/on/any/screen/however/narrow/report.html\n" in text
+    assert "report:\n/a/long/path/that/is/never/folded/on/any/screen/however/narrow/report.html\n" in text
     assert "stages" not in text
 
 
