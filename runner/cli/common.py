@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVarTuple
 
@@ -57,6 +58,11 @@ def settings(sets: list[str] | None, bare: list[str] | None) -> list[str]:
     return [*(sets or ()), *(bare or ())]
 
 
+def run_and_settings(run: str, bare: list[str] | None) -> tuple[str, list[str] | None]:
+    """A run and the settings that stand behind it; if no run is named there, the latest."""
+    return ("latest", [run, *(bare or ())]) if "=" in run else (run, bare)
+
+
 def registry_of(plugin_files: list[Path] | None) -> "Registry":
     """The plugins of this environment and of the files on the command line."""
     from runner.plugin.registry import Registry
@@ -91,13 +97,13 @@ def load_lock(
     return recipe, whole, drift(lock, recipe, whole)
 
 
-def run_folders() -> "list[RunFolder]":
+def run_folders(verb: str) -> "list[RunFolder]":
     """All runs, the newest first; those whose process died without a word have been given their end."""
     from runner.tracking.recovery import reap
     from runner.tracking.workspace import Workspace, folders
 
     here = Workspace()
-    reap(here)
+    reap(here, partial(working, verb, "telling MLflow which runs are dead"))
     return folders(here.runs)
 
 

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from runner.cli.common import AsJson, Plugins, Sets, load_lock, output, registry_of, say, working
+from runner.cli.common import (
+    AsJson,
+    Bare,
+    Plugins,
+    Quiet,
+    Sets,
+    load_lock,
+    output,
+    registry_of,
+    run_and_settings,
+    say,
+    settings,
+    working,
+)
 from runner.cli.runs import Run
 from runner.system.errors import UsageError
 from runner.system.lines import wrapped
@@ -28,8 +41,8 @@ Render = Annotated[Path | None, Option(metavar="FILE", help="Draw the evaluation
 
 
 def evaluate(
-    run: Run = "latest", checkpoint: Checkpoint = "best", size: Size = None, seed: Seed = None,
-    render: Render = None, sets: Sets = None, plugin: Plugins = None, as_json: AsJson = False,
+    run: Run = "latest", bare: Bare = None, checkpoint: Checkpoint = "best", size: Size = None, seed: Seed = None,
+    render: Render = None, sets: Sets = None, plugin: Plugins = None, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Evaluate what a run has learnt, with the stages that it was trained with.
 
@@ -44,19 +57,20 @@ def evaluate(
     from runner.system.places import LOCK_NAME
     from runner.tracking.workspace import folder_of
 
-    folder, registry, given = folder_of(run), registry_of(plugin), sets or []
-    lock, command = folder.path / LOCK_NAME, f"runner evaluate {folder.name}"
-    recipe, registry, changes = load_lock(lock, given, registry, command)
-    if other := _settings(recipe.data, size, seed):
-        recipe, registry, changes = load_lock(lock, [*given, *other], registry, command)
-    for change in changes:
-        if change.matters:
-            say(f"drift: {change}")
+    run, bare = run_and_settings(run, bare)
+    with working("evaluate", "reading the run", quiet) as bar:
+        folder, registry, given = folder_of(run), registry_of(plugin), settings(sets, bare)
+        lock, command = folder.path / LOCK_NAME, f"runner evaluate {folder.name}"
+        recipe, registry, changes = load_lock(lock, given, registry, command)
+        if other := _settings(recipe.data, size, seed):
+            recipe, registry, changes = load_lock(lock, [*given, *other], registry, command)
+        for change in changes:
+            if change.matters:
+                say(f"drift: {change}")
+        with bar.phase(f"evaluating {folder.name}"):
+            from runner.train.evaluate import evaluate as evaluated
 
-    with working("evaluate", f"evaluating {folder.name}"):
-        from runner.train.evaluate import evaluate as evaluated
-
-        evaluation = evaluated(recipe, registry, folder, checkpoint, render)
+            evaluation = evaluated(recipe, registry, folder, checkpoint, render)
     output(as_json, evaluation.data, _show, evaluation, recipe.headline, recipe.length[0])
 
 

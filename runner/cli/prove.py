@@ -67,13 +67,15 @@ def verify(
 
     [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
     """
-    loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
-    with working("verify", f"verifying {loaded.name}", quiet) as bar:
-        from runner.verify.gate import Options, show, verify_recipe
+    with working("verify", "reading the recipe", quiet) as bar:
+        loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
+        with bar.phase(f"verifying {loaded.name}"):
+            from runner.verify.gate import Options, show, verify_recipe
 
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))  # trainings in child processes end, too
-        options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
-        report = verify_recipe(loaded, registry, options, bar.say)
+            # Trainings in child processes end, too.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+            options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
+            report = verify_recipe(loaded, registry, options, bar.say)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
 
@@ -114,7 +116,7 @@ def ablate(
 
 def profile(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, updates: Profiled = 5,
-    warmup: Warmup = 60.0, out: TraceFolder = None, as_json: AsJson = False,
+    warmup: Warmup = 60.0, out: TraceFolder = None, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say where the time of an update goes: slots, operators and kernels, host syncs.
 
@@ -125,11 +127,12 @@ def profile(
 
     [bold]runner profile marl_baseline data.followers=1 --updates 20 --json[/]
     """
-    loaded, registry = load_recipe("profile", recipe, settings(sets, bare), plugin)
-    with working("profile", f"profiling {loaded.name}"):
-        from runner.measure.profile import profile as measure
-        from runner.measure.profile import show
-        from runner.tracking import Workspace
+    with working("profile", "reading the recipe", quiet) as bar:
+        loaded, registry = load_recipe("profile", recipe, settings(sets, bare), plugin)
+        with bar.phase(f"profiling {loaded.name}"):
+            from runner.measure.profile import profile as measure
+            from runner.measure.profile import show
+            from runner.tracking import Workspace
 
-        result = measure(loaded, registry, Workspace(), out, updates, warmup)
+            result = measure(loaded, registry, Workspace(), out, updates, warmup)
     output(as_json, result.data, show, result)

@@ -21,6 +21,7 @@ from runner.cli.common import (
     print_json,
     registry_of,
     report,
+    run_folders,
     say,
     settings,
     tell,
@@ -138,7 +139,6 @@ def _run_of(reference: str) -> "RunFolder | None":
     """The run, ablation, study or group of seeds that is meant, by its name or its folder; None if a recipe is."""
     from runner.recipe.document import RecipeError
     from runner.recipe.loader import find as find_recipe
-    from runner.tracking.recovery import reap
     from runner.tracking.workspace import RunFolder, Workspace, find, folders
 
     folder, here = RunFolder(Path(reference).absolute()), Workspace()
@@ -148,7 +148,7 @@ def _run_of(reference: str) -> "RunFolder | None":
         find_recipe(reference)
         return None
     except RecipeError as no_recipe:
-        reap(here)
+        run_folders("show")
         if not folders(*here.places):
             raise
         try:

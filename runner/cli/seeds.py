@@ -26,13 +26,16 @@ def run_seeds(
 ) -> NoReturn:  # fmt: skip
     """Trains a recipe with several seeds before a person's eyes, shows what came of it, and exits."""
     from runner.cli.progress import ProgressDisplay
-    from runner.tracking import Workspace
-    from runner.train.seeds import train_seeds
 
     recipe = next(iter(recipes.values()))
-    with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe) as display, display.phase("training"):
-        display.total = recipe.length[1] * len(recipes)
-        result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note)
+    display = ProgressDisplay(Console(stderr=True, quiet=quiet), recipe)
+    display.total = recipe.length[1] * len(recipes)
+    with display:
+        from runner.tracking import Workspace
+        from runner.train.seeds import train_seeds
+
+        with display.phase("training"):
+            result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note)
     output(as_json, result.data, show, result, recipe.headline, again)
     raise Exit(result.exit_code)
 

@@ -48,10 +48,10 @@ StudyName = Annotated[
 @app.command()
 def plan(
     study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
-    forecast: Forecast = True, as_json: AsJson = False,
+    forecast: Forecast = True, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say what a study will try, what it will cost, and what stands in its way."""
-    with working("study plan", "reading the study") as bar:
+    with working("study plan", "reading the study", quiet) as bar:
         from runner.study.definition import FORECAST_SECONDS, load_study
         from runner.study.definition import plan as look_ahead
         from runner.study.report import show_plan

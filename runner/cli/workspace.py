@@ -71,7 +71,7 @@ def ls(
     from runner.tracking.listing import listing, show
     from runner.tracking.selection import select
 
-    run_folders()
+    run_folders("ls")
     known = listing(Workspace())
     runs = select(known, where or (), recipe, since, kind)
     none = f"none of {len(known)} fits" if known else ""
@@ -95,10 +95,11 @@ def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> N
     here = Workspace()
     if not runs and not purge:
         raise UsageError("name the runs to remove, or empty the trash: runner rm --purge")
-    run_folders()
+    run_folders("rm")
     chosen = {folder.name: folder for folder in (find(here.runs, name, *here.places[1:]) for name in runs or ())}
-    removals = remove(here, list(chosen.values()), purge)
-    purged = [] if runs else empty(here)
+    with working("rm", "removing"):
+        removals = remove(here, list(chosen.values()), purge)
+        purged = [] if runs else empty(here)
     if as_json:
         print_json({"runs": [asdict(each) for each in removals], "purged": purged})
         return
@@ -124,9 +125,10 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
     from runner.tracking.spool import unsent
     from runner.tracking.workspace import Workspace, find
 
-    here, found = Workspace(), run_folders()
+    here, found = Workspace(), run_folders("sync")
     chosen = [find(here.runs, name) for name in runs or ()]
-    deliveries = deliver(here, chosen or [each for each in found if unsent(each.spool)])
+    with working("sync", "sending"):
+        deliveries = deliver(here, chosen or [each for each in found if unsent(each.spool)])
     if as_json:
         print_json({"runs": [asdict(delivery) for delivery in deliveries]})
     else:

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -28,15 +29,16 @@ class Delivery:
     """Whether the run's own process will send them."""
 
 
-def reap(workspace: Workspace) -> list[str]:
+def reap(workspace: Workspace, telling: Callable[[], AbstractContextManager[object]] = nullcontext) -> list[str]:
     """Gives runs whose process died their end, KILLED unless it could still say another, and returns their names.
 
-    MLflow learns of it now if it answers, else with the next ``sync``.
+    MLflow learns of it now if it answers, else with the next ``sync``; ``telling`` is entered around that.
     """
     dead = [folder for folder in folders(workspace.runs) if _set_end(folder)]
     if dead:
         try:
-            deliver(workspace, dead)
+            with telling():
+                deliver(workspace, dead)
         except StorageError as error:
             _log.warning("MLflow has not been told yet that %d runs are dead: %s", len(dead), error)
     return [folder.name for folder in dead]

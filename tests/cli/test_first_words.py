@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_folders import run_folder
+
+from runner.system.processes import Owner
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SPY = """
@@ -31,9 +34,13 @@ STUDY = str(EXPERIMENTS / "marl_search.yaml")
     ("arguments", "said"),
     [
         (("run", "marl_phase1"), "marl_phase1: 0/40,000 env_steps (0%), starting"),
-        (("verify", "marl_phase1"), "runner verify: 0 s, verifying marl_phase1"),
+        (("run", "marl_phase1", "--seeds", "2"), "marl_phase1: 0/80,000 env_steps (0%), starting"),
+        (("evaluate",), "runner evaluate: 0 s, reading the run"),
+        (("rm", "--purge"), "runner rm: 0 s, removing"),
+        (("sync",), "runner sync: 0 s, sending"),
+        (("verify", "marl_phase1"), "runner verify: 0 s, reading the recipe"),
         (("ablate", "marl_phase1"), "runner ablate: 0 s, starting"),
-        (("profile", "marl_phase1"), "runner profile: 0 s, profiling marl_phase1"),
+        (("profile", "marl_phase1"), "runner profile: 0 s, reading the recipe"),
         (("compare", "latest", "latest"), "runner compare: 0 s, reading the runs"),
         (("doctor",), "runner doctor: 0 s, looking at this machine"),
         (("ui",), "starting MLflow's server"),
@@ -46,6 +53,16 @@ STUDY = str(EXPERIMENTS / "marl_search.yaml")
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_something_is_said_before_anything_heavy_is_imported(tmp_path, arguments, said):
+    assert first_words(tmp_path, *arguments) == f"[] {said}"
+
+
+@pytest.mark.parametrize("verb", [("ls",), ("show", "latest"), ("resume",)], ids=" ".join)
+def test_who_tells_mlflow_of_dead_runs_says_so_before(tmp_path, verb):
+    run_folder(owner=Owner.this_process().model_copy(update={"born": 1.0}))
+    assert first_words(tmp_path, *verb) == f"[] runner {verb[0]}: 0 s, telling MLflow which runs are dead"
+
+
+def first_words(folder, *arguments):
+    """What a verb says first, behind what is imported by then."""
     command = [sys.executable, "-c", SPY, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.rstrip() == f"[] {said}"
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.rstrip()
