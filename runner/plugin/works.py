@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from runner.plugin.faces import Face
 
 _LEARNER, _DATASET = "runner.plugin.learner.Learner", "runner.plugin.dataset.DatasetSource"
+_SOURCE = "runner.plugin.source.Source"
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,22 @@ class Works:
 
 
 def lacking(face: type[Face]) -> str | None:
-    """Which methods the works of a face lack; None if there are all, or if that cannot be read."""
+    """Which methods the works of a face lack; None if there are all, or if that cannot be read.
+
+    A source that can be drawn says so twice: by a method, and by the endings of the files in its settings.
+    """
     works = works_of(face)
-    return None if works is None or not works.abstract else works.lacks(sorted(works.abstract))
+    if works is None or works.abstract:
+        return None if works is None else works.lacks(sorted(works.abstract))
+    pictures, draws = getattr(face, "pictures", None), works.owners.get("render") != _SOURCE
+    if pictures and not draws:
+        return (
+            f"{works.lacks(['render'])}, although {face.__name__}.pictures says that it draws {' and '.join(pictures)}"
+        )
+    if pictures == () and draws:
+        where = f"class {works.name} in {shown_path(works.file)}"
+        return f"{where} has the method 'render', and {face.__name__}.pictures is empty"
+    return None
 
 
 def unmeasured(model: type[Face], data: type[Face]) -> str | None:

@@ -76,9 +76,9 @@ optimization: {my_switch: on}
 def validated(tmp_path, monkeypatch):
     """What ``runner validate`` says of a recipe with these works, in a process of its own."""
 
-    def validated(*sets, **changed):
+    def validated(*sets, faces=FACES, **changed):
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "faces.py").write_text(FACES)
+        (tmp_path / "faces.py").write_text(faces)
         (tmp_path / "heavy_works.py").write_text(HEAD + "\n".join((WHOLE | changed).values()))
         (tmp_path / "mine.yaml").write_text(RECIPE)
         pairs = [part for assignment in sets for part in ("--set", assignment)]
@@ -125,6 +125,20 @@ def test_a_learner_without_metrics_is_told_so_where_the_source_evaluates_on_held
     assert said.endswith("class Plain in heavy_works.py lacks the method 'metrics', with which Pictures evaluates")
     own = WHOLE["Pictures"] + "    def evaluate(self, learner): ...\n    def rehearse(self, learner, batch): ...\n"
     assert validated("model.kind=my_plain", Plain=plain, Pictures=own) == []
+
+
+def test_a_source_says_that_it_draws_by_a_method_and_by_the_endings_of_its_files(validated, tmp_path):
+    render = WHOLE["Pictures"] + "    def render(self, learner, path): ...\n"
+    where = "mine.yaml:4:14: data.kind: class Pictures in heavy_works.py"
+    (said,) = validated(Pictures=render)
+    assert said == f"{where} has the method 'render', and PicturesConfig.pictures is empty"
+    kind = '    kind, provides = "my_pictures", "pictures"\n'
+    drawn = FACES.replace(kind, f'{kind}    pictures = (".png", ".gif")\n')
+    (said,) = validated(faces=drawn)
+    assert said.startswith(
+        f"{where} lacks the method 'render', although PicturesConfig.pictures says that it draws .png"
+    )
+    assert validated(faces=drawn, Pictures=render) == []
 
 
 @pytest.mark.parametrize(
