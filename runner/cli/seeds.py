@@ -35,7 +35,7 @@ def run_seeds(
         from runner.train.seeds import train_seeds
 
         with display.phase("training"):
-            result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note)
+            result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note, again)
     output(as_json, result.data, show, result, recipe.headline, again)
     raise Exit(result.exit_code)
 

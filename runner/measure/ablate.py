@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from runner.measure.analysis import Result, analyse, slope
+from runner.measure.analysis import Result, VariantResult, analyse, slope
 from runner.measure.experiment import Experiment
 from runner.measure.recommend import recommend
 from runner.measure.record import recorded
@@ -23,12 +23,16 @@ from runner.measure.report import draw, markdown, summary, write_recipe
 from runner.measure.rounds import HEAD, ROUNDS, Gate, Measurement, MeasurementLog, Reporter, identity_of
 from runner.plugin.registry import Registry
 from runner.recipe.lock import code_of, write_lock
+from runner.recipe.recipe import flatten
 from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
+from runner.system.names import shown_path
 from runner.system.places import RECORD
 from runner.system.secrets import redact_values
+from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.store import Store, params_of
+from runner.tracking.view import view_of
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.signals import Stop, stop_on_signals
 from runner.verify.variants import AGAIN, BASELINE
@@ -37,7 +41,7 @@ REPORT, RESULT, RUNS = "README.md", "result.json", "mlflow.json"
 """What is in the folder beside the log; the last has the ids of MLflow's runs, for publishing again."""
 GATE_SHARE = 0.2  # of the time, for the gate after the measuring
 FINISH_SECONDS = 8.0  # for report, pictures and MLflow
-_FIGURES = ("compile_s", "warmup_s", "steady_ms", "peak_memory", "peak_host_memory", "limit_fraction",
+_FIGURES = ("compile_s", "warmup_s", "peak_memory", "peak_host_memory", "limit_fraction",
             "break_even_updates")  # fmt: skip
 
 
@@ -187,7 +191,8 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
     """
     folder, now = log.folder, time.time_ns() // 1_000_000
     started = now - int(1000 * result.seconds)  # all variants took turns from the first round to the last
-    experiment_id = store.experiment(experiment.cases[0].recipe.tracking.experiment)
+    recipe = experiment.cases[0].recipe
+    experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe, ("ratio",)))
     known: dict[str, str] = json.loads((folder / RUNS).read_bytes()) if (folder / RUNS).exists() else {}
 
     def run(*below: str) -> str:
@@ -200,8 +205,10 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
         return known[name]
 
     parent = run()
-    tags = {"kind": "ablation", "ablation.digest": result.digest, "command": result.command,
-            "mlflow.note.content": summary(result), "hardware": result.machine}  # fmt: skip
+    shared = [each for each in experiment.cases[0].sets if all(each in case.sets for case in experiment.cases)]
+    tags = {"kind": "ablation", "overrides": ", ".join(shared) or "none", "ablation.digest": result.digest,
+            "command": result.command, "mlflow.source.name": str(experiment.path), "hardware": result.machine,
+            DESCRIPTION: f"{describe(_facts(experiment, result, shared))}\n\n{summary(result)}"}  # fmt: skip
     metrics = []
     for step, case in enumerate(result.cases):
         figures = {"a_a": case.a_a.value, "a_a_low": case.a_a.low, "a_a_high": case.a_a.high,
@@ -209,23 +216,26 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
         if case.interaction is not None:
             figures["interaction"] = case.interaction.value
         metrics += [(name, value, now, step) for name, value in figures.items()]
-    settings = {"experiment": experiment.config.model_dump(mode="json")}
-    store.send(parent, metrics, params_of(settings), params_of(tags))
+    settings = flatten(experiment.config.model_dump(mode="json"), "experiment")
+    asked = {path: value for path, value in settings if value not in ("", [], {})}
+    store.send(parent, metrics, params_of(asked), params_of(tags))
     for case, given in zip(result.cases, experiment.cases, strict=False):
         for variant in case.variants:
             below = run(case.name, variant.name)
             tags = {"mlflow.parentRunId": parent, "kind": "variant", "overrides": ", ".join(given.sets) or "none",
-                    "case": case.name, "stages": ",".join(variant.stages) or "none",
-                    "effect": variant.effect, "verdict": variant.verdict or "not asked"}  # fmt: skip
+                    "stages": ",".join(variant.stages) or "none", "effect": variant.effect,
+                    "verdict": variant.verdict or "not asked", **({"case": case.name} if case.name else {}),
+                    DESCRIPTION: describe(_of_variant(variant, folder.name))}  # fmt: skip
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
             figures = {name: getattr(variant, name) for name in _FIGURES}
-            figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high}
+            figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high,
+                        "perf/update_ms": variant.steady_ms}  # fmt: skip
             if (trained := variant.throughput) is not None:
-                figures["per_second"] = trained.per_second
+                figures[f"perf/{case.unit}_per_second"] = trained.per_second
                 figures |= {f"{name}_share": share for name, share in trained.shares.items()}
             metrics = [(name, float(value), now, 0) for name, value in figures.items() if value is not None]
-            metrics += [("update_ms", 1e3 * each["update"][variant.name], now, each["round"])
+            metrics += [("rounds/update_ms", 1e3 * each["update"][variant.name], now, each["round"])
                         for each in log.of(case.name).rounds if variant.name in each["update"]]  # fmt: skip
             store.send(below, metrics, params_of(values), params_of(tags))
             store.set_status(below, "FINISHED", now)
@@ -234,3 +244,25 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
             store.client.log_artifact(parent, str(path))
     store.set_status(parent, "KILLED" if result.interrupted else "FINISHED", now)
     return parent
+
+
+def _facts(experiment: Experiment, result: Result, shared: Sequence[str]) -> dict[str, str]:
+    """What was measured, and what to do now."""
+    recipe, unproven = experiment.cases[0].recipe, [own for each in result.recommendations for own in each.unproven[:1]]
+    return {
+        "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
+        "result": "; ".join(map(str, [*result.recommendations, *unproven])),
+        "overridden": code(*shared),
+        "prove it": code(*(each.command for each in unproven)),
+        "measured by": code(result.command),
+        "whole report": f"{code(REPORT)} among the artifacts",
+    }
+
+
+def _of_variant(variant: VariantResult, ablation: str) -> dict[str, str]:
+    judged = f"; {variant.verdict}: {variant.verdict_summary}" if variant.verdict else ""
+    return {
+        "variant": f"{variant.title} of the ablation {code(ablation)}",
+        "result": f"{variant.ratio}, {variant.effect}{judged}" if variant.stages else "",
+        "stages": code(*variant.stages) or "none",
+    }

@@ -136,7 +136,7 @@ def summary(result: Result) -> str:
     """The report in short, for a page that shows it beside the measurements."""
     lines = []
     for case in result.cases:
-        lines += [f"## {case.name or result.name}", "", *_table(_variants(case, wide=False))]
+        lines += [*([f"## {case.name}", ""] if case.name else []), *_table(_variants(case, wide=False))]
         lines += [*(f"* {line}" for line in _remarks(case)), ""]
     return "\n".join(lines)
 

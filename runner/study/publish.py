@@ -12,6 +12,7 @@ from typing import Any
 
 from optuna.study import Study
 
+from runner.recipe.recipe import flatten
 from runner.study.definition import Definition
 from runner.study.store import IDENTITY
 from runner.study.summary import Summary
@@ -47,12 +48,13 @@ class Publisher:
         if PARENT not in study.user_attrs:
             study.set_user_attr(PARENT, self._run(self._name))
         self._parent = study.user_attrs[PARENT]
-        params = params_of({"study": definition.essentials, "recipe": recipe.name})
+        asked = {path: value for path, value in flatten(definition.essentials, "study") if value is not None}
+        params = params_of({**asked, "recipe": recipe.name})
         self._facts = _facts(definition)
         tags = {
             "kind": "study", "study": study.study_name, "overrides": ", ".join(definition.sets) or "none",
-            DESCRIPTION: describe(self._facts),
-            **config.model_dump(mode="json", include={"budget", "limits"}),
+            DESCRIPTION: describe(self._facts), "mlflow.source.name": str(definition.path),
+            **config.model_dump(mode="json", include={"budget", "limits"}, exclude_none=True),
         }  # fmt: skip
         self._send(self._parent, params, params_of(tags), "RUNNING")
 
@@ -97,7 +99,7 @@ class Publisher:
         spool.append(
             params=params_of(settings), status=_STATUS[str(tags["state"])],
             metrics=self._metrics(values, beside=self._several),
-            tags={**self._tags(int(folder.name)), **params_of(tags)},
+            tags={**self._tags(int(folder.name)), **params_of({name: tag for name, tag in tags.items() if tag != ""})},
         )  # fmt: skip
         spool.close()
         self.catch_up(folder.parent)
@@ -117,7 +119,10 @@ class Publisher:
             self._try(self._store.client.log_artifact, self._parent, str(path))
         said, metrics = f"{status}; {summary.used.trials} of {summary.budget['trials']} trials", list[Metric]()
         for row in summary.best[:1]:
-            said += f"; trial {row.number} is best: {figures(row.values)}"
+            said += f"; trial {row.number} is best"
+            if len(summary.best) > 1:
+                said += f" in {next(iter(row.values))}, of {len(summary.best)} on the Pareto front"
+            said += f": {figures(row.values)}"
             best = self._metrics(row.values, beside=True)
             metrics = [(name, value, _now(), summary.used.trials) for name, value in best.items()]
         tags = {
@@ -148,7 +153,15 @@ class Publisher:
 
     def _tags(self, number: int) -> dict[str, str]:
         name = self._study.study_name
-        return {"mlflow.parentRunId": self._parent, "kind": "trial", "study": name, "trial": str(number)}
+        facts = {
+            "trial": f"{number} of the study {code(name)}",
+            "use it": code(f"runner study best {name} --trial {number} > trial.yaml"),
+            "look at the study": code(f"runner study show {name}"),
+        }
+        return {
+            "mlflow.parentRunId": self._parent, "kind": "trial", "study": name, "trial": str(number),
+            DESCRIPTION: describe(facts),
+        }  # fmt: skip
 
     def _send(self, run_id: str, params: Mapping[str, str], tags: Mapping[str, str], status: str) -> None:
         self._try(self._store.send, run_id, [], params, tags)

@@ -17,5 +17,6 @@ def code(*texts: str) -> str:
 
 
 def figures(metrics: Mapping[str, float]) -> str:
-    """Metrics with four digits."""
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    """Metrics with four digits, or all before the point."""
+    spelled = {name: f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}" for name, value in metrics.items()}
+    return ", ".join(f"{name} {value}" for name, value in spelled.items())

@@ -1,5 +1,6 @@
 """MLflow as the runner uses it: quick to fail, quiet, safe when several come first, and nothing cut in silence."""
 
+import getpass
 import json
 import logging
 import os
@@ -7,9 +8,11 @@ import posixpath
 import re
 import socket
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -20,6 +23,7 @@ from filelock import FileLock
 from runner.recipe.recipe import flatten
 from runner.system.errors import StorageError
 from runner.system.secrets import redact
+from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.view import TAG
 from runner.tracking.workspace import Workspace, folder_name
 
@@ -110,6 +114,15 @@ def _probe(uri: str, database: Path | None) -> None:
         engine.dispose()
 
 
+def _origin() -> dict[str, str]:
+    """From these, MLflow's page fills its columns User and Source."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        user = str(psutil.Process().uids().real)
+    return {"mlflow.user": user, "mlflow.source.type": "LOCAL", "mlflow.source.name": Path(sys.argv[0]).name}
+
+
 class Store:
     """An MLflow tracking store that has answered.
 
@@ -174,7 +187,7 @@ class Store:
     def create_run(self, experiment_id: str, name: str, started: int | None = None) -> str:
         """Starts a run of that name, at a time in milliseconds or now, and returns its id."""
         with self._telling("start a run"):
-            return str(self.client.create_run(experiment_id, start_time=started, run_name=name).info.run_id)
+            return str(self.client.create_run(experiment_id, started, _origin(), name).info.run_id)
 
     def run_named(self, experiment_id: str, name: str) -> str | None:
         """The id of the run of that name; None if there is none."""
@@ -234,14 +247,27 @@ class Store:
         self.client.log_inputs(run_id, [DatasetInput(given, [InputTag("mlflow.data.context", "train")])])
 
     def log_model(self, run_id: str, folder: Path, step: int) -> None:
-        """Logs a folder as the model of a run; a process that died in the middle of it left what is used now."""
-        from mlflow.entities import LoggedModelOutput
+        """Logs a folder as the model of a run, with the run's settings and what it came to at a step.
+
+        A process that died in the middle of it left what is used now.
+        """
+        from mlflow.entities import LoggedModelOutput, Metric
 
         run = self.client.get_run(run_id)
         experiment_id = run.info.experiment_id
         begun = self.client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'", max_results=1)
         name = re.sub(r"[/:.%\"']", "_", run.info.run_name)  # as MLflow has them
-        model = begun[0] if begun else self.client.create_logged_model(experiment_id, name, run_id)
+        params = run.data.params
+        model = begun[0] if begun else self.client.create_logged_model(experiment_id, name, run_id, params=params)
+        facts = {
+            "what it is": f"what {code(run.info.run_name)} had learnt at step {step:,}",
+            "load it": code(f'runner.load_model("{model.model_uri}")'),
+        }
+        self.client.set_logged_model_tags(model.model_id, {DESCRIPTION: describe(facts)})
+        judged = [self.client.get_metric_history(run_id, name) for name in run.data.metrics if name[:5] == "eval/"]
+        points = [point for history in judged for point in history if point.step == step and isfinite(point.value)]
+        own = [Metric(each.key, each.value, each.timestamp, step, model_id=model.model_id) for each in points]
+        self.client.log_batch(run_id, own)
         self.client.log_model_artifacts(model.model_id, str(folder))
         self.client.finalize_logged_model(model.model_id, "READY")
         if run.outputs is None or not run.outputs.model_outputs:

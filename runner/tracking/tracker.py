@@ -1,21 +1,17 @@
 """One run as MLflow will show it. Training writes to a file; a thread carries the file to MLflow."""
 
 import errno
-import getpass
 import hashlib
 import json
 import logging
 import math
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
-
-import psutil
 
 from runner.recipe.recipe import Recipe
 from runner.system.errors import StorageError
@@ -118,11 +114,10 @@ class Tracker(Recorder):
             self.spool.append(status="RUNNING")
         if not cursor:
             self.spool.append(params=params_of(recipe.values()))
-            tags = {**_page(), **tags, **record.tags}
+            tags = {**tags, **record.tags}
         owner = {f"process.{name}": str(value) for name, value in record.owner}
-        self.spool.append(
-            tags=params_of({**owner, "run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline), **tags})
-        )
+        self.headline, place = record.headline, {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
+        self.spool.append(tags=params_of({**tags, **place, **owner}))  # as MLflow's page will have them
         self._monitor = SystemMonitor(self.run_dir) if recipe.tracking.system_metrics else None
         self._threads = [
             Periodic("sync", seconds=2.0, action=self.spool.sync),
@@ -285,12 +280,3 @@ class Tracker(Recorder):
     def _sample(self) -> None:
         if self._monitor is not None:
             self.log(self._monitor.sample(), self.step)
-
-
-def _page() -> dict[str, str]:
-    """From these, MLflow's page fills its columns User and Source."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has no name
-        user = str(psutil.Process().uids().real)
-    return {"mlflow.user": user, "mlflow.source.type": "LOCAL", "mlflow.source.name": Path(sys.argv[0]).name}

@@ -5,15 +5,17 @@ offer it by its name.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from runner.recipe.recipe import Recipe
 
 NAME = "Best runs first"
 TAG, SHARED = "mlflow.sharedViewState.runner", "viewStateShareKey=runner"
 """The tag of the experiment, and what an address says to open it."""
-_RUN_WIDTH, _METRIC_WIDTH = 240, 120
-_WIDTHS = {"duration": 90, "tags.`overrides`": 300, "tags.`kind`": 80}
+_LEADING = {"attributes.`Run Name`": 220, "runDateAndNestInfo": 135}  # the second is when it began
+_METRIC_WIDTH = 120
+_BESIDE = {"tags.`overrides`": 260, "metrics.`perf/update_ms`": 110, "duration": 85, "tags.`kind`": 75}
+"""What stands right of the objective, before all that does not fit a screen."""
 
 
 def headline_of(recipe: Recipe) -> tuple[str, ...]:
@@ -23,14 +25,14 @@ def headline_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
-    """The view for runs of a recipe: its objective, by which it is sorted, its headline, and how long everything took.
+    """The view for runs of a recipe, sorted by its objective: how good, by what, how fast; then the other headline.
 
-    ``also`` are further metrics that stand before the time of an update.
+    ``also`` are further metrics that stand beside the objective.
     """
-    objective, first = recipe.objective, headline_of(recipe)
-    names = dict.fromkeys([*first, *also, "perf/update_ms"])
-    columns = dict.fromkeys((f"metrics.`{name}`" for name in names), _METRIC_WIDTH) | _WIDTHS
-    widths = {"attributes.`Run Name`": _RUN_WIDTH} | columns
+    objective, names = recipe.objective, headline_of(recipe)
+    first = names[:1] if objective else ()
+    columns = _metrics([*first, *also]) | _BESIDE | _metrics(names)
+    widths = _LEADING | columns
     state = {
         "orderByKey": f"metrics.`{first[0]}`" if objective else "attributes.start_time",
         "orderByAsc": objective is not None and objective.direction == "minimize",
@@ -40,3 +42,7 @@ def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
     }
     envelope = {"name": NAME, "createdAt": 0, "state": json.dumps(state)}
     return json.dumps(state | envelope)  # older pages read what is beside the envelope
+
+
+def _metrics(names: Iterable[str]) -> dict[str, int]:
+    return dict.fromkeys((f"metrics.`{name}`" for name in names), _METRIC_WIDTH)

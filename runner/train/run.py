@@ -191,7 +191,7 @@ def _description(
 ) -> str:
     """What the run is and how to go on with it; and what it came to, once it has ended."""
     recipe, digits, metrics = pipeline.recipe, tracker.run_id[:8], metrics or {}
-    headline = [f"eval/{name}" for name in recipe.headline] or sorted(name for name in metrics if name[:5] == "eval/")
+    headline = tracker.headline or sorted(name for name in metrics if name.startswith("eval/"))
     values = {name: metrics[name] for name in (*headline, "perf/update_ms") if name in metrics}
     reports = pipeline.reports.values()
     facts = describe(

@@ -17,20 +17,23 @@ from typing import Any
 from runner.child.protocol import Parent
 from runner.child.spawn import Child, Limits
 from runner.plugin.registry import Registry
+from runner.recipe.loader import assignments
 from runner.recipe.lock import drift
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.system.interval import Interval
+from runner.system.names import shown_path
 from runner.system.places import LOCK_NAME
 from runner.system.processes import Owner
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking import seeds as kept
 from runner.tracking.at_work import at_work
+from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.seeds import HIGH, LOW
 from runner.tracking.store import Store, params_of, shown, text
-from runner.tracking.view import headline_of
+from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import DIGITS, Record, folder_name
 from runner.train.loop import Display, Nowhere
 from runner.train.run import run, stopped_by
@@ -69,7 +72,7 @@ class SeedsResult:
 
 def train_seeds(
     recipes: Mapping[int, Recipe], registry: Registry, workspace: Workspace, display: Display, parallel: int,
-    go_on: bool, tags: Mapping[str, str], note: str,
+    go_on: bool, tags: Mapping[str, str], note: str, again: str,
 ) -> SeedsResult:  # fmt: skip
     """Trains the same recipe with each of these seeds; so many at a time, which share the processor's cores.
 
@@ -84,6 +87,7 @@ def train_seeds(
         go_on: whether to go on with the newest group of the same recipes that is not finished, if there is one.
         tags: of every run, by its user.
         note: the same.
+        again: the command that goes on with them.
 
     Raises:
         StorageError: MLflow's store cannot be reached at the start, or the workspace not be written.
@@ -94,6 +98,8 @@ def train_seeds(
     group = _begun(recipes, workspace, store, go_on, tags, note)
     folder = RunFolder(workspace.seeds / group.name)
     folder.path.mkdir(parents=True, exist_ok=True)
+    published = partial(_publish, store, recipes, group, again)
+    published()
     begun = kept.runs_of(workspace, group)
     finished = {seed for seed, run in begun.items() if _is_finished(run)}
 
@@ -131,7 +137,7 @@ def train_seeds(
             seconds=time.perf_counter() - started, exit_code=code,
         )  # fmt: skip
         ended.update(status=status, metrics=_metrics(means), reason=redact("; ".join(result.failures.values())))
-        _publish(store, recipe, result, curves, means)
+        published(result, curves, means)
     return result
 
 
@@ -147,7 +153,7 @@ def _begun(
             return group.model_copy(update={"status": "RUNNING", "reason": "", "owner": Owner.this_process()})
     recipe, now = next(iter(recipes.values())), time.time()
     name = f"{folder_name(recipe.name)}-seeds"
-    run_id = store.create_run(store.experiment(recipe.tracking.experiment), name)
+    run_id = store.create_run(store.experiment(recipe.tracking.experiment, view_of(recipe)), name)
     name = f"{name}-{run_id[:DIGITS]}"
     store.rename_run(run_id, name)
     overrides = {path: value for path, value in recipe.overrides.items() if path != "seed"}
@@ -239,10 +245,11 @@ def main(parent: Parent) -> None:
 
 
 def _publish(
-    store: Store, recipe: Recipe, result: SeedsResult, curves: kept.Curves, means: Sequence[tuple[str, int, Interval]]
-) -> None:
-    """Writes to MLflow what they come to together; done again, it changes nothing but what is new."""
-    now = time.time_ns() // 1_000_000
+    store: Store, recipes: Mapping[int, Recipe], group: Record, again: str, result: SeedsResult | None = None,
+    curves: kept.Curves | None = None, means: Sequence[tuple[str, int, Interval]] = (),
+) -> None:  # fmt: skip
+    """Writes to MLflow what is trained, and what it comes to; done again, it changes nothing but what is new."""
+    now, recipe, run_id = time.time_ns() // 1_000_000, next(iter(recipes.values())), str(group.run_id)
     metrics = [
         (f"eval/{name}{end}", value, now, step)
         for name, step, mean in means
@@ -250,11 +257,30 @@ def _publish(
         if math.isfinite(value)
     ]
     values = {name: value for name, value in recipe.values().items() if name != "seed"}
-    tags = {"kind": "seeds", "runs": ",".join(result.runs.values())}
+    overridden = [each for each in assignments(recipe.overrides) if not each.startswith("seed=")]
+    facts = {
+        "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
+        "result": f"{result.status}; {_spelled(result.means, recipe.headline)}" if result else "",
+        "seeds": ", ".join(map(str, recipes)),
+        "overridden": code(*overridden),
+        "go on with it": "" if result and result.status == "FINISHED" else code(again),
+        "compare it": code(f"runner compare {group.name.rpartition('-')[2]} OTHER_GROUP"),
+    }
+    tags = {"kind": "seeds", "overrides": ", ".join(overridden) or "none", "mlflow.source.name": str(recipe.path),
+            DESCRIPTION: describe(facts)}  # fmt: skip
     try:
-        store.send(result.run_id, metrics, params_of({**values, "seeds": sorted(result.runs)}), params_of(tags))
-        for path in kept.draw(curves, recipe.headline, recipe.length[0], Path(result.folder)):
-            store.client.log_artifact(result.run_id, str(path))
-        store.set_status(result.run_id, result.status, now)
+        store.send(run_id, metrics, params_of({**values, "seeds": sorted(recipes)}), params_of(tags))
+        if result is not None:
+            for path in kept.draw(curves or {}, recipe.headline, recipe.length[0], Path(result.folder)):
+                store.client.log_artifact(run_id, str(path))
+        store.set_status(run_id, result.status if result else "RUNNING", now)
     except Exception as error:  # MLflow raises whatever its database and network drivers raise
-        _log.warning("MLflow lacks what %s has come to: %s", result.name, str(error).partition("\n")[0])
+        _log.warning("MLflow lacks what %s has come to: %s", group.name, str(error).partition("\n")[0])
+
+
+def _spelled(means: Mapping[str, Interval], headline: Sequence[str]) -> str:
+    """The means with their intervals, the headline first."""
+    names = dict.fromkeys([*(name for name in headline if name in means), *means])
+    return ", ".join(
+        f"eval/{name} {means[name].mean:.4g} [{means[name].low:.4g}, {means[name].high:.4g}]" for name in names
+    )

@@ -139,18 +139,22 @@ def check_mlflow(done):
     assert (parent.info.status, parent.data.tags["kind"]) == ("FINISHED", "ablation")
     assert parent.info.run_name == f"ablation {Path(done.folder).name}"
     assert parent.info.end_time - parent.info.start_time >= 1000 * done.seconds - 1
-    assert "\n| all" in parent.data.tags["mlflow.note.content"]
+    told = parent.data.tags["mlflow.note.content"]
+    assert told.startswith("* **recipe**: `marl_phase1`, from `")
+    assert told.index("* **result**: three: use ") < told.index("\n\n## three\n") < told.index("\n| all")
+    assert "data.followers=2" in parent.data.tags["overrides"].split(", ")
     assert "README.md" in {file.path for file in client.list_artifacts(done.run_id)}
     below = client.search_runs(
         [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{done.run_id}' and tags.verdict = 'PASS'"
     )
     (whole,) = below
     assert whole.data.metrics["ratio"] == pytest.approx(done.cases[0].named("all").ratio.value)
+    assert whole.data.metrics["perf/update_ms"] == pytest.approx(done.cases[0].named("all").steady_ms)
     assert whole.data.tags["stages"] == ",".join(STAGES)
     assert whole.data.tags["kind"] == "variant"
     assert whole.info.run_name == f"three all of ablation {Path(done.folder).name}"
     assert "data.followers=2" in whole.data.tags["overrides"].split(", ")
-    assert len(client.get_metric_history(whole.info.run_id, "update_ms")) == 3
+    assert len(client.get_metric_history(whole.info.run_id, "rounds/update_ms")) == 3
 
 
 @pytest.mark.usefixtures("migrated_workspace", "quick_children")

@@ -59,7 +59,10 @@ def test_data_and_model_of_a_run_are_logged_once_however_often_they_are_sent(sto
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_text("1 2 3")
     spool.append(t=1, dataset={"name": "digits", "digest": "3f2a91c0", "profile": '{"held_out": 360}'})
-    spool.append(t=2, step=7, model="model")
+    spool.append(t=1, step=6, metrics={"eval/loss": 0.5})
+    spool.append(t=2, step=7, metrics={"eval/loss": 0.2, "train/loss": 0.1}, params={"seed": "3"})
+    spool.append(t=3, step=8, metrics={"eval/loss": 0.4})
+    spool.append(t=4, step=7, model="model")
     for _ in range(2):
         place_of(spool.path).unlink(missing_ok=True)
         Shipper(store, run_id, spool.path).ship()
@@ -71,6 +74,10 @@ def test_data_and_model_of_a_run_are_logged_once_however_often_they_are_sent(sto
     assert model.step == 7
     (logged,) = store.client.search_logged_models([run.info.experiment_id])
     assert (logged.model_id, logged.status, logged.source_run_id) == (model.model_id, "READY", run_id)
+    assert logged.params == {"seed": "3"}
+    assert [(each.key, each.value, each.step) for each in logged.metrics] == [("eval/loss", 0.2, 7)]
+    assert f'runner.load_model("{logged.model_uri}")' in logged.tags["mlflow.note.content"]
+    assert history(store, run_id, "eval/loss") == [(6, 0.5, 1), (7, 0.2, 2), (8, 0.4, 3)]
     assert (store.model(logged.model_uri) / "weights").read_text() == "1 2 3"
 
 

@@ -14,11 +14,12 @@ from runner.tracking.view import NAME, SHARED, TAG, view_of
 
 COLUMNS = [
     "attributes.`Run Name`",
-    "metrics.`eval/nats_per_character`",
+    "metrics.`eval/accuracy`",
+    "tags.`overrides`",
     "metrics.`perf/update_ms`",
     "duration",
-    "tags.`overrides`",
     "tags.`kind`",
+    "metrics.`eval/loss`",
 ]
 GROUPS = ("attributes.", "metrics.", "tags.", "duration")
 """Beginnings of the columns' ids, of which boxes to tick have none."""
@@ -46,12 +47,12 @@ class Table(HTMLParser):
             self._rows[found["row-id"]] = int(found["row-index"])
 
 
-def test_the_objective_orders_the_runs_and_leads_the_columns():
+def test_the_objective_orders_the_runs_and_what_was_overridden_stands_beside_it():
     view = json.loads(view_of(recipe("digits_classifier"), also=("perf/samples_per_second",)))
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`eval/accuracy`", False)
     assert view["selectedColumns"] == [
-        "metrics.`eval/accuracy`", "metrics.`eval/loss`", "metrics.`perf/samples_per_second`",
-        "metrics.`perf/update_ms`", "tags.`overrides`", "tags.`kind`",
+        "metrics.`eval/accuracy`", "metrics.`perf/samples_per_second`", "tags.`overrides`", "metrics.`perf/update_ms`",
+        "tags.`kind`", "metrics.`eval/loss`",
     ]  # fmt: skip
     assert json.loads(view_of(recipe("shakespeare_gpt")))["orderByAsc"]  # less is better
 
@@ -74,14 +75,13 @@ def test_an_experiment_keeps_the_view_of_the_newest_recipe():
 @needs_browser
 def test_mlflows_page_shows_the_view(migrated_workspace, tmp_path):
     store = Store(Workspace())
-    given = recipe("shakespeare_gpt")
+    given = recipe("digits_classifier")
     experiment_id = store.experiment("tests", view_of(given))
     runs = {}
-    for name, loss in {"bad": 2.5, "best": 1.5, "ablation": None, "good": 2.0}.items():
+    for name, accuracy in {"bad": 0.5, "best": 0.9, "ablation": None, "good": 0.8}.items():
         runs[name] = store.create_run(experiment_id, name)
-        metrics = (
-            {"eval/nats_per_character": loss, "eval/other": 1.0, "perf/update_ms": 3.0} if loss else {"ratio": 1.0}
-        )
+        judged = {"eval/accuracy": accuracy, "eval/loss": 0.3, "eval/other": 1.0, "perf/update_ms": 3.0}
+        metrics = judged if accuracy else {"ratio": 1.0}
         points = [(metric, value, 1, step) for metric, value in metrics.items() for step in (1, 2)]
         store.send(runs[name], points, {"seed": "1"}, {"kind": "run", "overrides": "seed=1", "device": "cpu"})
     with server(migrated_workspace / "mlflow.db", migrated_workspace / "artifacts") as mlflow:
