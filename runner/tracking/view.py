@@ -12,9 +12,9 @@ from runner.recipe.recipe import Recipe
 NAME = "Best runs first"
 TAG, SHARED = "mlflow.sharedViewState.runner", "viewStateShareKey=runner"
 """The tag of the experiment, and what an address says to open it."""
-_LEADING = {"attributes.`Run Name`": 220, "runDateAndNestInfo": 135}  # the second is when it began
+_LEADING = {"attributes.`Run Name`": 210, "runDateAndNestInfo": 140}  # the second is when it began
 _METRIC_WIDTH = 120
-_BESIDE = {"tags.`overrides`": 260, "metrics.`perf/update_ms`": 110, "duration": 85, "tags.`kind`": 75}
+_BESIDE = {"tags.`overrides`": 300, "metrics.`perf/update_ms`": 120, "duration": 80, "tags.`kind`": 75}
 """What stands right of the objective, before all that does not fit a screen."""
 
 

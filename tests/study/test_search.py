@@ -159,7 +159,11 @@ def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migra
         assert run.data.tags["kind"] == "trial"
         assert run.data.params.keys() == params_of(load_study(path, (), Registry()).recipe.values()).keys()
         assert "optimizer.actor.lr=0." in run.data.tags["overrides"]
+        use = f"`runner study best tiny --trial {run.data.tags['trial']} > trial.yaml`"
+        assert use in run.data.tags["mlflow.note.content"]
+        assert "reason" not in run.data.tags  # there is none
     assert (parent.data.tags["kind"], parent.data.tags["study"], parent.data.tags["trials"]) == ("study", "tiny", "2")
+    assert "null" not in parent.data.params.values()
     best = max(values.values())
     assert parent.data.metrics == {"eval/return": best, "objective/eval/return": best}
     assert "FINISHED; 2 of 2 trials; trial " in parent.data.tags["mlflow.note.content"]
