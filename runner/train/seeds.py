@@ -126,19 +126,29 @@ def train_seeds(
         code = next((error.exit_code for error in failures.values()), ExitCode.DONE)
         if stop.asked is not None:
             code = stopped_by(stop.asked, recipe)
-        status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
-        runs = kept.runs_of(workspace, group)
-        curves = kept.evaluations(runs)
-        means = list(kept.means(curves, len(recipes)))
-        result = SeedsResult(
-            name=group.name, status=status, run_id=str(group.run_id), folder=str(folder.path),
-            runs={seed: each.name for seed, each in runs.items()}, values=kept.last(curves),
-            means={name: mean for name, _, mean in means}, failures={n: str(each) for n, each in failures.items()},
-            seconds=time.perf_counter() - started, exit_code=code,
-        )  # fmt: skip
-        ended.update(status=status, metrics=_metrics(means), reason=redact("; ".join(result.failures.values())))
+        seconds = time.perf_counter() - started
+        result, curves, means = _came_to(workspace, group, folder.path, len(recipes), failures, seconds, code)
+        ended.update(status=result.status, metrics=_metrics(means), reason=redact("; ".join(result.failures.values())))
         published(result, curves, means)
     return result
+
+
+def _came_to(
+    workspace: Workspace, group: Record, folder: Path, count: int, failures: Mapping[int, RunnerError], seconds: float,
+    code: ExitCode,
+) -> tuple[SeedsResult, kept.Curves, list[tuple[str, int, Interval]]]:  # fmt: skip
+    """The result, and the curves and means that it is made from."""
+    status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
+    runs = kept.runs_of(workspace, group)
+    curves = kept.evaluations(runs)
+    means = list(kept.means(curves, count))
+    result = SeedsResult(
+        name=group.name, status=status, run_id=str(group.run_id), folder=str(folder),
+        runs={seed: each.name for seed, each in runs.items()}, values=kept.last(curves),
+        means={name: mean for name, _, mean in means}, failures={seed: str(each) for seed, each in failures.items()},
+        seconds=seconds, exit_code=code,
+    )  # fmt: skip
+    return result, curves, means
 
 
 def _begun(
