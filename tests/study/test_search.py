@@ -133,9 +133,11 @@ def test_the_best_recipe_is_one_that_run_accepts_and_that_comes_to_the_same(tmp_
     assert summary["rows"][0]["is_recipe"]
     shown = start(tmp_path, "study", "show", str(path), "--json").data()
     assert shown["rows"] == summary["rows"]
+    command = f"optuna-dashboard sqlite:///{migrated_workspace / 'optuna.db'}"
+    assert summary["dashboard"] == shown["dashboard"] == command
     assert 0 < summary["overhead_s"] < math.inf
     (report,) = (migrated_workspace / "studies").glob("*/report.html")
-    assert "tiny" in report.read_text()
+    assert f"<code>{command}</code>" in report.read_text()
 
 
 def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migrated_workspace):
@@ -174,7 +176,9 @@ def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migra
     trial = migrated_workspace / "studies" / "tiny" / "trials" / f"{int(lacking.data.tags['trial']):04d}"
     for place in (trial / "spool.offset", *trial.glob("seed-*/spool.offset")):
         place.unlink()
-    assert search(tmp_path, path).wait() == 0
+    again = search(tmp_path, path)
+    assert again.wait() == 0
+    assert f"in a browser: optuna-dashboard sqlite:///{migrated_workspace / 'optuna.db'}\n" in again.stdout
     query = f"tags.trial = '{lacking.data.tags['trial']}'"
     (sent,) = client.search_runs([lacking.info.experiment_id], query)
     assert (sent.info.status, sent.data.metrics) == ("FINISHED", lacking.data.metrics)
