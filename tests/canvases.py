@@ -11,6 +11,7 @@ def kept(monkeypatch):
 
     def keep(figure, path, **how):
         save(figure, path, **how)
+        figure.set_dpi(how["dpi"])  # so that what is measured of it is as it was saved
         found[Path(path).stem] = figure
 
     monkeypatch.setattr(Figure, "savefig", keep)
@@ -39,3 +40,12 @@ def cut(figure):
                 inside = box.x0 <= x - radius and x + radius <= box.x1 and box.y0 <= y - radius and y + radius <= box.y1
                 found += [] if inside else [(line.get_label(), x, y)]
     return found
+
+
+def beneath(figure):
+    """The numbers at the lowest panel's horizontal axis, each with where it begins and ends, from left to right."""
+    axes = figure.axes[-1]
+    low, high = axes.get_xlim()
+    shown = [text for text in axes.get_xticklabels(which="both") if low <= text.get_position()[0] <= high]
+    boxes = [(text.get_window_extent(), text.get_text()) for text in shown if text.get_text()]
+    return sorted((box.x0, box.x1, text) for box, text in boxes)

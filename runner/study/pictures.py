@@ -108,7 +108,9 @@ def _slice(summary: Summary, path: str, canvas: Any) -> None:
         if math.isfinite(high - low) and low < high:
             axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
         if numbers and path in summary.logarithmic:
-            axes.set_xscale("log")
+            axes.set_xscale("log", subs=())
+            axes.xaxis.get_major_locator().set_params(subs=(1, 3) if max(settings) < 1e3 * min(settings) else (1,))
+            axes.xaxis.set_major_formatter("{x:g}")
         if not numbers:
             choices = list(dict.fromkeys(map(str, settings)))
             axes.set(xticks=range(len(choices)), xticklabels=choices, xlim=(-0.5, len(choices) - 0.5))

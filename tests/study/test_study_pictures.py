@@ -1,9 +1,10 @@
 import builtins
 from dataclasses import replace
+from itertools import pairwise
 
 import matplotlib.image
 import pytest
-from canvases import cut, kept, told, written
+from canvases import beneath, cut, kept, told, written
 from summaries import RETURN, ROWS, SPEED, single, summary
 
 from runner.study.pictures import draw
@@ -63,10 +64,21 @@ def test_a_setting_stands_against_every_objective_on_the_scale_that_all_settings
     rows = [replace(each, settings=dict(each.settings)) for each in ROWS]
     del rows[1].settings["optimizer.actor.lr"]  # it does not exist in every trial
     rows[2].settings["optimization.amp"] = "off"
+    rows[3].settings["optimizer.actor.lr"] = 0.003
     draw(summary(rows=rows), tmp_path)
     amp, rate = figures["slice-amp"], figures["slice-optimizer.actor.lr"]
     assert [axes.get_title(loc="left") for axes in amp.axes] == [f"{RETURN} ↑", f"{SPEED} ↑"]
     assert [axes.get_ylim() for axes in amp.axes] == [axes.get_ylim() for axes in rate.axes]
     assert [text.get_text() for text in amp.axes[1].get_xticklabels()] == ["{dtype: bf16}", "off"]
-    assert rate.axes[0].get_xscale() == "log"
+    assert rate.axes[1].get_xscale() == "log"
     assert rate.get_suptitle() == "3 trials with a value, each the mean of 3 seeds"
+
+
+@pytest.mark.parametrize(("high", "some"), [(0.003, {"0.0003", "0.001", "0.003"}), (10.0, {"0.001", "0.1", "10"})])
+def test_no_two_numbers_of_a_logarithmic_scale_run_into_each_other(high, some, tmp_path, monkeypatch):
+    figures = kept(monkeypatch)
+    rows = [replace(ROWS[0], settings={"optimizer.actor.lr": high}), ROWS[1]]
+    draw(summary(rows=rows), tmp_path)
+    numbers = beneath(figures["slice-optimizer.actor.lr"])
+    assert some <= {text for *_, text in numbers}
+    assert all(one[1] < other[0] for one, other in pairwise(numbers))
