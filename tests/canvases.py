@@ -30,7 +30,7 @@ def written(axes):
 
 
 def cut(figure):
-    """The points of which a part lies behind the border of their panel."""
+    """The points and bars of which a part lies behind the border of their panel."""
     found = []
     for axes in figure.axes:
         box = axes.get_window_extent()
@@ -39,6 +39,7 @@ def cut(figure):
             for x, y in line.get_transform().transform(line.get_xydata()):
                 inside = box.x0 <= x - radius and x + radius <= box.x1 and box.y0 <= y - radius and y + radius <= box.y1
                 found += [] if inside else [(line.get_label(), x, y)]
+        found += [bar for bar in axes.patches if bar.get_window_extent().x1 > box.x1 + 1]
     return found
 
 
