@@ -1,0 +1,31 @@
+"""Lines of text for a screen."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.system.lines import labelled, wrapped
+
+WORDS = st.lists(
+    st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=30), max_size=12
+)
+
+
+@given(WORDS, st.integers(20, 90), st.integers(0, 8))
+def test_every_word_is_whole_and_in_its_place(words, width, hang):
+    lines = list(wrapped(" ".join(words), width, hang))
+    assert " ".join(lines).split() == words
+    assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
+
+
+def test_what_is_wrapped_goes_on_beneath_its_beginning_and_a_path_stays_whole():
+    path = "/a/" + "long/" * 20 + "path"
+    assert list(wrapped(f"  kept in the folder {path}\n\nnext", 24, hang=2)) == [
+        "  kept in the folder", f"    {path}", "", "next",
+    ]  # fmt: skip
+
+
+def test_a_label_stands_beside_the_first_line_alone():
+    assert list(labelled("run   ", ["one two three four five six", "seven"], 26)) == [
+        ("run   ", "one two three four"), ("      ", "five six"), ("      ", "seven"),
+    ]  # fmt: skip
+    assert list(labelled("run   ", [], 26)) == []
