@@ -59,7 +59,7 @@ class Publisher:
         self._send(self._parent, params, params_of(tags), "RUNNING")
 
     def name_of(self, number: int) -> str:
-        """The name of a trial's run."""
+        """The name of a trial's recipe."""
         return f"{self._name}-{number:04d}"
 
     def trial(self, number: int, settings: Mapping[str, Any], tags: Mapping[str, object]) -> str:
@@ -146,7 +146,7 @@ class Publisher:
     def _run_of(self, number: int) -> str:
         """The run of a trial; empty, with a warning, if MLflow cannot be reached now."""
         try:
-            return self._run(self.name_of(number))
+            return self._run(f"trial {number} of {self._name}")  # what differs stands first, as columns are narrow
         except StorageError as error:
             _log.warning("%s; it is told when it answers again", error)
             return ""

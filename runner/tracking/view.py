@@ -12,9 +12,8 @@ from runner.recipe.recipe import Recipe
 NAME = "Best runs first"
 TAG, SHARED = "mlflow.sharedViewState.runner", "viewStateShareKey=runner"
 """The tag of the experiment, and what an address says to open it."""
-_LEADING = {"attributes.`Run Name`": 210, "runDateAndNestInfo": 140}  # the second is when it began
-_METRIC_WIDTH = 120
-_BESIDE = {"tags.`overrides`": 300, "metrics.`perf/update_ms`": 120, "duration": 80, "tags.`kind`": 75}
+_RUN_WIDTH, _METRIC_WIDTH = 240, 120
+_BESIDE = {"tags.`overrides`": 270, "metrics.`perf/update_ms`": 120, "duration": 80, "tags.`kind`": 75}
 """What stands right of the objective, before all that does not fit a screen."""
 
 
@@ -32,7 +31,7 @@ def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
     objective, names = recipe.objective, headline_of(recipe)
     first = names[:1] if objective else ()
     columns = _metrics([*first, *also]) | _BESIDE | _metrics(names)
-    widths = _LEADING | columns
+    widths = {"attributes.`Run Name`": _RUN_WIDTH} | columns
     state = {
         "orderByKey": f"metrics.`{first[0]}`" if objective else "attributes.start_time",
         "orderByAsc": objective is not None and objective.direction == "minimize",

@@ -163,6 +163,7 @@ def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migra
         assert "optimizer.actor.lr=0." in run.data.tags["overrides"]
         use = f"`runner study best tiny --trial {run.data.tags['trial']} > trial.yaml`"
         assert use in run.data.tags["mlflow.note.content"]
+        assert run.info.run_name == f"trial {run.data.tags['trial']} of {parent.info.run_name}"
         assert "reason" not in run.data.tags  # there is none
     assert (parent.data.tags["kind"], parent.data.tags["study"], parent.data.tags["trials"]) == ("study", "tiny", "2")
     assert "null" not in parent.data.params.values()
