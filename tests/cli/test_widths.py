@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import typer
 from run_folders import run_folder, seed_group
-from running import train_here
+from running import tiny
 
 from runner.cli import app, main
 from runner.plugin.registry import SECTIONS, Registry
+from runner.recipe.lock import write_lock
 from runner.tracking import Workspace
+from runner.tracking.tracker import Tracker
 
 WHOLE = 400
 """Columns in which nothing need be wrapped."""
@@ -46,7 +48,6 @@ COMMANDS = [
     *(("show", "marl_phase2", "--origin"), ("show", "RUN_DIR/recipe.lock.yaml", "--origin")),
     *(("validate", "marl_phase2", "digits_classifier"), ("validate", "marl_phase2", "train.batchsize=3", "seed=x")),
     *(("compare", "RUN", "OTHER"), ("compare", "RUN", "OTHER", "--all"), ("compare", "GROUP", "LATER_GROUP")),
-    ("evaluate", "RUN"),
     *NOTHING,
 ]
 
@@ -58,6 +59,17 @@ class Terminal(io.StringIO):
         return True
 
 
+def tracked(name, *sets):
+    """The folder of a run that MLflow knows, and that ended before its first step."""
+    recipe, registry = tiny(name, *sets), Registry()
+    tags = {"stages": ",".join(recipe.stages), "stages.inactive.async_transfer": "nothing to do on a CPU"}
+    tracker = Tracker.open(Workspace(), recipe, tags, {"reason": "to see"}, "what it is about " * 8)
+    tracker.artifact(write_lock(recipe, tracker.run_dir, registry))
+    tracker.log({f"eval/{metric}": len(name) / 7 for metric in recipe.headline}, 1)
+    tracker.close("FINISHED", "", 30.0)
+    return tracker.run_dir
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory, migrated_database):
     """One with runs and groups of them, and what stands for their names in the commands."""
@@ -66,12 +78,11 @@ def workspace(tmp_path_factory, migrated_database):
         patch.setenv("RUNNER_WORKSPACE", str(root))
         root.mkdir()
         Path(root, "mlflow.db").write_bytes(migrated_database.read_bytes())
-        stages = ["optimization.merged_critic_loss=off", "optimizer.actor.lr=0.0001234"]
-        run, other = train_here("marl_phase2"), train_here("marl_phase1", *stages)
+        run, other = tracked("marl_phase2"), tracked("marl_phase1", "optimizer.actor.lr=0.0001234")
         (group, _), (later, _) = seed_group(10, 14), seed_group(11, 17, began=9.0, status="KILLED", step=1)
         run_folder("a_recipe_with_a_name_that_is_very_long_indeed", status="FAILED", reason="out of luck " * 20)
-        names = {"RUN": run.run_name, "OTHER": other.run_name, "GROUP": group.name, "LATER_GROUP": later.name}
-        yield Workspace(), names | {"RUN_DIR": run.run_dir}
+        names = {"RUN": run.name, "OTHER": other.name, "GROUP": group.name, "LATER_GROUP": later.name}
+        yield Workspace(), names | {"RUN_DIR": str(run)}
 
 
 @pytest.fixture
@@ -117,5 +128,5 @@ def test_no_word_is_torn_and_no_line_is_longer_than_the_screen(seen, workspace, 
 
 
 def test_every_verb_is_among_them_unless_its_own_tests_look_at_its_tables():
-    own = {"run", "resume", "rm", "sync", "verify", "ablate", "profile", "schema", "ui", "study", "data"}
+    own = {"run", "resume", "evaluate", "rm", "sync", "verify", "ablate", "profile", "schema", "ui", "study", "data"}
     assert {verb[0] for verb in VERBS} - {words[0] for words in COMMANDS if "--help" not in words} <= own
