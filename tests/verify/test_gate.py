@@ -92,18 +92,14 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
 
 
 def test_without_time_to_train_nothing_is_claimed():
-    verdict = quick(tiny("digits_classifier", *MIXED, "train.batch_size=16"), REGISTRY, ("amp",))
+    verdict = quick(tiny("digits_classifier", *MIXED), REGISTRY, ("amp",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "no training was begun" in verdict.summary
 
 
 def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch):
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
-    verdict = quick(
-        tiny("digits_classifier", "optimization.fused_optimizer=on", "train.batch_size=16"),
-        REGISTRY,
-        ("fused_optimizer",),
-    )
+    verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert (verdict.outcome, verdict.contract) == (Outcome.PASS, "Close")
     assert "needs no training to see" in verdict.summary
 
@@ -112,19 +108,11 @@ def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeyp
     monkeypatch.setattr(FusedOptimizerConfig, "prepares", True)
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
     assert (
-        quick(
-            tiny("digits_classifier", "optimization.fused_optimizer=on", "train.batch_size=16"),
-            REGISTRY,
-            ("fused_optimizer",),
-        ).summary
+        quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",)).summary
         == NOT_BEGUN
     )
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Close())
-    verdict = quick(
-        tiny("digits_classifier", "optimization.fused_optimizer=on", "train.batch_size=16"),
-        REGISTRY,
-        ("fused_optimizer",),
-    )
+    verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "fused_optimizer changes what batches are drawn" in verdict.summary
 
