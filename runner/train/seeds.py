@@ -109,20 +109,13 @@ def train_seeds(
     with at_work(folder, group, known) as ended, stop_on_signals() as stop:
         given = {"group": [group.name, group.run_id], "tags": dict(tags), "note": note}
         together = _Together(display, recipe.length[1] * len(finished))
-        failures: dict[int, RunnerError] = {}
 
         def train(seed: int) -> None:
-            try:
-                if not stop:
-                    order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
-                    order.carry_out(stop, partial(together.advance, seed))
-                    finished.add(seed)
-            except RunnerError as error:
-                if not stop:
-                    failures[seed] = error
+            order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
+            order.carry_out(stop, partial(together.advance, seed))
+            finished.add(seed)
 
-        with ThreadPoolExecutor(parallel) as pool:
-            list(pool.map(train, [seed for seed in recipes if seed not in finished]))
+        failures = _failures(train, [seed for seed in recipes if seed not in finished], parallel, stop)
         code = next((error.exit_code for error in failures.values()), ExitCode.DONE)
         if stop.asked is not None:
             code = stopped_by(stop.asked, recipe)
@@ -131,6 +124,23 @@ def train_seeds(
         ended.update(status=result.status, metrics=_metrics(means), reason=redact("; ".join(result.failures.values())))
         published(result, curves, means)
     return result
+
+
+def _failures(train: Callable[[int], None], seeds: Sequence[int], parallel: int, stop: Stop) -> dict[int, RunnerError]:
+    """Trains so many at a time; what became of those that failed by themselves."""
+    found: dict[int, RunnerError] = {}
+
+    def one(seed: int) -> None:
+        try:
+            if not stop:
+                train(seed)
+        except RunnerError as error:
+            if not stop:
+                found[seed] = error
+
+    with ThreadPoolExecutor(parallel) as pool:
+        list(pool.map(one, seeds))
+    return found
 
 
 def _came_to(
