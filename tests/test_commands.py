@@ -79,9 +79,14 @@ def files_of(page):
 
 
 def commands_of(page):
-    """Commands of a page in their order, and those within its text after them."""
+    """Commands of a page in their order, and those within its text after them.
+
+    Raises:
+        AssertionError: a block has a language of which nobody knows whether it holds commands.
+    """
     found, spans = [], []
     for text, language, code in paragraphs(page):
+        assert language in ("", "console", "bash", "python", "yaml", "toml"), (page.name, language)
         lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
         found += [line for line in lines if re.match(r"([A-Z_]+=\S+ )?(runner|pip|python) ", line)]
         spans += [span for span in SPANS.findall(text) if not PLACEHOLDER.search(span) and not NAMED.search(span)]
@@ -90,7 +95,7 @@ def commands_of(page):
             found += re.findall(r"^\$ (.*)$", code, re.MULTILINE)
         elif language == "bash" and not code.startswith("#!"):
             found += [part for line in code.splitlines() for part in line.split(" && ") if not part.startswith(". ")]
-    return list(dict.fromkeys([*found, *spans]))
+    return [*found, *(span for span in dict.fromkeys(spans) if span not in found)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -113,7 +118,7 @@ def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch,
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    commands = commands_of(page)
+    commands, runs = commands_of(page), {}
     for index, command in enumerate(commands):
         if page.stem == "plugins" and "mine.py" in command:
             continue  # test_plugins_page.py runs these, and looks at what comes out
@@ -122,7 +127,7 @@ def test_the_commands_of_a_page_work_in_their_order(page, tmp_path, monkeypatch,
         if "runner resume" in commands[index + 1 : index + 3] and command.startswith("runner run"):
             kill_in_the_middle(command.split()[1:], tmp_path)
         else:
-            obey(command, page, tmp_path, monkeypatch)
+            obey(command, page, runs, tmp_path, monkeypatch)
 
 
 def kill_in_the_middle(words, tmp_path):
@@ -162,44 +167,56 @@ def shrink(path):
     path.write_text(yaml.safe_dump(given))
 
 
-def obey(command, page, tmp_path, monkeypatch):
+def obey(command, page, runs, tmp_path, monkeypatch):
     """Runs a command as a reader would, but for what makes it small."""
     for there, here in ELSEWHERE.items():
         command = command.replace(there, here.format(tmp_path))
-    while assignment := re.match(r"(?:export )?([A-Z_]+)=(\S+)(?: |$)", command):
-        monkeypatch.setenv(assignment[1], os.path.expandvars(assignment[2]))
-        command = command[assignment.end() :]
-    command, _, target = command.partition(" > ")
-    words = shlex.split(with_runs(command))
-    if not words:
-        return
-    program = Path(words[0]).name
-    if program == "runner":
-        said = run(words[1:], page, tmp_path)
-        if target:
-            Path(target).write_text(said)
-    elif program == "pip":
-        install(words, tmp_path, monkeypatch)
-    else:
-        assert program in ("python3", "pytest", "mkdocs"), f"{page.name}: nothing runs '{command}'"
-        assert command.removeprefix("python3") in CHECKS  # which is run on a clean checkout
+    exported = command.startswith("export ")
+    with monkeypatch.context() as beside:
+        while assignment := re.match(r"(?:export )?([A-Z_]+)=(\S+)(?: |$)", command):
+            (monkeypatch if exported else beside).setenv(assignment[1], os.path.expandvars(assignment[2]))
+            command = command[assignment.end() :]
+        command, _, target = command.partition(" > ")
+        words = shlex.split(with_runs(command, runs))
+        program = Path(words[0]).name if words else "export"
+        if program == "runner":
+            said = run(words[1:], page, tmp_path)
+            if target:
+                Path(target).write_text(said)
+        elif program == "pip":
+            install(words, tmp_path, monkeypatch)
+        elif program != "export":
+            assert program in ("python3", "pytest", "mkdocs"), f"{page.name}: nothing runs '{command}'"
+            checks = [line.partition(" #")[0] for line in CHECKS.splitlines()]  # run on a clean checkout
+            assert any(line.endswith(command.removeprefix("python3")) for line in checks), command
 
 
-def with_runs(command):
-    """The command with runs that there are, the newest first; they are trained if there are too few."""
-    named = list(dict.fromkeys(RUN.findall(command)))
-    there = sorted(Path(".runner/runs").glob("*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    while len(there) < len(named):
-        there.append(Path(train_here("digits_classifier", "train.epochs=1").run_dir))
-    for name, path in zip(named, there, strict=False):
-        command = command.replace(name, path.name)
+def with_runs(command, runs):
+    """The command with runs that there are; each name stands for the same one as long as the page goes on.
+
+    Args:
+        command: may name runs that only its author has.
+        runs: by the digits that the page has, those that stand for them; a new name is the newest that has none, of
+            its recipe if it says that, and is trained if there is none.
+    """
+    for name in RUN.findall(command):
+        recipe, digits = name[:-9], name[-8:]
+        if digits not in runs:
+            there = [path for path in Path(".runner/runs").glob(f"{recipe or '*'}-*") if path.name not in runs.values()]
+            if not there:
+                there = [
+                    Path(train_here(recipe or "digits_classifier", *(() if recipe else ("train.epochs=1",))).run_dir)
+                ]
+            runs[digits] = max(there, key=lambda path: path.stat().st_mtime).name
+        assert Path(".runner/runs", runs[digits]).is_dir(), f"'{command}' names a run that was removed"
+        command = command.replace(name, runs[digits])
     return command
 
 
 def run(words, page, tmp_path):
     """Runs the runner; returns what it printed."""
     verb = words[0]
-    if verb == "ablate" and not words[1].endswith(".yaml"):
+    if verb == "ablate" and not words[1].endswith(".yaml"):  # a recipe has no setting for fewer rounds
         Path("ablation.yaml").write_text(f"kind: ablation\nname: small\nrecipe: {words[1]}\n")
         shrink(Path("ablation.yaml"))
         words[1] = "ablation.yaml"
@@ -249,6 +266,9 @@ def small_settings(recipe, page):
 
 def install(words, tmp_path, monkeypatch):
     """Extras are known and pinned, and here already; a folder is installed."""
+    (what,) = (word for word in words[2:] if not word.startswith("-") and word != "constraints.txt")
+    assert what.startswith((".[", "./", "proven-runner[")), words
+    assert ("-c" in words) == what.startswith(".[")  # who has the checkout has the pins
     extras = {extra for word in words for found in re.findall(r"\[(.*?)\]", word) for extra in found.split(",")}
     assert extras <= {extra for each in requires("proven-runner") for extra in re.findall(r'extra == "(\w+)"', each)}
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}

@@ -60,7 +60,7 @@ def settings(sets: list[str] | None, bare: list[str] | None) -> list[str]:
 
 def run_and_settings(run: str, bare: list[str] | None) -> tuple[str, list[str] | None]:
     """A run and the settings that stand behind it; if no run is named there, the latest."""
-    return ("latest", [run, *(bare or ())]) if "=" in run else (run, bare)
+    return ("latest", [run, *(bare or ())]) if "=" in run and not Path(run).exists() else (run, bare)
 
 
 def registry_of(plugin_files: list[Path] | None) -> "Registry":
@@ -97,13 +97,13 @@ def load_lock(
     return recipe, whole, drift(lock, recipe, whole)
 
 
-def run_folders(verb: str) -> "list[RunFolder]":
+def run_folders(verb: str, quiet: bool = False) -> "list[RunFolder]":
     """All runs, the newest first; those whose process died without a word have been given their end."""
     from runner.tracking.recovery import reap
     from runner.tracking.workspace import Workspace, folders
 
     here = Workspace()
-    reap(here, partial(working, verb, "telling MLflow which runs are dead"))
+    reap(here, partial(working, verb, "telling MLflow which runs are dead", quiet))
     return folders(here.runs)
 
 
@@ -140,8 +140,9 @@ def report(error: RunnerError) -> None:
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for line in redact(str(error)).split("\n"):
-        for part in wrapped(line, console.width) if console.is_terminal else [line]:
-            console.print(Text(part, style="dim" if line.startswith("    ") else "red"))
+        excerpt = line.startswith("    ")  # with a caret below, which points into it
+        for part in wrapped(line, console.width) if console.is_terminal and not excerpt else [line]:
+            console.print(Text(part, style="dim" if excerpt else "red"))
 
 
 def say(text: str) -> None:

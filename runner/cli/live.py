@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.system.lines import wrapped
+from runner.system.secrets import redact
 from runner.tracking.periodic import Periodic
 
 LINE_SECONDS, DRAWINGS_A_SECOND = 5.0, 4.0
@@ -67,6 +68,7 @@ class LiveBar(ExitStack):
 
     def say(self, text: str) -> None:
         """Prints a line that stays; on a terminal no word of it is torn."""
+        text = redact(text)  # a secret that is torn is not found any more
         for part in wrapped(text, self.console.width) if self.console.is_terminal else [text]:
             self.console.print(part, soft_wrap=True, highlight=False, markup=False)
 
@@ -108,7 +110,7 @@ class LiveBar(ExitStack):
         done = self.completed()
         total = None if self.total is None else max(self.total, done)
         bar.add_row(Text(self.name), ProgressBar(total, done, pulse=total is None), Text(self.counted()))
-        parts = (part for line in self.lines() for part in wrapped(line, self.console.width))
+        parts = (part for line in self.lines() for part in wrapped(redact(line), self.console.width))
         return Group(bar, *(Text(part, no_wrap=True, overflow="ellipsis") for part in parts))
 
 

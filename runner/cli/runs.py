@@ -88,14 +88,14 @@ def run(
         from runner.cli.seeds import run_seeds
 
         _say_drift(changes)
-        run_folders("run")
+        run_folders("run", quiet)
         recipes = {loaded.seed + n: load(path, [*given, f"seed={loaded.seed + n}"], registry) for n in range(seeds)}
         more = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
         words = ["runner", "run", recipe, *(part for each in given for part in ("--set", each)), *more]
         again = registry.command(shlex.join(words))
         run_seeds(recipes, registry, parallel, go_on, own_tags, note, again, quiet, as_json)
     if go_on:
-        for folder in run_folders("run"):
+        for folder in run_folders("run", quiet):
             record = folder.record()
             if record is not None and record.digest == loaded.digest and not folder.resumable:
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
@@ -128,7 +128,7 @@ def resume(
     from runner.tracking.workspace import Workspace, find
 
     run, bare = run_and_settings(run, bare)
-    found, runs = run_folders("resume"), Workspace().runs
+    found, runs = run_folders("resume", quiet), Workspace().runs
     folder = find(runs, run) if run != "latest" else next((each for each in found if not each.resumable), None)
     if folder is None:
         why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
@@ -94,17 +93,12 @@ def show(result: Result, console: Console) -> None:
         console.print(Text(str(recommendation)), style="bold")
         for each in recommendation.unproven[:_SHOWN]:
             console.print(Text(f"{each}; to prove it:"))
-            console.print(Text(_command(redact(each.command), console.width)), soft_wrap=True)
+            for part in wrapped(f"    {redact(each.command)}", console.width, hang=2):
+                console.print(Text(part), soft_wrap=True)
         if len(recommendation.unproven) > _SHOWN:
             console.print(Text(f"{len(recommendation.unproven) - _SHOWN} more of them are in the report"))
     for part in wrapped(f"report: {result.folder}", console.width):
         console.print(Text(part), soft_wrap=True)
-
-
-def _command(text: str, width: int) -> str:
-    """A command as a shell takes it, to be copied: on several lines if need be, each with options of its own."""
-    options = re.sub(r" (?!--)", "\N{NO-BREAK SPACE}", f"    {text}")
-    return " \\\n".join(wrapped(options, width - 2, hang=2)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def markdown(result: Result, plots: Sequence[str]) -> str:

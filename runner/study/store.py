@@ -187,8 +187,8 @@ class StudyStore(RDBStorage):
 
     @property
     def dashboard(self) -> str:
-        """The command that shows it in a browser; a URL with a secret in it is read from the variable by the shell."""
-        if redact(self.url) == self.url:
+        """The command that shows it in a browser; the URL of a server, in which a secret may be, is the variable's."""
+        if self.url.startswith("sqlite:"):
             return f"optuna-dashboard {shlex.quote(self.url)}"
         return f'optuna-dashboard "{self.url.partition(":")[0]}:${{{VARIABLE}#*:}}"'
 

@@ -37,12 +37,13 @@ def work_together(
         try:
             with Child(
                 __name__, plugin_files=files, options=options, limits=Limits(grace=_END_SECONDS),
-                threads=threads, talks=True,
+                threads=threads,
             ) as worker:  # fmt: skip
                 while (told := worker.receive(stop.__bool__)) is not None:
                     for what, values in told.items():
                         getattr(display, what)(*values)
         except ChildError as error:
+            display.say(str(error))
             return error
         return None
 

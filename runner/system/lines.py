@@ -1,23 +1,32 @@
 """Lines of text for a screen."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 
 _NARROWEST = 20
+_COMMAND = re.compile(r"(?:^ *|: )(?=(?:[A-Z_]+=\S+ )?(?:runner|mlflow|optuna-dashboard) [^ ]*[^ :](?: |$))")
+_GOES_ON = " \\"
 
 
 def wrapped(text: str, width: int, hang: int = 0) -> Iterator[str]:
-    """The lines of a text, none longer than the width unless a word is: a path or a command stays whole, to be copied.
+    """The lines of a text, none longer than the width unless a word is: a path stays whole, to be copied.
 
-    What does not fit goes on ``hang`` columns further than its line began.
+    What does not fit goes on ``hang`` columns further than its line began. A command with which a line begins or ends,
+    after a colon, goes on as a shell reads it.
     """
     for line in text.split("\n"):
-        indent = " " * (len(line) - len(line.lstrip()) + hang)
-        parts = textwrap.wrap(
-            line, max(_NARROWEST, width), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
-        yield from parts or [""]
+        indent, command = " " * (len(line) - len(line.lstrip()) + hang), _COMMAND.search(line)
+        columns = max(_NARROWEST, width - len(_GOES_ON) if command and len(line) > width else width)
+        parts = textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        before = 0
+        for number, part in enumerate(parts, start=1):
+            before += len(part.split())
+            inside = command and number < len(parts) and before > len(line[: command.end()].split())
+            yield part + _GOES_ON if inside else part
+        if not parts:
+            yield ""
 
 
 def labelled(label: str, lines: Iterable[str], width: int) -> Iterator[tuple[str, str]]:

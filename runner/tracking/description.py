@@ -16,7 +16,11 @@ def code(*texts: str) -> str:
     return ", ".join(f"`{text}`" for text in texts if text)
 
 
+def figure(value: float) -> str:
+    """A number with four digits, or all before the point."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
 def figures(metrics: Mapping[str, float]) -> str:
-    """Metrics with four digits, or all before the point."""
-    spelled = {name: f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}" for name, value in metrics.items()}
-    return ", ".join(f"{name} {value}" for name, value in spelled.items())
+    """Metrics by name."""
+    return ", ".join(f"{name} {figure(value)}" for name, value in metrics.items())

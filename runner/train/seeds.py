@@ -30,7 +30,7 @@ from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking import seeds as kept
 from runner.tracking.at_work import at_work
-from runner.tracking.description import DESCRIPTION, code, describe
+from runner.tracking.description import DESCRIPTION, code, describe, figure
 from runner.tracking.seeds import HIGH, LOW
 from runner.tracking.store import Store, params_of, shown, text
 from runner.tracking.view import headline_of, view_of
@@ -188,7 +188,10 @@ def _begun(
 def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
     """Under the names that a run's evaluation has, the last mean of each and the bounds of its interval."""
     return {
-        f"eval/{name}{end}": value for name, _, mean in means for end, value in zip(("", LOW, HIGH), mean, strict=True)
+        f"eval/{name}{end}": value
+        for name, _, mean in means
+        for end, value in zip(("", LOW, HIGH), mean, strict=True)
+        if math.isfinite(value)
     }
 
 
@@ -286,8 +289,11 @@ def _publish(
         "go on with it": "" if result and result.status == "FINISHED" else code(again),
         "compare it": code(f"runner compare {group.name.rpartition('-')[2]} OTHER_GROUP"),
     }
-    tags = {"kind": "seeds", "overrides": ", ".join(overridden) or "none", "mlflow.source.name": str(recipe.path),
-            DESCRIPTION: describe(facts)}  # fmt: skip
+    tags = {
+        **group.tags, "kind": "seeds", "overrides": ", ".join(overridden) or "none",
+        "mlflow.source.name": str(recipe.path),
+        DESCRIPTION: "\n\n".join(filter(None, (group.note, describe(facts)))),
+    }  # fmt: skip
     try:
         store.send(run_id, metrics, params_of({**values, "seeds": sorted(recipes)}), params_of(tags))
         if result is not None:
@@ -302,5 +308,6 @@ def _spelled(means: Mapping[str, Interval], headline: Sequence[str]) -> str:
     """The means with their intervals, the headline first."""
     names = dict.fromkeys([*(name for name in headline if name in means), *means])
     return ", ".join(
-        f"eval/{name} {means[name].mean:.4g} [{means[name].low:.4g}, {means[name].high:.4g}]" for name in names
+        f"eval/{name} {figure(means[name].mean)} [{figure(means[name].low)}, {figure(means[name].high)}]"
+        for name in names
     )

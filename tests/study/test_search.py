@@ -179,7 +179,7 @@ def test_mlflow_has_one_run_for_the_study_and_one_for_each_trial(tmp_path, migra
         place.unlink()
     again = search(tmp_path, path)
     assert again.wait() == 0
-    shown = " ".join(again.stdout.split())
+    shown = " ".join(again.stdout.split()).replace(" \\ ", " ")
     assert f"in a browser: optuna-dashboard sqlite:///{migrated_workspace / 'optuna.db'}" in shown
     query = f"tags.trial = '{lacking.data.tags['trial']}'"
     (sent,) = client.search_runs([lacking.info.experiment_id], query)

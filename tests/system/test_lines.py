@@ -24,6 +24,19 @@ def test_what_is_wrapped_goes_on_beneath_its_beginning_and_a_path_stays_whole():
     ]  # fmt: skip
 
 
+def test_a_command_goes_on_as_a_shell_reads_it_and_what_stands_before_it_does_not():
+    command = "runner resume marl_phase2-1437ffb1 --plugin one.py --allow-drift"
+    assert list(wrapped(f"it was stopped here; the command is: {command}", 34)) == [
+        "it was stopped here; the command",
+        "is: runner resume \\",
+        "marl_phase2-1437ffb1 --plugin \\",
+        "one.py --allow-drift",
+    ]
+    assert next(wrapped(f"the command is: {command}", 34)) == "the command is: runner resume \\"
+    assert list(wrapped(command, len(command))) == [command]
+    assert list(wrapped("runner resume: 0 s, reading runs", 28)) == ["runner resume: 0 s, reading", "runs"]
+
+
 def test_a_label_stands_beside_the_first_line_alone():
     assert list(labelled("run   ", ["one two three four five six", "seven"], 26)) == [
         ("run   ", "one two three four"), ("      ", "five six"), ("      ", "seven"),
