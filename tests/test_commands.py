@@ -33,7 +33,7 @@ NAMED = re.compile(r"^\w+ (\w+|(data|study) \w+)$")
 """A verb that is spoken of."""
 ASSIGNMENT = re.compile(r"([\w.]+)=")
 CHECKS = (ROOT / ".ci" / "run").read_text()
-BRIEF = {"verify": ["--horizon", "0", "--updates", "3"]}
+BRIEF = {"verify": ["--horizon", "0", "--updates", "3", "--stage", "forward_cache"]}
 """Options that let a verb look for a moment."""
 OUTCOMES = {"verify": {0, 4}, "ablate": {0, 4}, "validate": {0, 2}, "ui": {130}}
 """Exit codes: how sure gate and clock are after a moment is not asked here, and one recipe is wrong on purpose."""
@@ -222,8 +222,6 @@ def run(words, page, tmp_path):
         words[1] = "ablation.yaml"
     elif verb in ("run", "verify") and len(words) > 1:
         words = in_small(words, small_settings(words[1], page))
-        if words[:2] == ["verify", "marl_phase2"]:
-            words.append("optimization.amp=off")  # for which it would train sixteen times
     words += BRIEF.get(verb, [])
     if words[:2] == ["study", "run"] or verb in ("verify", "ablate") or "--seeds" in words:
         done = CliRunner().invoke(app, words)  # here, where children start in a moment
