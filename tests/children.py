@@ -97,7 +97,7 @@ def executed(module, connection, errors, threads):
     if threads is not None:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     begin()
-    descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND) if errors else os.dup(2)
+    descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND)
     with Connection(descriptor, readable=False) as output:  # which is how a descriptor travels to a process
         process = CONTEXT.Process(target=_become_child, args=(str(Path.cwd()), environment, module, connection, output))
         process.start()

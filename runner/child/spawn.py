@@ -96,7 +96,6 @@ class Child(AbstractContextManager["Child"]):
         limits: Limits | None = None,
         threads: int | None = None,  # that it computes with; as many as it likes unless told
         forked: bool = False,  # copies a process that has imported the module, which takes no time; or begins as new
-        talks: bool = False,  # whether what it writes to stderr goes where this process's goes
     ) -> None:
         self._limits = limits or Limits()
         self._folder = tempfile.TemporaryDirectory(prefix="runner-child-", ignore_cleanup_errors=True)
@@ -112,7 +111,7 @@ class Child(AbstractContextManager["Child"]):
         if forked:
             self._pid, self._wait = _forked(module, there, self._errors)
         else:
-            self._pid, self._wait = _executed(module, there, None if talks else self._errors, threads)
+            self._pid, self._wait = _executed(module, there, self._errors, threads)
         there.close()
         self._family: list[psutil.Process] = []
         files = [path.absolute() for path in plugin_files]
@@ -243,14 +242,14 @@ def _forked(module: str, connection: Connection, errors: Path) -> tuple[int, _Wa
     return process.pid or 0, wait
 
 
-def _executed(module: str, connection: Connection, errors: Path | None, threads: int | None) -> tuple[int, _Wait]:
+def _executed(module: str, connection: Connection, errors: Path, threads: int | None) -> tuple[int, _Wait]:
     environment = safe_environment()
     if threads is not None:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     descriptor = connection.fileno()
     code = ("from multiprocessing.connection import Connection; from runner.child.protocol import attend; "
             f"attend({module!r}, Connection({descriptor}))")  # fmt: skip
-    with errors.open("ab") if errors else open(os.dup(2), "wb") as output:
+    with errors.open("ab") as output:
         process = subprocess.Popen(
             [*PYTHON, "-c", code], pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env=environment, start_new_session=True,  # Ctrl-C is for the parent
