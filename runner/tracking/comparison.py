@@ -81,11 +81,15 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _page(run_ids: Sequence[str], experiments: Sequence[str]) -> str:
-    """Of one experiment, the page has curves; what it says of several is what they came to."""
+    """Of one experiment, the page has curves; what it says of several is what they came to.
+
+    In the order of their beginning, the page would fold the seeds of a group below it and draw the group instead.
+    """
     if len(experiments) > 1:
         return f"compare-runs?{urlencode({'runs': json.dumps(run_ids), 'experiments': json.dumps(experiments)})}"
     chosen = ",".join(f"'{run_id}'" for run_id in run_ids)
-    shown = {"searchFilter": f"attributes.run_id IN ({chosen})", "compareRunsMode": "CHART"}
+    order = {"orderByKey": "attributes.run_name", "orderByAsc": "true"}
+    shown = {"searchFilter": f"attributes.run_id IN ({chosen})", **order, "compareRunsMode": "CHART"}
     return f"experiments/{experiments[0]}/runs?{urlencode(shown)}"
 
 

@@ -68,6 +68,7 @@ def test_only_what_differs_is_told(record):
     assert page == f"http://127.0.0.1:5000/#/experiments/{found['runs'][0]['experiment_id']}/runs"
     assert parse_qs(query)["searchFilter"] == [f"attributes.run_id IN ('{first}','{second}')"]
     assert parse_qs(query)["compareRunsMode"] == ["CHART"]
+    assert parse_qs(query)["orderByKey"] == ["attributes.run_name"]
     assert parse_qs(query)["workflowType"] == ["machine_learning"]
     assert " " not in found["link"]
     assert '"' not in found["link"]
@@ -82,9 +83,11 @@ def test_runs_of_several_experiments_are_compared_by_what_they_came_to(record, s
 
 
 @needs_browser
-def test_mlflows_page_shows_the_curves_of_the_runs_on_one_axis(record, migrated_workspace, tmp_path):
+@pytest.mark.parametrize("grouped", [False, True])
+def test_mlflows_page_shows_the_curves_of_the_runs_on_one_axis(record, migrated_workspace, tmp_path, grouped):
     values = {"one": [3.0, 2.0, 1.5], "two": [3.0, 1.0, 0.5], "three": [3.0, 2.5, 2.0], "other": [0.0, 0.0, 0.0]}
-    runs = [record(name, metrics={"eval/loss": curve}) for name, curve in values.items()]
+    tags = {"mlflow.parentRunId": record("group", metrics={"eval/loss": [1.33]})} if grouped else {}
+    runs = [record(name, tags=tags, metrics={"eval/loss": curve}) for name, curve in values.items()]
     link = compare(Workspace(), runs[:3])["link"]
     with server(migrated_workspace / "mlflow.db", migrated_workspace / "artifacts") as mlflow:
         text = page(link.replace("http://127.0.0.1:5000", mlflow.address), tmp_path)
@@ -93,6 +96,7 @@ def test_mlflows_page_shows_the_curves_of_the_runs_on_one_axis(record, migrated_
     assert text.count('class="js-line"') >= 3
     for name, run_id in zip(values, runs, strict=True):
         assert (f">{name}-{run_id[:8]}<" in text) == (name != "other")
+    assert ">group-" not in text
 
 
 def test_secrets_that_others_logged_are_not_told(record):
