@@ -88,7 +88,7 @@ def _page(run_ids: Sequence[str], experiments: Sequence[str]) -> str:
     if len(experiments) > 1:
         return f"compare-runs?{urlencode({'runs': json.dumps(run_ids), 'experiments': json.dumps(experiments)})}"
     chosen = ",".join(f"'{run_id}'" for run_id in run_ids)
-    order = {"orderByKey": "attributes.run_name", "orderByAsc": "true"}
+    order = {"orderByKey": "tags.`mlflow.runName`", "orderByAsc": "true"}
     shown = {"searchFilter": f"attributes.run_id IN ({chosen})", **order, "compareRunsMode": "CHART"}
     return f"experiments/{experiments[0]}/runs?{urlencode(shown)}"
 

@@ -68,7 +68,7 @@ def test_only_what_differs_is_told(record):
     assert page == f"http://127.0.0.1:5000/#/experiments/{found['runs'][0]['experiment_id']}/runs"
     assert parse_qs(query)["searchFilter"] == [f"attributes.run_id IN ('{first}','{second}')"]
     assert parse_qs(query)["compareRunsMode"] == ["CHART"]
-    assert parse_qs(query)["orderByKey"] == ["attributes.run_name"]
+    assert parse_qs(query)["orderByKey"] == ["tags.`mlflow.runName`"]
     assert parse_qs(query)["workflowType"] == ["machine_learning"]
     assert " " not in found["link"]
     assert '"' not in found["link"]
@@ -97,6 +97,7 @@ def test_mlflows_page_shows_the_curves_of_the_runs_on_one_axis(record, migrated_
     for name, run_id in zip(values, runs, strict=True):
         assert (f">{name}-{run_id[:8]}<" in text) == (name != "other")
     assert ">group-" not in text
+    assert "undefined" not in text.partition("Sort:")[2][:60]
 
 
 def test_secrets_that_others_logged_are_not_told(record):
