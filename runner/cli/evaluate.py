@@ -23,7 +23,7 @@ from runner.cli.common import (
 )
 from runner.cli.runs import Run
 from runner.system.errors import UsageError
-from runner.system.lines import wrapped
+from runner.system.lines import figure, print_wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,14 +96,12 @@ def _show(evaluation: "Evaluation", headline: Sequence[str], unit: str, console:
         table.add_column(title, justify="right" if title else "left", overflow="fold")
     for name in [*(name for name in headline if name in metrics), *sorted(metrics.keys() - set(headline))]:
         values = [each.get(name) for each in (metrics, recorded) if each]
-        table.add_row(name, *("-" if value is None else f"{value:.4g}" for value in values))
+        table.add_row(name, *("-" if value is None else figure(value) for value in values))
     said = [f"{evaluation.seconds:.1f} s"]
     if evaluation.picture is not None:
         said.append(f"drawn into {evaluation.picture}")
     if evaluation.same_digits is not None:
         said.insert(0, f"{'' if evaluation.same_digits else 'not '}the digits of the run's own evaluation")
-    for part in wrapped(f"{evaluation.run_name}: {place}", console.width):
-        console.print(part, soft_wrap=True, markup=False, highlight=False)
+    print_wrapped(f"{evaluation.run_name}: {place}", console)
     console.print(table)
-    for part in wrapped("; ".join(said), console.width):
-        console.print(part, soft_wrap=True, markup=False, highlight=False)
+    print_wrapped("; ".join(said), console)

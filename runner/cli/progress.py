@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from runner.cli.live import LiveBar, shown_seconds
-from runner.system.lines import labelled
+from runner.system.lines import figure, labelled
 from runner.system.names import shown_path
 from runner.system.secrets import redact
 
@@ -83,9 +83,9 @@ class ProgressDisplay(LiveBar):
     def shown_metrics(self, label: str) -> str:
         """``eval return -3, success_rate 0.5``, with the best value of the objective; empty where there is none."""
         found = {name: self.metrics[key] for name in self.headline if (key := f"{label}/{name}") in self.metrics}
-        values = {name: f"{value:.3g}" for name, value in found.items()}
+        values = {name: figure(value, 3) for name, value in found.items()}
         if label == "eval" and self.best is not None:
-            values[self.objective] = f"{values.get(self.objective, '-')} (best {self.best:.3g})"
+            values[self.objective] = f"{values.get(self.objective, '-')} (best {figure(self.best, 3)})"
         return f"{label} " + ", ".join(f"{name} {value}" for name, value in values.items()) if values else ""
 
 
@@ -93,7 +93,7 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     """Prints what was learnt, how fast, with which stages, and where to find it."""
     evaluated = {name[5:]: value for name, value in result.metrics.items() if name.startswith("eval/")}
     ordered = [name for name in headline if name in evaluated] + sorted(set(evaluated) - set(headline))
-    learnt = [f"{name} {evaluated[name]:.4g}" for name in ordered]
+    learnt = [f"{name} {figure(evaluated[name])}" for name in ordered]
     stages = []
     for report in result.stages:
         state = "active" if report.active else f"inactive: {report.reason}"
@@ -106,7 +106,7 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     kept = []
     if best := result.best:
         place = f"checkpoints/{Path(best.checkpoint).name}"
-        kept = [f"{best.metric[5:]} {best.value:.4g} at {best.step:,} {best.unit}: {place}"]
+        kept = [f"{best.metric[5:]} {figure(best.value)} at {best.step:,} {best.unit}: {place}"]
     console.print(Text(f"{result.run_name}: {result.status}", style="italic"), soft_wrap=True)
     for label, lines in (
         ("learnt", learnt or ["nothing was evaluated"]),
@@ -121,7 +121,7 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
 
 
 def _shown_rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+    return figure(rate, 3)
 
 
 def _speed(result: "RunResult") -> list[str]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Exit
 
 from runner.cli.common import output
-from runner.system.lines import wrapped
+from runner.system.lines import figure, print_wrapped
 from runner.system.secrets import redact
 
 if TYPE_CHECKING:
@@ -50,12 +50,10 @@ def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Co
     told = (fitting or tables[-1:])[0] if names else Text("not all were evaluated at the same step", style="dim")
     console.print(told)
     for seed, reason in result.failures.items():
-        for part in wrapped(redact(f"seed {seed}: {reason}"), console.width):
-            console.print(Text(part, style="red"), soft_wrap=True)
+        print_wrapped(redact(f"seed {seed}: {reason}"), console, style="red")
     following = "runner compare OTHER_GROUP " + result.name if result.status == "FINISHED" else again
     for line in (f"kept in {result.folder}", f"next: {following}"):
-        for part in wrapped(redact(line), console.width):
-            console.print(Text(part), soft_wrap=True)
+        print_wrapped(redact(line), console)
 
 
 def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int]) -> Table:
@@ -65,8 +63,8 @@ def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int]) ->
         table.add_column(title, no_wrap=True)
     for name in names:
         mean = result.means[name]
-        interval = f"{mean.mean:.4g} [{mean.low:.4g}, {mean.high:.4g}]"
-        table.add_row(name, interval, *(f"{result.values[name][seed]:.4g}" for seed in seeds))
+        interval = f"{figure(mean.mean)} [{figure(mean.low)}, {figure(mean.high)}]"
+        table.add_row(name, interval, *(figure(result.values[name][seed]) for seed in seeds))
     return table
 
 
@@ -78,7 +76,7 @@ def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:
     for title in ("metric", "first", "second", "difference [95 %]", ""):
         table.add_column(title, no_wrap=True)
     for name, row in compared["metrics"].items():
-        first, second = (f"{fmean(values.values()):.4g}" for values in row["values"])
+        first, second = (figure(fmean(values.values())) for values in row["values"])
         mean, low, high = row["difference"].values()
         verdict = "differ" if low > 0 or high < 0 else "not clear"
         table.add_row(name, first, second, f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]", verdict)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 
 from runner.cli.live import SILENT_SECONDS, LiveBar
+from runner.system.lines import figures
 
 if TYPE_CHECKING:
     from runner.study.config import StudyConfig
@@ -70,7 +71,7 @@ class TrialsBar(LiveBar):
             silent = now - trial.since
             doing = f"{trial.doing} ({silent:.0f} s)" if silent >= SILENT_SECONDS else trial.doing
             found.append(", ".join(filter(None, (f"trial {number}: {doing}", trial.figures))))
-        best = ", ".join(f"{name} {value:.4g}" for name, value in self.best.items())
+        best = figures(self.best)
         return [*(found or [self.doing(self.told)]), *([f"best so far: {best}"] if best else [])]
 
     def _spent(self) -> float:

@@ -27,7 +27,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import StorageError, UsageError
-from runner.system.lines import wrapped
+from runner.system.lines import print_wrapped
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import Assembly, assemble
 
@@ -269,8 +269,7 @@ def show(profile: Profile, console: Console) -> None:
                        "counted": "yes" if each.waits else ""} for each in profile.syncs))  # fmt: skip
     for line in _remarks(profile):
         console.print(Text(line), style="dim")
-    for part in wrapped(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)", console.width):
-        console.print(Text(part), soft_wrap=True)
+    print_wrapped(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)", console)
 
 
 def _slots(profile: Profile) -> Iterator[dict[str, str]]:

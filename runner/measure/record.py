@@ -10,7 +10,7 @@ from runner.measure.analysis import Result
 from runner.measure.experiment import Experiment
 from runner.measure.rounds import MeasurementLog
 from runner.system.processes import Owner
-from runner.tracking.at_work import at_work
+from runner.tracking.heartbeat import heartbeat
 from runner.tracking.store import params_of, shown
 from runner.tracking.workspace import Record, RunFolder, Workspace
 from runner.verify.variants import ALL
@@ -50,5 +50,5 @@ def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) 
         if not result.interrupted:
             ended["goal"] = rounds()  # of which it needs no more
 
-    with at_work(folder, record, lambda: {"seconds": log.seconds, "step": rounds()}) as ended:
+    with heartbeat(folder, record, lambda: {"seconds": log.seconds, "step": rounds()}) as ended:
         yield take

@@ -26,7 +26,7 @@ from runner.measure.recommend import Recommendation
 from runner.recipe.document import dump_inline, render
 from runner.recipe.loader import shipped
 from runner.system.hardware import cpu_model
-from runner.system.lines import wrapped
+from runner.system.lines import print_wrapped
 from runner.system.plots import (
     BLACK,
     BLUE,
@@ -93,12 +93,10 @@ def show(result: Result, console: Console) -> None:
         console.print(Text(str(recommendation)), style="bold")
         for each in recommendation.unproven[:_SHOWN]:
             console.print(Text(f"{each}; to prove it:"))
-            for part in wrapped(f"    {redact(each.command)}", console.width, hang=2):
-                console.print(Text(part), soft_wrap=True)
+            print_wrapped(f"    {redact(each.command)}", console, hang=2)
         if len(recommendation.unproven) > _SHOWN:
             console.print(Text(f"{len(recommendation.unproven) - _SHOWN} more of them are in the report"))
-    for part in wrapped(f"report: {result.folder}", console.width):
-        console.print(Text(part), soft_wrap=True)
+    print_wrapped(f"report: {result.folder}", console)
 
 
 def markdown(result: Result, plots: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from runner.plugin.config import Config
 from runner.recipe.document import Scalar, dump_inline
+from runner.system.lines import figure
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -358,9 +359,9 @@ def label(value: Any) -> Scalar:
     return value if isinstance(value, Scalar) else dump_inline(value)
 
 
-def figure(value: Any) -> str:
-    """A number with four digits, anything else as it is."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def spelled(value: Any) -> str:
+    """A setting's value: a number with four digits, anything else as it is."""
+    return figure(value) if isinstance(value, float) else str(value)
 
 
 def short(path: str) -> str:

@@ -17,8 +17,9 @@ from runner.study.definition import Definition
 from runner.study.store import IDENTITY
 from runner.study.summary import Summary
 from runner.system.errors import StorageError
+from runner.system.lines import figures
 from runner.system.names import shown_path
-from runner.tracking.description import DESCRIPTION, code, describe, figures
+from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, unsent
 from runner.tracking.store import Metric, Store, key, params_of

@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.recipe.document import dump_inline, render
-from runner.study.config import figure, short
+from runner.study.config import short, spelled
 from runner.study.pictures import SLICE, draw
 from runner.system.errors import UsageError
 from runner.system.files import write_durably
-from runner.system.lines import wrapped
+from runner.system.lines import figure, print_wrapped, wrapped
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import redact
 
@@ -56,8 +56,7 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
         confounded = "Across the study, where other settings differ too: runner ablate measures a stage by itself."
         console.print(Text(confounded, style="dim"))
     console.print(*map(Text, remarks(summary)), sep="\n")
-    for part in wrapped("\n".join(where), console.width):
-        console.print(Text(part), soft_wrap=True)
+    print_wrapped("\n".join(where), console)
 
 
 def remarks(summary: Summary) -> Iterator[str]:
@@ -101,7 +100,7 @@ def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("runner.study", "."), autoescape=True, trim_blocks=True)
-    environment.filters |= {"figure": figure, "time": _time, "short": short}
+    environment.filters |= {"figure": spelled, "time": _time, "short": short}
     page = environment.get_template("study.html.jinja").render(
         summary=summary, remarks=list(remarks(summary)), hint=hint, slice=SLICE,
         settings=list(dict.fromkeys(path for row in summary.rows for path in row.settings)),
@@ -140,7 +139,7 @@ def _print_trials(summary: Summary, rows: Sequence[Row], title: str, console: Co
     wanted = {f"{_title(n)} {'↑' if each == 'maximize' else '↓'}": True for n, each in summary.objectives.items()}
     cells = []
     for row in rows:
-        settings = [f"{short(path)} {figure(value)}" for path, value in row.settings.items()]
+        settings = [f"{short(path)} {spelled(value)}" for path, value in row.settings.items()]
         settings += [f"gate {row.verdict}"] if row.verdict else []
         values = [figure(row.values[name]) for name in summary.objectives]
         cells.append((f"{row.number}{' (recipe)' if row.is_recipe else ''}", *values, ", ".join(settings)))

@@ -24,7 +24,7 @@ from runner.recipe.document import RecipeError
 from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
 from runner.study import summary as kept
-from runner.study.config import VERIFY, figure, label
+from runner.study.config import VERIFY, label, spelled
 from runner.study.definition import Definition
 from runner.study.publish import Publisher
 from runner.study.record import study_record
@@ -33,6 +33,7 @@ from runner.study.store import BEAT_SECONDS, DEAD_SECONDS, Leases, StudyStore, v
 from runner.study.training import PRUNED, Ended, judge, limits_of, train
 from runner.system.errors import RunnerError, UsageError
 from runner.system.faults import reach
+from runner.system.lines import figures
 from runner.system.secrets import redact, redact_values
 from runner.tracking.periodic import Periodic
 from runner.tracking.store import Store
@@ -235,7 +236,7 @@ class _TrialRun:
         self._overrides = ", ".join(assignments(settled))
         self._trial.set_user_attr(kept.VALUES, redact_values(self._params))
         reach("study.suggested")
-        self._say(", ".join(f"{path.rpartition('.')[2]} {figure(value)}" for path, value in self._params.items()))
+        self._say(", ".join(f"{path.rpartition('.')[2]} {spelled(value)}" for path, value in self._params.items()))
         try:
             recipe = self._definition.recipe_of(settled)
         except RecipeError as error:
@@ -312,8 +313,9 @@ class _TrialRun:
         anew = False
 
         def advance(step: int, metrics: Mapping[str, float]) -> None:
-            values = [f"{name} {metrics[name]:.4g}" for name in self._config.objectives if name in metrics]
-            self._show("training", ", ".join([f"{own}{step:,}/{goal:,} {unit} ({step / goal:.0%})", *values]))
+            values = figures({name: metrics[name] for name in self._config.objectives if name in metrics})
+            done = f"{own}{step:,}/{goal:,} {unit} ({step / goal:.0%})"
+            self._show("training", f"{done}, {values}" if values else done)
 
         while len(self._attempts.of(seed, kept.KILLED)) <= retries + _MOST_KILLED:
             if anew or not checkpoints(folder / CHECKPOINTS):
@@ -379,5 +381,4 @@ class _TrialRun:
         trial.study.tell(trial, values, state=state)
         for path in self._folder.glob(f"seed-*/{CHECKPOINTS}"):
             shutil.rmtree(path, ignore_errors=True)
-        came = ", ".join(f"{each} {value:.4g}" for each, value in ended.values.items())
-        self._say(came or f"{ended.cause}, {reason}")
+        self._say(figures(ended.values) or f"{ended.cause}, {reason}")

@@ -2,8 +2,12 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _NARROWEST = 20
 _COMMAND = re.compile(r"(?:^ *|: )(?=(?:[A-Z_]+=\S+ )?(?:runner|mlflow|optuna-dashboard) [^ ]*[^ :](?: |$))")
@@ -27,6 +31,22 @@ def wrapped(text: str, width: int, hang: int = 0) -> Iterator[str]:
             yield part + _GOES_ON if inside else part
         if not parts:
             yield ""
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number with so many digits, or all before the point where an exponent would stand: 12,345 and not 1.234e+04."""
+    return f"{value:,.0f}" if 10**digits - 0.5 <= abs(value) < 1e15 else f"{value:,.{digits}g}"
+
+
+def figures(values: Mapping[str, float]) -> str:
+    """Numbers by name: ``return 874.4, success_rate 0.5``."""
+    return ", ".join(f"{name} {figure(value)}" for name, value in values.items())
+
+
+def print_wrapped(text: str, console: "Console", hang: int = 0, style: str | None = None) -> None:
+    """Prints a text as ``wrapped`` says; nothing in it is taken for markup."""
+    for part in wrapped(text, console.width, hang):
+        console.print(part, style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def labelled(label: str, lines: Iterable[str], width: int) -> Iterator[tuple[str, str]]:

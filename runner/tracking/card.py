@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from runner.system.lines import labelled
-from runner.tracking.listing import figure, objective, progress, said, span
+from runner.system.lines import figure, labelled
+from runner.tracking.listing import metric, objective, progress, said, span
 from runner.tracking.seeds import HIGH, LOW, PICTURE
 
 _MEASURED = ("perf/", "system/")
@@ -46,9 +46,9 @@ def _learnt(run: Mapping[str, Any]) -> Iterator[str]:
     for name in shown:
         bounds = [metrics[name + end] for end in (LOW, HIGH) if run["kind"] == "seeds" and name + end in shown]
         if bounds:
-            yield f"{figure(name, metrics[name])} [{', '.join(f'{bound:.4g}' for bound in bounds)}]"
+            yield f"{metric(name, metrics[name])} [{', '.join(map(figure, bounds))}]"
         elif run["kind"] != "seeds" or not name.endswith((LOW, HIGH)):
-            yield figure(name, metrics[name])
+            yield metric(name, metrics[name])
 
 
 def _runs(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _training(run: Mapping[str, Any]) -> Iterator[str]:
     """Losses and the like, of a run."""
     metrics = {name: value for name, value in (run["metrics"] or {}).items() if name.startswith("train/")}
     for name in sorted(metrics)[:_MOST] if run["kind"] == "run" else ():
-        yield figure(name.removeprefix("train/"), metrics[name])
+        yield metric(name.removeprefix("train/"), metrics[name])
     if "perf/update_ms" in (run["metrics"] or {}):
         yield f"{run['metrics']['perf/update_ms']:.3g} ms per update"
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from runner.recipe.document import read
 from runner.recipe.recipe import flatten
 from runner.system.errors import UsageError
-from runner.system.lines import wrapped
+from runner.system.lines import print_wrapped
 from runner.system.places import LOCK_NAME
 from runner.system.secrets import redact_values
 from runner.tracking.store import HEADLINE, HOST, PORT, VIEW, Store, is_http, shown
@@ -181,8 +181,7 @@ def _print_rows(
     for name in (name for name in cells if name not in fitting):
         console.print(Text(name), soft_wrap=True)
         for run, cell in zip(shown, cells[name], strict=True):
-            for part in wrapped(f"    {runs[run]['name']}: {cell}", console.width, hang=4):
-                console.print(Text(part), soft_wrap=True)
+            print_wrapped(f"    {runs[run]['name']}: {cell}", console, hang=4)
 
 
 def _cell(row: Sequence[Any], run: int) -> str:

@@ -14,13 +14,3 @@ def describe(facts: Mapping[str, str]) -> str:
 def code(*texts: str) -> str:
     """Texts that Markdown shows as they are, one after the other; nothing where all are empty."""
     return ", ".join(f"`{text}`" for text in texts if text)
-
-
-def figure(value: float) -> str:
-    """A number with four digits, or all before the point."""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
-def figures(metrics: Mapping[str, float]) -> str:
-    """Metrics by name."""
-    return ", ".join(f"{name} {figure(value)}" for name, value in metrics.items())

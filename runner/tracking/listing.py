@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from runner.system.lines import wrapped
+from runner.system.lines import figure, print_wrapped
 from runner.tracking.seeds import LOW
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
@@ -88,8 +88,7 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
         line.rstrip()
         console.print(line, soft_wrap=True)
         for text in filter(None, _remarks(run, groups.get(run["group"])) if run else ()):
-            for part in wrapped(2 * _GAP + text, console.width):
-                console.print(Text(part, style="dim"), soft_wrap=True)
+            print_wrapped(2 * _GAP + text, console, style="dim")
 
 
 def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int) -> list[str]:
@@ -110,9 +109,9 @@ def span(seconds: float) -> str:
     return f"{seconds / length:.0f} {unit}"
 
 
-def figure(name: str, value: float | str) -> str:
+def metric(name: str, value: float | str) -> str:
     """A metric as a person reads it: ``return 874.4``."""
-    return f"{name.removeprefix('eval/')} {value if isinstance(value, str) else format(value, '.4g')}"
+    return f"{name.removeprefix('eval/')} {value if isinstance(value, str) else figure(value)}"
 
 
 def progress(run: Mapping[str, Any]) -> str:
@@ -145,8 +144,8 @@ def objective(run: Mapping[str, Any]) -> str:
     first = next((name for name in run["headline"] or () if name in metrics), None)
     if first is None:
         return _MISSING
-    value, low = figure(first, metrics[first]), metrics.get(first + LOW)
-    return f"{value} ±{metrics[first] - low:.2g}" if run["kind"] == "seeds" and low is not None else value
+    value, low = metric(first, metrics[first]), metrics.get(first + LOW)
+    return f"{value} ±{figure(metrics[first] - low, 2)}" if run["kind"] == "seeds" and low is not None else value
 
 
 def said(run: Mapping[str, Any]) -> Iterator[str]:

@@ -24,11 +24,12 @@ from runner.system import generators
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
+from runner.system.lines import figures
 from runner.system.names import shown_path
 from runner.system.places import LOCK_NAME
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace, run_log
-from runner.tracking.description import DESCRIPTION, code, describe, figures
+from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.tracker import Tracker
 from runner.train import checkpoint as saved
 from runner.train.assemble import Assembly, StageReport, assemble

@@ -23,14 +23,15 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.system.interval import Interval
+from runner.system.lines import figure
 from runner.system.names import shown_path
 from runner.system.places import LOCK_NAME
 from runner.system.processes import Owner
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking import seeds as kept
-from runner.tracking.at_work import at_work
-from runner.tracking.description import DESCRIPTION, code, describe, figure
+from runner.tracking.description import DESCRIPTION, code, describe
+from runner.tracking.heartbeat import heartbeat
 from runner.tracking.seeds import HIGH, LOW
 from runner.tracking.store import Store, params_of, shown, text
 from runner.tracking.view import headline_of, view_of
@@ -106,9 +107,9 @@ def train_seeds(
     def known() -> dict[str, Any]:
         return {"step": len(finished), "seconds": group.seconds + time.perf_counter() - started}
 
-    with at_work(folder, group, known) as ended, stop_on_signals() as stop:
+    with heartbeat(folder, group, known) as ended, stop_on_signals() as stop:
         given = {"group": [group.name, group.run_id], "tags": dict(tags), "note": note}
-        together = _Together(display, recipe.length[1] * len(finished))
+        together = _Together(display, {seed: _step(run) for seed, run in begun.items()})
 
         def train(seed: int) -> None:
             order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
@@ -195,6 +196,12 @@ def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
     }
 
 
+def _step(folder: RunFolder) -> int:
+    """Where the run goes on, or how far it came."""
+    record = folder.record()
+    return 0 if record is None else record.step if record.status == "FINISHED" else folder.last_checkpoint or 0
+
+
 def _is_finished(folder: RunFolder) -> bool:
     record = folder.record()
     return record is not None and record.status == "FINISHED"
@@ -226,15 +233,15 @@ class _Order:
 class _Together:
     """Shows the progress of several trainings as that of one."""
 
-    def __init__(self, display: Display, done: int) -> None:
-        self._display, self._done, self._lock = display, done, threading.Lock()
-        self._steps: dict[int, int] = {}
+    def __init__(self, display: Display, steps: dict[int, int]) -> None:
+        self._display, self._steps, self._lock = display, steps, threading.Lock()
+        display.advance(sum(steps.values()), {})
 
     def advance(self, seed: int, step: int, metrics: dict[str, float]) -> None:
         """One of them is so far."""
         with self._lock:
             self._steps[seed] = step
-            self._display.advance(self._done + sum(self._steps.values()), metrics)
+            self._display.advance(sum(self._steps.values()), metrics)
 
 
 class _Reporting(Nowhere):

@@ -225,7 +225,7 @@ def test_the_command_line_may_give_the_budget_and_ls_knows_how_the_study_stands(
     used = child.data()["used"]
     assert 1 <= used["trials"] < 99
     assert "the budget of 1 s of trials is spent" in child.stderr
-    for said in ("opening the study", ": training, ", "/99 trials, ", "/1 s", "best so far: eval/return "):
+    for said in (": training, ", "/99 trials, ", "/1 s", "best so far: eval/return "):
         assert said in child.stderr
     (listed,) = listing(Workspace())
     assert (listed["name"], listed["kind"], listed["status"]) == ("tiny", "study", "FINISHED")

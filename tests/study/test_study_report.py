@@ -14,6 +14,7 @@ from runner.study.pictures import draw
 from runner.study.report import html, show, show_plan
 from runner.study.summary import Used
 from runner.system import secrets
+from runner.system.lines import figure
 
 
 def printed(found, width, *where):
@@ -29,10 +30,10 @@ def flat(text):
 def figures(found):
     """Every number of the tables, as it is written."""
     shown = [*found.best, *(each for each in found.rows if each.is_recipe)]
-    yield from (f"{value:.4g}" for each in shown for value in each.values.values())
+    yield from (figure(value) for each in shown for value in each.values.values())
     for each in found.worth:
-        yield from (f"{number:.4g}" for number in (each.on, each.off, each.on - each.off))
-        yield from (f"[{each.low:.4g},", f"{each.high:.4g}]", f"({each.trials_on})", f"({each.trials_off})")
+        yield from (figure(number) for number in (each.on, each.off, each.on - each.off))
+        yield from (f"[{figure(each.low)},", f"{figure(each.high)}]", f"({each.trials_on})", f"({each.trials_off})")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
@@ -41,7 +42,7 @@ def test_no_number_is_torn_and_no_line_is_too_long(found, width):
     text = printed(found, width)
     assert max(map(len, text.splitlines())) <= width
     words = text.split()
-    assert [figure for figure in figures(found) if figure not in words] == []
+    assert [number for number in figures(found) if number not in words] == []
 
 
 @pytest.mark.parametrize("width", [60, 200])
@@ -49,12 +50,14 @@ def test_three_objectives_fit_a_narrow_screen(width):
     names = (RETURN, SPEED, "eval/success_rate")
     rows = [replace(ROWS[1], values=dict.fromkeys(names, -12345.678))]
     words = printed(summary(objectives=dict.fromkeys(names, "maximize"), rows=rows), width).split()
-    assert words.count("-1.235e+04") >= 3
+    assert words.count("-12,346") >= 3
 
 
 def test_the_best_come_in_the_order_of_the_first_objective_and_the_recipe_after_them():
     text = printed(summary(), 200)
-    places = [text.index(part) for part in ("mine: Pareto front", "-0.01235", "-98.77", "the recipe as it is", "-1235")]
+    places = [
+        text.index(part) for part in ("mine: Pareto front", "-0.01235", "-98.77", "the recipe as it is", "-1,235")
+    ]
     assert places == sorted(places)
     assert "0 (recipe)" in text
     assert "merged_critic_loss on, amp {dtype: bf16}, optimizer.actor.lr 0.0001235, gate PASS" in text
@@ -71,7 +74,7 @@ def test_the_recipe_is_not_shown_twice_and_not_without_values():
 def test_what_decided_and_what_a_stage_was_worth_is_said():
     text = flat(printed(summary(), 200))
     assert "trials: optimizer.actor.lr 71%, optimization.amp 29% stages" in text
-    assert "merged_critic_loss eval: return -1.235e+04 (13) -9877 (11) -2469 [-7654, -1234]" in text
+    assert "merged_critic_loss eval: return -12,346 (13) -9,877 (11) -2,469 [-7,654, -1,234]" in text
     assert "runner ablate measures a stage by itself" in text
 
 
@@ -153,12 +156,12 @@ def test_the_page_has_every_trial_and_what_became_of_it():
         "mine",
         "/studies/mine.yaml",
         "0 (recipe)",
-        "-1235",
-        "1.235e+04",
+        "-1,235",
+        "12,346",
         "its process was ended by",
     ):
         assert part in words
-    for part in ("71 %", "29 %", "-7654 to -1234", "perf/update_ms is 2.5 beyond its bound", "gate PASS"):
+    for part in ("71 %", "29 %", "-7,654 to -1,234", "perf/update_ms is 2.5 beyond its bound", "gate PASS"):
         assert part in words
     assert "budget: 7 of 24 trials" in words
 

@@ -1,9 +1,12 @@
 """Lines of text for a screen."""
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.system.lines import labelled, wrapped
+from runner.system.lines import figure, labelled, wrapped
 
 WORDS = st.lists(
     st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=30), max_size=12
@@ -42,3 +45,16 @@ def test_a_label_stands_beside_the_first_line_alone():
         ("run   ", "one two three four"), ("      ", "five six"), ("      ", "seven"),
     ]  # fmt: skip
     assert list(labelled("run   ", [], 26)) == []
+
+
+@given(st.floats(-1e14, 1e14), st.integers(1, 6))
+def test_a_number_has_no_exponent_that_stands_for_zeros_and_is_right_to_its_last_digit(value, digits):
+    text = figure(value, digits)
+    assert "e+" not in text
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=0.51 * 10 ** (1 - digits), abs=1e-300)
+
+
+def test_numbers_are_as_long_as_asked_or_whole():
+    numbers = [0.99171, 12345.6, 9999.6, 9999.4, -10090.2, 0.0000123456, math.inf, math.nan]
+    assert " ".join(map(figure, numbers)) == "0.9917 12,346 10,000 9,999 -10,090 1.235e-05 inf nan"
+    assert (figure(123.4, 2), figure(5100.0, 2), figure(99.7, 2)) == ("123", "5,100", "100")

@@ -1,4 +1,5 @@
-from runner.tracking.description import code, describe, figures
+from runner.system.lines import figures
+from runner.tracking.description import code, describe
 
 
 def test_a_description_is_a_list_of_what_there_is_to_say():

@@ -16,7 +16,7 @@ _BEAT_SECONDS = 5.0
 
 
 @contextmanager
-def at_work(folder: RunFolder, record: Record, known: Callable[[], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def heartbeat(folder: RunFolder, record: Record, known: Callable[[], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Keeps a record up to date with what is ``known``, from here to its end.
 
     Yields what else is to be in the record at the end, ``status`` at least; whoever leaves with an error need say
