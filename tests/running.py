@@ -43,19 +43,25 @@ TINY_DIGITS = (
     "tracking.system_metrics=false",
     "device=cpu",
 )
-TINY_GPT = (
-    *("model.layers=1", "model.width=16", "model.heads=2", "data.context=16", "data.held_out=0.005"),
+TINY_TEXT = (
+    *("model.layers=1", "model.width=16", "data.context=16", "data.held_out=0.005"),
     *("train.tokens=2560", "train.batch_size=4"),
     *("train.log_every=256", "train.evaluate_every=1280", "train.checkpoint_every=1280"),
     "tracking.system_metrics=false",
     "device=cpu",
 )
-SMALL = {"marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "shakespeare": TINY_GPT}
+TINY_GPT, TINY_MAMBA2 = ("model.heads=2", *TINY_TEXT), ("model.head_width=8", *TINY_TEXT)
+SMALL = {
+    "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "shakespeare": TINY_GPT, "mamba2": TINY_MAMBA2,
+}  # fmt: skip
 """By the beginning of a recipe's name."""
-COSTLY = {"batch_autotune": ["optimization.batch_autotune={largest: 16}"], "compile": ["model.hidden=[8]"]}
-"""Settings that keep a stage cheap enough for a test."""
+BESIDE = {
+    "batch_autotune": ["optimization.batch_autotune={largest: 16}"],
+    "associative_scan": ["optimization.chunked_scan=off"],
+}
+"""Settings with which a stage is cheap enough for a test, or can be there at all."""
 COMPANY = {"compile": ("stacked_agents",)}
-"""What else keeps a stage cheap enough: three functions to compile instead of three for every agent."""
+"""What keeps a stage cheap enough with the flagship: three functions to compile instead of three for every agent."""
 
 
 def tiny(name: str, *sets: str, registry: Registry | None = None) -> Recipe:
@@ -71,7 +77,7 @@ def settings_of(name: str) -> tuple[str, ...]:
 def with_requirements(kind: str, name: str = "marl_baseline") -> list[str]:
     """A stage and all that it requires, as ``--set`` arguments for a recipe that ships."""
     flagship = name.startswith("marl")
-    sets = [f"optimization.{kind}=on", *(COSTLY.get(kind, ()) if flagship or kind == "batch_autotune" else ())]
+    sets = [f"optimization.{kind}=on", *BESIDE.get(kind, ()), *["model.hidden=[8]"] * (flagship and kind == "compile")]
     for other in (*Registry().get("optimization", kind).requires, *(COMPANY.get(kind, ()) if flagship else ())):
         sets += with_requirements(other, name)
     return sets
@@ -80,7 +86,7 @@ def with_requirements(kind: str, name: str = "marl_baseline") -> list[str]:
 @cache
 def host_of(kind: str) -> str:
     """A recipe that ships and that a stage can work with: the flagship's baseline, or else another family's."""
-    for name in ("marl_baseline", "digits_classifier", "shakespeare_gpt"):
+    for name in ("marl_baseline", "digits_classifier", "shakespeare_gpt", "mamba2_shakespeare"):
         try:
             recipe = tiny(name, *with_requirements(kind, name))
             if not recipe.stages[kind].prepares:

@@ -51,7 +51,10 @@ def refused(kind, name):
 
 CHEAP = {"batch_autotune": ("optimization.batch_autotune=off",)}
 """What need not be tried to know that a stage can be attached."""
-SHORT = {"marl": "train.env_steps=96", "digits": "train.epochs=1", "shakespeare": "train.tokens=1280"}
+SHORT = {
+    "marl": "train.env_steps=96", "digits": "train.epochs=1",
+    "shakespeare": "train.tokens=1280", "mamba2": "train.tokens=1280",
+}  # fmt: skip
 """By the first word of a recipe's name."""
 
 

@@ -15,7 +15,10 @@ from runner.system.faults import POINTS
 from runner.train import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
-INSIDE = {"marl_phase1": "marl_phase2", "marl_phase2": "marl_phase3", "shakespeare_gpt": "shakespeare_gpt_phase3"}
+INSIDE = {
+    "marl_phase1": "marl_phase2", "marl_phase2": "marl_phase3",
+    "shakespeare_gpt": "shakespeare_gpt_phase3", "mamba2_shakespeare": "mamba2_shakespeare_phase3",
+}  # fmt: skip
 """Recipes all of whose stages are in another of the same model and data, which is killed for both."""
 SHIPPED = sorted({path.stem for path in RECIPES.glob("*.yaml")} - INSIDE.keys())
 STAGES = Registry().kinds("optimization")
@@ -26,6 +29,7 @@ LONG = {
     "marl": ("train.env_steps=160", *OFTEN),
     "digits": ("train.epochs=4",),
     "shakespeare": ("train.tokens=5120", "train.log_every=128"),
+    "mamba2": ("train.tokens=5120", "train.log_every=128"),
 }
 """By the beginning of a recipe's name."""
 SHORT = ("train.env_steps=120", "train.checkpoint_every=40")

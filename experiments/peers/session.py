@@ -18,7 +18,7 @@ from runner.compare.ratio import ratio
 from runner.system.hardware import hardware
 
 RESULTS = Path(__file__).with_name("results.json")
-PACKAGES = ("torch", "torchrl", "tensordict", "benchmarl", "cpprb", "mpe2")
+PACKAGES = ("torch", "torchrl", "tensordict", "benchmarl", "cpprb", "mpe2", "transformers")
 Step = Callable[[], object]
 _own: list[Step] = []
 """The step of this process."""

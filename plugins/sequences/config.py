@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -11,6 +12,7 @@ from runner.api import DataFile, DataName, FileDatasetConfig, GradientLearnerCon
 
 if TYPE_CHECKING:
     from .gpt import Gpt
+    from .mamba2 import Mamba2
     from .text import Text
 
 Count = Annotated[int, Field(ge=1)]
@@ -24,7 +26,18 @@ TINY_SHAKESPEARE = DataFile(
 )
 
 
-class GptConfig(GradientLearnerConfig):
+class LanguageModelConfig(GradientLearnerConfig, ABC):
+    """What predicts the next symbol from those before it."""
+
+    learns_from: ClassVar[str] = "tokens"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1, "max_grad_norm": 1.0}
+    }
+    headline: ClassVar[tuple[str, ...]] = ("nats_per_character",)
+    objective: ClassVar[Objective] = Objective("nats_per_character", "minimize", margin=0.02, unit="nats")
+
+
+class GptConfig(LanguageModelConfig):
     """A transformer that predicts the next symbol from those before it (Radford et al. 2019, GPT-2).
 
     Normalisation stands before attention and before the feed-forward layer, positions are learnt, and the embedding is
@@ -35,12 +48,6 @@ class GptConfig(GradientLearnerConfig):
     """
 
     kind: ClassVar[str] = "gpt"
-    learns_from: ClassVar[str] = "tokens"
-    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "model": {"kind": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1, "max_grad_norm": 1.0}
-    }
-    headline: ClassVar[tuple[str, ...]] = ("nats_per_character",)
-    objective: ClassVar[Objective] = Objective("nats_per_character", "minimize", margin=0.02, unit="nats")
 
     layers: Count = 4
     """Blocks of attention and a feed-forward layer."""
@@ -70,6 +77,47 @@ class GptConfig(GradientLearnerConfig):
         return Gpt
 
 
+class Mamba2Config(LanguageModelConfig):
+    """A state space model that predicts the next symbol from those before it (Dao and Gu 2024, Mamba-2).
+
+    Every block keeps a state of fixed size; how much of it is kept, taken in and read depends on the symbol. The
+    baseline computes it one symbol after the other; ``chunked_scan`` and ``associative_scan`` compute the same faster.
+
+    When it helps: long windows, and writing symbol by symbol: neither time nor memory grows with what was read.
+    When it hurts: what has to be looked up word for word, far back.
+    """
+
+    kind: ClassVar[str] = "mamba2"
+    slots: ClassVar[frozenset[str]] = LanguageModelConfig.slots | {"scan"}
+
+    layers: Count = 2
+    """Blocks."""
+    width: Count = 64
+    """Numbers that stand for one symbol between the blocks."""
+    expand: Count = 2
+    """How many times as many there are inside of a block."""
+    head_width: Count = 32
+    """Of those, how many share one rate of decay."""
+    state: Count = 16
+    """Numbers in the state for each of them."""
+    taps: Annotated[int, Field(ge=2)] = 4
+    """Symbols that the convolution before the recurrence sees."""
+
+    @field_validator("head_width")
+    @classmethod
+    def _divides_the_inner_width(cls, head_width: int, info: ValidationInfo) -> int:
+        inner = info.data.get("width", head_width) * info.data.get("expand", 1)
+        if inner % head_width:
+            raise ValueError(f"should divide the width inside of a block, {inner}")
+        return head_width
+
+    def implementation(self) -> type[Mamba2]:
+        """The learner in torch."""
+        from .mamba2 import Mamba2
+
+        return Mamba2
+
+
 class TextConfig(FileDatasetConfig):
     """Any text in UTF-8, by the character; its end is held out.
 
@@ -83,6 +131,7 @@ class TextConfig(FileDatasetConfig):
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "tokens"})
     in_memory: ClassVar[bool] = True
     files: ClassVar[tuple[DataFile, ...]] = (TINY_SHAKESPEARE,)
+    pictures: ClassVar[tuple[str, ...]] = (".txt",)
 
     file: DataName = TINY_SHAKESPEARE.name
     """A path, relative to the recipe; or the name of a file in the folders of data."""

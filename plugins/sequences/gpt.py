@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+from runner.api import Context
+
+from .language_model import Decoder, LanguageModel
 
 if TYPE_CHECKING:
     from .config import GptConfig
@@ -72,8 +74,10 @@ class Transformer(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight)
 
 
-class Gpt(GradientLearner):
-    """Cross-entropy of every symbol of a window but the first."""
+class Gpt(LanguageModel):
+    """A transformer of one fixed window."""
+
+    module: Transformer
 
     def build(self, config: GptConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
         """The transformer for windows as long as the source's."""
@@ -81,18 +85,14 @@ class Gpt(GradientLearner):
         vocabulary = context.sizes["vocabulary"]
         return Transformer(vocabulary, length - 1, config.layers, config.width, config.heads, config.dropout)
 
-    def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Its sum, in nats, over all symbols."""
-        tokens = batch["tokens"]
-        logits, target = self.slots.forward(tokens[:, :-1]), tokens[:, 1:]
-        return Loss(F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum"), target.numel())
+    def decoder(self) -> Decoder:
+        """Reads the window of the last symbols anew with every one."""
+        window: list[Tensor] = []
 
-    @torch.no_grad()
-    def metrics(self, batch: Batch) -> Mapping[str, Mean]:
-        """The loss by the name of what it is counted in."""
-        return {"nats_per_character": super().metrics(batch)["loss"]}
+        def decode(symbols: Tensor) -> Tensor:
+            window.append(symbols)
+            del window[: -len(self.module.position.weight)]
+            logits: Tensor = self.slots.forward(torch.stack(window, 1))
+            return logits[:, -1]
 
-    def inputs(self, batch: Batch) -> Tensor:
-        """All symbols of a window but the last."""
-        tokens: Tensor = batch["tokens"]
-        return tokens[:, :-1]
+        return decode

@@ -14,11 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.api import Batch, DatasetSource, UsageError
+from runner.api import Batch, DatasetSource, Learner, UsageError
+
+from .language_model import LanguageModel
 
 if TYPE_CHECKING:
     from .config import TextConfig
 
+PROMPT, WRITTEN, TEMPERATURE = 64, 1_000, 0.8
+"""Characters to begin with, characters to write, and how boldly."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +69,7 @@ class Text(DatasetSource):
         cut, context = int(len(tokens) * (1 - config.held_out)), config.context
         if cut <= context or cut == len(tokens):
             raise UsageError(f"data.file: {path} has {len(tokens):,} characters, too few for windows of {context:,}")
-        self.sizes = {"vocabulary": len(characters)}
+        self.sizes, self._characters = {"vocabulary": len(characters)}, characters
         return Windows(tokens[:cut], context, stride=1), Windows(tokens[cut - 1 :], context, stride=context)
 
     def tokens(self, batch: Batch) -> int:
@@ -79,6 +83,18 @@ class Text(DatasetSource):
         rest = self.held_out.tokens[len(self.held_out) * self.held_out.stride :]
         if len(rest) > 1:
             yield {"tokens": rest[None].long()}
+
+    def render(self, learner: Learner, path: Path) -> None:
+        """Writes a text: how the held-out part begins, and how the model goes on with it.
+
+        Raises:
+            UsageError: the learner cannot write.
+        """
+        if not isinstance(learner, LanguageModel):
+            raise UsageError(f"learner '{type(learner).__name__}' has no method 'write': it is no LanguageModel")
+        prompt = self.held_out.tokens[1 : PROMPT + 1].long()
+        written = torch.cat([prompt, learner.write(prompt[None], WRITTEN, TEMPERATURE)[0]])
+        path.write_text("".join(map(chr, self._characters[written.cpu().numpy()])) + "\n", encoding="utf-8")
 
     def fingerprint(self) -> str:
         """The file's SHA-256."""

@@ -154,7 +154,8 @@ class DatasetSource(Source):
             generator = self._generator(f"epoch/{epoch}")
             order = torch.randperm(len(self.train), generator=generator).to(self._home(self.train))
             for number in range(max(first, epoch * each), (epoch + 1) * each):
-                yield number, order[number % each * size :][:size]
+                begun = number % each * size
+                yield number, order[begun : begun + size]
 
     def _streamed(self, size: int) -> Iterator[Batch]:
         """The batches of an iterable dataset, from the very first one: it cannot begin elsewhere."""

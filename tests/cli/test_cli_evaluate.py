@@ -17,6 +17,7 @@ OFTEN = {
     "marl": ("train.env_steps=240", "train.evaluate_every=40", "train.checkpoint_every=80"),
     "digits": ("train.epochs=4", "optimizer.lr=0.003"),
     "shakespeare": ("train.evaluate_every=640", "train.ema=0.9"),
+    "mamba2": ("train.evaluate_every=640", "train.ema=0.9"),
 }
 """Settings with which several checkpoints are evaluated, by the beginning of a recipe's name."""
 
@@ -31,7 +32,9 @@ def history(result, name):
     return {point.step: repr(point.value) for point in points}
 
 
-@pytest.mark.parametrize("name", ["marl_phase2", "marl_spread", "digits_classifier", "shakespeare_gpt"])
+@pytest.mark.parametrize(
+    "name", ["marl_phase2", "marl_spread", "digits_classifier", "shakespeare_gpt", "mamba2_shakespeare"]
+)
 def test_the_digits_are_those_of_the_run(name):
     trained = train_here(name, *often(name)).data()
     best = result_of(forked("evaluate", trained["run_name"], "--json"))

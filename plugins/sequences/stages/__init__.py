@@ -1,0 +1,1 @@
+"""Ways to compute a recurrence faster."""

@@ -1,0 +1,38 @@
+"""The recurrence as a parallel scan."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from runner.api import Close, Pipeline, Setting, Stage, StageConfig
+
+
+class AssociativeScanConfig(StageConfig):
+    """Computes the recurrence of a state space model for all symbols at once, in log2 of their number steps.
+
+    When it helps: where the number of steps decides, not the arithmetic: small states and long windows on a GPU.
+    When it hurts: it keeps the states of all symbols, and does log2 of their number times the arithmetic; on a CPU, and
+    wherever ``chunked_scan`` can be used, that is slower.
+    """
+
+    kind: ClassVar[str] = "associative_scan"
+    phase: ClassVar[int] = 3
+    claims: ClassVar[frozenset[str]] = frozenset({"scan"})
+
+    def contract(self, setting: Setting) -> Close:
+        """The same algebra."""
+        return Close()
+
+    def implementation(self) -> type[Stage]:
+        """The scan."""
+        return AssociativeScan
+
+
+class AssociativeScan(Stage):
+    """Replaces the recurrence."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """By a parallel scan."""
+        from ..scans import associative
+
+        pipeline.slots.replace("scan", associative)

@@ -1,0 +1,46 @@
+"""The recurrence in chunks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from runner.api import Close, Pipeline, Setting, Stage, StageConfig
+
+
+class ChunkedScanConfig(StageConfig):
+    """Computes the recurrence of a state space model chunk by chunk, each as products of matrices.
+
+    Inside of a chunk every symbol is compared with those before it, as in attention; from chunk to chunk one state is
+    handed on. (Dao and Gu 2024: state space duality.)
+
+    When it helps: windows of more than a few symbols, on any hardware: the recurrence has a step for every symbol.
+    When it hurts: very large chunks, whose cost grows with the square of their length.
+    """
+
+    kind: ClassVar[str] = "chunked_scan"
+    phase: ClassVar[int] = 3
+    claims: ClassVar[frozenset[str]] = frozenset({"scan"})
+
+    chunk: Annotated[int, Field(ge=1)] = 64
+    """Symbols that are computed at once."""
+
+    def contract(self, setting: Setting) -> Close:
+        """The same algebra."""
+        return Close()
+
+    def implementation(self) -> type[Stage]:
+        """The chunks."""
+        return ChunkedScan
+
+
+class ChunkedScan(Stage):
+    """Replaces the recurrence."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """By that in chunks."""
+        from ..scans import chunked
+
+        pipeline.slots.replace("scan", partial(chunked, length=self.config.chunk))
