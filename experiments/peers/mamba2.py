@@ -54,7 +54,7 @@ def theirs() -> Callable[[], object]:
     pool, turn = Measured(pipeline).pool(), iter(range(10**9))
 
     def update() -> None:
-        tokens = pool[next(turn) % len(pool)]["tokens"]
+        tokens = pool[next(turn) % len(pool)].batch["tokens"]
         logits = model(tokens[:, :-1]).logits
         optimizer.zero_grad()
         nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()

@@ -44,7 +44,7 @@ class LanguageModel(GradientLearner):
 
         Args:
             prompt: symbols to begin with, [B, T], at least one.
-            count: how many symbols to draw.
+            count: how many symbols to draw, at least one.
             temperature: what logits are divided by; below 1, likely symbols become likelier.
 
         Returns:
@@ -56,6 +56,6 @@ class LanguageModel(GradientLearner):
             for symbols in prompt.unbind(1):
                 logits = decode(symbols)
             for _ in range(count):
+                logits = decode(written[-1]) if written else logits
                 written.append(torch.multinomial((logits / temperature).softmax(-1), 1).squeeze(1))
-                logits = decode(written[-1])
         return torch.stack(written, 1)

@@ -47,7 +47,7 @@ def test_every_scan_is_the_recurrence_in_values_and_gradients(length, chunk):
     inputs = inputs_of(length)
     wanted = recurrence(*inputs)
     slopes = torch.autograd.grad(wanted.square().sum(), inputs)
-    for found in (chunked(*inputs, length=chunk), associative(*inputs)):
+    for found in (chunked(*inputs, chunk=chunk), associative(*inputs)):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
         for pair in zip(torch.autograd.grad(found.square().sum(), inputs), slopes, strict=True):
             torch.testing.assert_close(*pair, rtol=1e-10, atol=1e-10)
@@ -67,7 +67,7 @@ def test_no_decay_and_a_complete_one_are_finite(decay):
     x, _, b, c = inputs_of(40)
     log_decay = torch.full((2, 40, 3), decay, dtype=torch.float64, requires_grad=True)
     wanted = recurrence(x, log_decay, b, c)
-    for found in (chunked(x, log_decay, b, c, length=16), associative(x, log_decay, b, c)):
+    for found in (chunked(x, log_decay, b, c, chunk=16), associative(x, log_decay, b, c)):
         torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
         (slope,) = torch.autograd.grad(found.sum(), log_decay)
         assert slope.isfinite().all()

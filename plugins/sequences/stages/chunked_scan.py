@@ -43,4 +43,4 @@ class ChunkedScan(Stage):
         """By that in chunks."""
         from ..scans import chunked
 
-        pipeline.slots.replace("scan", partial(chunked, length=self.config.chunk))
+        pipeline.slots.replace("scan", partial(chunked, chunk=self.config.chunk))
