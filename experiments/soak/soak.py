@@ -24,6 +24,7 @@ SETTINGS = {
     "marl": ("train.env_steps=800", "train.checkpoint_every=40", "train.log_every=12"),
     "digits": ("train={epochs: 30, batch_size: 64, log_every: 1, evaluate_every: 5, checkpoint_every: 2}",),
     "shakespeare": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
+    "mamba2": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
 }
 """By the beginning of a recipe's name."""
 
