@@ -74,6 +74,8 @@ def soak(name, command, chance, seed):
     from runner.system.faults import POINTS
 
     inside = [point for point in POINTS if point.startswith(("checkpoint.", "spool.", "ship."))]
+    if "marl" not in " ".join(command):
+        inside.remove("checkpoint.segment")  # nobody else keeps a replay buffer
     places = [
         f"checkpoint.{chance.choice(['tensors', 'state', 'synced', 'renamed'])}={chance.choice(['kill', 'torn'])}@2"
     ]

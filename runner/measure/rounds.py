@@ -29,6 +29,7 @@ from runner.compare.ratio import Ratio, of_processes
 from runner.compare.verdict import Verdict
 from runner.measure.experiment import AblationConfig, Case
 from runner.measure.pace import FEWEST_PROCESSES, PROCESSES, Pace
+from runner.plugin.contract import Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError, UsageError
@@ -37,7 +38,8 @@ from runner.system.secrets import redact_values
 from runner.tracking.workspace import folder_name
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop
-from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of
+from runner.verify.gate import weakest
+from runner.verify.variants import AGAIN, BASELINE, BASELINES, Variant, variants_of
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 MEMORY_SHARE = 0.8
@@ -219,12 +221,21 @@ class Measurement:
                     left = self._squad(left, deadline)
 
     def judge(self, gate: Gate, deadline: float) -> None:
-        """Asks the gate about every variant that was measured, once and the fastest first, as long as there is time."""
+        """Asks the gate about every variant that was measured, once, as long as there is time: the fastest first.
+
+        Those of which only trainings could show that they are harmless come last, because here nothing is trained.
+        """
         lines = self.lines
         known = lines.by_variant("verdict").keys() | lines.failed.keys()
         asked = [variant for variant in self.variants.variants if variant.stages and variant.name not in known]
         ratios = {variant.name: lines.ratio(variant.name) for variant in asked}
-        asked.sort(key=lambda variant: -(found.value if (found := ratios[variant.name]) else 0.0))
+
+        def turn(variant: Variant) -> tuple[bool, float]:
+            ratio = ratios[variant.name]
+            in_vain = isinstance(weakest(self.case.recipe, variant.stages), Statistical)
+            return in_vain, -ratio.value if ratio else 0.0
+
+        asked.sort(key=turn)
         for variant in asked:
             left = deadline - time.monotonic()
             if self.stop or left <= 0:

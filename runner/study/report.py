@@ -77,7 +77,7 @@ def remarks(summary: Summary) -> Iterator[str]:
     if summary.overhead_s is not None:
         yield f"around a trial's training: {summary.overhead_s:.1f} s in the median (start, log, finish)"
     if summary.disturbed:
-        yield f"timed while others used the processor, so that their speed is in doubt: {summary.disturbed} of the trials"
+        yield f"timed while others used the processor, so that speed is in doubt: {summary.disturbed} of the trials"
 
 
 def show_plan(plan: StudyPlan, console: Console) -> None:

@@ -362,18 +362,34 @@ def test_turns_are_by_chance_and_the_same_again():
     assert 60 < again < 140
 
 
-def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
+@dataclass
+class Log:
+    entries: list
+
+    def add(self, **entry):
+        self.entries.append(entry)
+
+    def of(self, case):
+        return CaseLog(self.entries)
+
+
+def test_the_gate_is_asked_last_about_what_only_trainings_can_show(experiment):
     asked = []
 
-    @dataclass
-    class Log:
-        entries: list
+    def gate(recipe, registry, stages, seconds):
+        asked.append(stages)
+        return Verdict(Outcome.PASS, "Exact", "the same bits", {})
 
-        def add(self, **entry):
-            self.entries.append(entry)
+    given = experiment("optimization.amp=on", variants=["all", "alone"])
+    (case,) = given.cases
+    Measurement(case, given.config, Registry(), Log([]), Notes(), Stop()).judge(gate, time.monotonic() + 60)
+    assert asked[:2] == [("forward_cache",), ("merged_critic_loss",)]
+    assert {stages[-1] for stages in asked[2:]} == {"amp"}
+    assert len(asked) == 4
 
-        def of(self, case):
-            return CaseLog(self.entries)
+
+def test_the_gate_is_asked_once_for_every_set_that_was_measured(experiment):
+    asked = []
 
     def gate(recipe, registry, stages, seconds):
         asked.append(stages)

@@ -87,7 +87,7 @@ def test_budget_failures_and_doubts_are_said():
     assert "crashed (5, 6): its process was ended by SIGSEGV" in text
     assert "out of memory (4): its processes took 5.1 GiB of host memory, of 4.0" in text
     assert "around a trial's training: 3.2 s in the median" in text
-    assert "timed while others used the processor, so that their speed is in doubt: 2 of the trials" in text
+    assert "timed while others used the processor, so that speed is in doubt: 2 of the trials" in text
 
 
 def test_a_study_that_is_done_has_nothing_left():
