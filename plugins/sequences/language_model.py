@@ -50,7 +50,7 @@ class LanguageModel(GradientLearner):
         Returns:
             The drawn symbols, [B, count].
         """
-        written = []
+        written: list[Tensor] = []
         with self.evaluating():
             decode = self.decoder()
             for symbols in prompt.unbind(1):

@@ -130,7 +130,7 @@ class Mamba2Network(nn.Module):
         return F.linear(self.norm(self.blocks(self.embedding(tokens))), self.embedding.weight)
 
     def step(self, symbols: Tensor, memories: Sequence[Memory]) -> tuple[Tensor, list[Memory]]:
-        """The same for one symbol of every row, [B], after what the blocks remember: before the first, an empty list."""
+        """The same for one symbol of every row, [B], after what the blocks remember: nothing before the first."""
         x, after = self.embedding(symbols), list[Memory]()
         for place, block in enumerate(self.blocks):
             x, memory = cast(Mamba2Block, block).step(x, memories[place] if memories else None)

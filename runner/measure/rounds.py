@@ -38,8 +38,7 @@ from runner.system.secrets import redact_values
 from runner.tracking.workspace import folder_name
 from runner.train.assemble import resolve_device
 from runner.train.signals import Stop
-from runner.verify.gate import weakest
-from runner.verify.variants import AGAIN, BASELINE, BASELINES, Variant, variants_of
+from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weakest
 
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 MEMORY_SHARE = 0.8
@@ -228,14 +227,9 @@ class Measurement:
         lines = self.lines
         known = lines.by_variant("verdict").keys() | lines.failed.keys()
         asked = [variant for variant in self.variants.variants if variant.stages and variant.name not in known]
-        ratios = {variant.name: lines.ratio(variant.name) for variant in asked}
-
-        def turn(variant: Variant) -> tuple[bool, float]:
-            ratio = ratios[variant.name]
-            in_vain = isinstance(weakest(self.case.recipe, variant.stages), Statistical)
-            return in_vain, -ratio.value if ratio else 0.0
-
-        asked.sort(key=turn)
+        speeds = {each.name: ratio.value if (ratio := lines.ratio(each.name)) else 0.0 for each in asked}
+        in_vain = {each.name: isinstance(weakest(self.case.recipe, each.stages), Statistical) for each in asked}
+        asked.sort(key=lambda each: (in_vain[each.name], -speeds[each.name]))
         for variant in asked:
             left = deadline - time.monotonic()
             if self.stop or left <= 0:

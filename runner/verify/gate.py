@@ -28,13 +28,13 @@ from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, v
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.system.secrets import redact
-from runner.train.assemble import Assembly, StageReport, assemble, resolve_device, setting_of
+from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
 from runner.verify.patches import belongings, patches
 from runner.verify.reach import Reach
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
 from runner.verify.subjects import baseline_step, course, recipe_with, recorded, subject
 from runner.verify.surroundings import answers, draws, questions, same_answers, same_draws
-from runner.verify.variants import ALL, Variant, required, variants_of
+from runner.verify.variants import ALL, Variant, contract_of, required, variants_of, weakest
 
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
 
@@ -381,14 +381,3 @@ class Gate:
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
     """The verdict without any training: what only trainings can show stays INCONCLUSIVE."""
     return Gate(recipe, registry, Options(updates=6, horizon=0, budget=0.0), lambda _: None)(stages)
-
-
-def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
-    """What these stages promise together, which is what the weakest of them does."""
-    contracts = [contract_of(recipe, kind) for kind in stages]
-    return max(contracts, key=lambda each: (Exact, Close, Statistical).index(type(each)), default=Exact())
-
-
-def contract_of(recipe: Recipe, kind: str) -> Contract:
-    """What a stage of a recipe promises on this machine."""
-    return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))

@@ -10,6 +10,7 @@ from runner.child.spawn import Cause, Child, ChildError
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
+from runner.verify.variants import weakest
 
 
 class TimedGate(ExitStack):
@@ -29,8 +30,6 @@ class TimedGate(ExitStack):
         try:
             told = self._child.ask(",".join(stages), seconds)
         except ChildError as error:
-            from runner.verify.gate import weakest  # which takes seconds to import
-
             self._child = None
             late = f"no verdict within the {seconds:.0f} s that were left"
             summary = late if error.cause is Cause.HUNG else f"it cannot be judged: {error}"

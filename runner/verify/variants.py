@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.plugin.faces import StageConfig
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
@@ -127,3 +128,16 @@ def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> d
         if reason is not None:
             reasons[kind] = reason
     return reasons
+
+
+def weakest(recipe: Recipe, stages: Collection[str]) -> Contract:
+    """What these stages promise together, which is what the weakest of them does."""
+    contracts = [contract_of(recipe, kind) for kind in stages]
+    return max(contracts, key=lambda each: (Exact, Close, Statistical).index(type(each)), default=Exact())
+
+
+def contract_of(recipe: Recipe, kind: str) -> Contract:
+    """What a stage of a recipe promises on this machine."""
+    from runner.train.assemble import resolve_device, setting_of
+
+    return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))

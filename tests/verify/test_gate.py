@@ -12,8 +12,9 @@ from runner.plugin.registry import Registry
 from runner.plugins.marl.roles import AgentsRole
 from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.system.errors import ExitCode, UsageError
-from runner.verify.gate import Gate, Options, StageVerdict, Verification, quick, verify_recipe, weakest
+from runner.verify.gate import Gate, Options, StageVerdict, Verification, quick, verify_recipe
 from runner.verify.statistical import NOT_BEGUN
+from runner.verify.variants import weakest
 
 REGISTRY = Registry()
 MIXED = tuple(f"optimization.{kind}=on" for kind in ("amp", "fused_optimizer"))
