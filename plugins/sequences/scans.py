@@ -28,19 +28,22 @@ def recurrence(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
 def chunked(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     """Chunks of so many symbols at once, and one step from chunk to chunk (Dao and Gu 2024, section 6: SSD).
 
-    Within a chunk, y_i is the sum over j <= i of (c_i . b_j) exp(s_i - s_j) x_j, with s the running sum of log_decay: a
-    masked product of matrices, like attention. What came before a chunk enters by its state.
+    Within a chunk, y_i is the sum over j <= i of (c_i . b_j) exp(s_ij) x_j, with s_ij the sum of log_decay from j + 1
+    to i: a masked product of matrices, like attention. What came before a chunk enters by its state. The sums are added
+    up for every j, because as differences of one running sum they lose the digits of weak decays beside strong ones.
     """
     size = x.shape[1]
     if rest := -size % chunk:  # symbols that add nothing and forget nothing, at the end
         x, b, c = (F.pad(each, (0, 0) * (each.dim() - 2) + (0, rest)) for each in (x, b, c))
         log_decay = F.pad(log_decay, (0, 0, 0, rest))
     x, log_decay, b, c = (each.reshape(len(each), -1, chunk, *each.shape[2:]) for each in (x, log_decay, b, c))
-    x, total = x.transpose(2, 3), log_decay.transpose(2, 3).cumsum(-1)  # [B, K, H, Q, P], [B, K, H, Q]
-    above = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu(1)
-    between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(above, -torch.inf).exp()  # [B, K, H, Q, Q]
+    x, log_decay = x.transpose(2, 3), log_decay.transpose(2, 3)  # [B, K, H, Q, P], [B, K, H, Q]
+    upper = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu()
+    sums = log_decay.unsqueeze(-1).masked_fill(upper, 0).cumsum(-2)  # [B, K, H, Q, Q]
+    between = sums.masked_fill(upper.triu(1), -torch.inf).exp()
     y = ((c @ b.mT).unsqueeze(2) * between) @ x
-    left = (x * (total[..., -1:] - total).exp().unsqueeze(-1)).mT @ b.unsqueeze(2)  # by each chunk, [B, K, H, P, N]
+    left = (x * between[..., -1, :].unsqueeze(-1)).mT @ b.unsqueeze(2)  # by each chunk, [B, K, H, P, N]
+    total = log_decay.cumsum(-1)
     state, before = torch.zeros_like(left[:, 0]), []
     for kept, new in zip(total[..., -1].exp()[..., None, None].unbind(1), left.unbind(1), strict=True):
         before.append(state)

@@ -62,6 +62,14 @@ def test_the_recurrence_is_its_equation():
         torch.testing.assert_close(recurrence(x, log_decay, b, c)[:, t], y, rtol=1e-12, atol=1e-12)
 
 
+def test_a_weak_decay_keeps_its_digits_beside_a_strong_one():
+    x, log_decay, b, c = (each.detach() for each in inputs_of(48))
+    log_decay = torch.where(torch.arange(48)[None, :, None] % 7 == 3, -1e12, -0.1 * log_decay.abs())
+    wanted = recurrence(x, log_decay, b, c)
+    for found in (chunked(x, log_decay, b, c, chunk=16), associative(x, log_decay, b, c)):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("decay", [0.0, -1e-8, -50.0, -1e4])
 def test_no_decay_and_a_complete_one_are_finite(decay):
     x, _, b, c = inputs_of(40)
