@@ -28,7 +28,7 @@ _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential
 _DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--no-color")
 _COMPUTES = ("torch", "numpy")
 _TOOL_EXTRAS = frozenset({"nvidia", "plots"})  # of the runner: no result depends on them; others bring what computes
-_DEVELOPMENT = frozenset({"dev", "docs", "lint", "test", "testing", "tests"})  # extras that no run uses
+_DEVELOPMENT = frozenset({"dev", "docs", "lint", "reference", "test", "testing", "tests"})  # extras that no run uses
 
 
 def code_digests(faces: Iterable[type]) -> dict[str, str]:
