@@ -67,7 +67,7 @@ class ProgressDisplay(LiveBar):
         parts = [self.doing(self.progressed)]
         if speeds := self.speeds():
             recent, mean = speeds
-            parts.append(f"{_shown_rate(recent)} {self.unit}/s now, {_shown_rate(mean)} in all")
+            parts.append(f"{figure(recent, 3)} {self.unit}/s now, {figure(mean, 3)} in all")
             parts.append(f"{shown_seconds(((self.total or 0) - self.step) / mean)} left")
         return [", ".join(parts), *filter(None, (self.shown_metrics(label) for label in ("eval", "train")))]
 
@@ -118,10 +118,6 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     ):
         for beginning, part in labelled(f"{label:{_LABEL}}", map(redact, lines), console.width):
             console.print(Text.assemble((beginning, "bold"), part), soft_wrap=True)
-
-
-def _shown_rate(rate: float) -> str:
-    return figure(rate, 3)
 
 
 def _speed(result: "RunResult") -> list[str]:

@@ -10,7 +10,7 @@ from runner.api import Close, Pipeline, Setting, Stage, StageConfig
 class AssociativeScanConfig(StageConfig):
     """Computes the recurrence of a state space model for all symbols at once, in log2 of their number steps.
 
-    When it helps: where the number of steps decides, not the arithmetic: small states and long windows on a GPU.
+    When it helps: meant for hardware where steps cost more than arithmetic; it was measured on a CPU alone.
     When it hurts: it keeps the states of all symbols, and does log2 of their number times the arithmetic; on a CPU, and
     wherever ``chunked_scan`` can be used, that is slower.
     """
