@@ -188,7 +188,7 @@ def _verdict(target: Target, code: Any, updates: int) -> dict[str, Any]:
 
         Registry([SLOT_PLUGIN])
         plugin = next(found for name, found in sys.modules.items() if name.startswith("runner_plugin_slot_mutant"))
-        plugin.CHANGED.update({slot: vars(namespace[target.owner])[slot] for slot in target.slots})
+        plugin.change({slot: vars(namespace[target.owner])[slot] for slot in target.slots})
         files.append(SLOT_PLUGIN)
     else:
         exec(code, vars(module))

@@ -8,6 +8,12 @@ CHANGED = {}
 """Functions by the name of their slot."""
 
 
+def change(functions):
+    """These, which the stage then also declares."""
+    CHANGED.update(functions)
+    MutatedSlotConfig.claims = frozenset(CHANGED)
+
+
 class MutatedSlotConfig(StageConfig):
     """Replaces slots by changed copies of what they hold."""
 
