@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import sqlite3
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -22,6 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+if "RUNNER_DATA" in os.environ:  # for the tests that ask for it; also in processes that begin later
+    os.environ["PUBLISHED_DATA"] = os.environ["RUNNER_DATA"]
 OF_THE_USER = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
 for name in [name for name in os.environ if name.startswith(("MLFLOW_", "RUNNER_")) or name in OF_THE_USER]:
     del os.environ[name]  # tests take nothing from the user's environment; also for fixtures that outlive a test
@@ -69,6 +72,19 @@ def isolated_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / ".runner"
     monkeypatch.setenv("RUNNER_WORKSPACE", str(root))
     return root
+
+
+@pytest.fixture
+def published() -> Callable[[str], Path]:
+    """Finds a published file in ``RUNNER_DATA`` as it was when the tests began; without it, the test is skipped."""
+
+    def path_of(name: str) -> Path:
+        path = Path(os.environ.get("PUBLISHED_DATA", ""), name)
+        if not path.is_file():
+            pytest.skip(f"no {name} in RUNNER_DATA")
+        return path
+
+    return path_of
 
 
 @pytest.fixture(autouse=True)

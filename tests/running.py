@@ -51,13 +51,31 @@ TINY_TEXT = (
     "device=cpu",
 )
 TINY_GPT, TINY_MAMBA2 = ("model.heads=2", *TINY_TEXT), ("model.head_width=8", *TINY_TEXT)
+QUIETLY = ("tracking.system_metrics=false", "device=cpu")
+TINY_GRAPH = (  # of digits, which scikit-learn brings
+    "data.root=nowhere", "model.width=4",
+    "train={epochs: 6, batch_size: 1, log_every: 1, evaluate_every: 3, checkpoint_every: 2}", *QUIETLY,
+)  # fmt: skip
+TINY_CONTEXTS = (
+    *("data.root=nowhere", "data.context=6", "data.components=8", "model.width=8", "model.heads=2", "model.layers=1"),
+    "train={updates: 6, batch_size: 8, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    *QUIETLY,
+)
+TINY_MOLECULES = (
+    *(f"data.file={Path(__file__).parent / 'boiling_points.csv'}", "model.width=8", "model.heads=2", "model.layers=1"),
+    "data.split=0",
+    "train={updates: 6, batch_size: 8, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    *QUIETLY,
+)
 SMALL = {
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "shakespeare": TINY_GPT, "mamba2": TINY_MAMBA2,
+    "gcn": TINY_GRAPH, "emma": TINY_GRAPH, "pgt": TINY_CONTEXTS, "gps": TINY_MOLECULES, "graphgpt": TINY_MOLECULES,
 }  # fmt: skip
 """By the beginning of a recipe's name."""
 BESIDE = {
     "batch_autotune": ["optimization.batch_autotune={largest: 16}"],
     "associative_scan": ["optimization.chunked_scan=off"],
+    "propagation_cache": ["model.input_dropout=0"],
 }
 """Settings with which a stage is cheap enough for a test, or can be there at all."""
 COMPANY = {"compile": ("stacked_agents",)}
@@ -86,7 +104,8 @@ def with_requirements(kind: str, name: str = "marl_baseline") -> list[str]:
 @cache
 def host_of(kind: str) -> str:
     """A recipe that ships and that a stage can work with: the flagship's baseline, or else another family's."""
-    for name in ("marl_baseline", "digits_classifier", "shakespeare_gpt", "mamba2_shakespeare"):
+    first = ("marl_baseline", "digits_classifier", "shakespeare_gpt", "mamba2_shakespeare")
+    for name in (*first, *sorted(path.stem for path in RECIPES.glob("*.yaml") if path.stem not in first)):
         try:
             recipe = tiny(name, *with_requirements(kind, name))
             if not recipe.stages[kind].prepares:

@@ -25,6 +25,8 @@ SETTINGS = {
     "digits": ("train={epochs: 30, batch_size: 64, log_every: 1, evaluate_every: 5, checkpoint_every: 2}",),
     "shakespeare": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
     "mamba2": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
+    **dict.fromkeys(("gcn", "emma"), ("train.epochs=60",)),
+    **dict.fromkeys(("pgt", "gps", "graphgpt"), ("train.updates=60",)),
 }
 """By the beginning of a recipe's name."""
 

@@ -67,11 +67,16 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The logits; the last layer is the embedding."""
+        return F.linear(self.hidden(tokens), self.embedding.weight)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What stands for every symbol before the last layer, [B, T, width]."""
         x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
+        normalised: Tensor = self.norm(x)
+        return normalised
 
 
 class Gpt(LanguageModel):

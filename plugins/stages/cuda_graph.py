@@ -50,6 +50,8 @@ class CudaGraphConfig(StageConfig):
         """CUDA only; fp16's loss scaler decides on the host whether to step, which a graph cannot."""
         if setting.device.type != "cuda":
             return "CUDA graphs need a CUDA device"
+        if setting.model.depends_on_progress:
+            raise UsageError(f"cuda_graph replays one update for ever, and those of '{setting.model.kind}' change")
         if setting.data.shapes_vary:
             raise UsageError(f"cuda_graph needs batches of one shape, and those of '{setting.data.kind}' vary")
         amp = setting.stages.get("amp")

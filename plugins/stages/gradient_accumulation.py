@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
-from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -13,7 +11,6 @@ from runner.api import (
     Batch,
     Close,
     Contract,
-    Mean,
     Pipeline,
     Progress,
     Setting,
@@ -87,14 +84,13 @@ class GradientAccumulation(Stage):
             part_size = self.source.size(part)
             losses.append(self.whole(part, _rows(noise, size, begun, begun + part_size), progress, share))
             begun += part_size
-        total, summed = (
-            reduce(add, parts) for parts in ([each.count for each in losses], [each.sum for each in losses])
-        )
+        whole = type(losses[0]).total(losses)
+        total = whole.count
         if not (isinstance(total, int | float) and total == denominator):
             for gradient in self.learner.gradients().values():
                 if gradient is not None:
                     gradient.mul_(denominator / total)
-        return type(losses[0])(summed, total, _added([loss.also for loss in losses]))
+        return whole
 
 
 def _at_least_one(count: Any) -> Any:
@@ -104,8 +100,3 @@ def _at_least_one(count: Any) -> Any:
 def _rows(noise: Batch, rows: int, start: int, stop: int) -> Batch:
     """What of an update's random numbers belongs to a part."""
     return map_tensors(lambda each: each[start:stop] if each.dim() and len(each) == rows else each, noise)
-
-
-def _added(parts: list[Any]) -> dict[str, Mean]:
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: Mean(*map(sum, zip(*(part[name] for part in parts if name in part), strict=True))) for name in names}

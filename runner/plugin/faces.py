@@ -53,6 +53,9 @@ class LearnerConfig(JudgedFace, ABC):
     slots: ClassVar[frozenset[str]] = frozenset()
     """Its methods that stages may hold, beside the steps that every pipeline has."""
 
+    depends_on_progress: ClassVar[bool] = False
+    """Whether an update looks at how far the training is, so that it is not the same computation in all of them."""
+
     init_from: Annotated[str | None, Anchor(named=True)] = Field(default=None, exclude=True)
     """A run with whose weights the model begins, where names and shapes are the same: its name, digits or folder."""
 
@@ -118,6 +121,10 @@ class DatasetConfig(SourceConfig):
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Processes that load batches; 0 loads them in the training's own."""
+
+    def draws_samples(self) -> bool:
+        """Whether a sample is another one whenever it is drawn (augmentation), so that it cannot be kept."""
+        return False
 
     def resident(self, device: str) -> bool:
         """Data that are kept in memory are made where they are used."""

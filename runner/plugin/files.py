@@ -26,7 +26,7 @@ class DataFile:
     name: str
     """Under which it is kept and a recipe names it."""
     url: str
-    """Where it is, for good: with a commit in it."""
+    """Where it is, for good: with a commit in it; empty if it was made from others, as ``about`` says."""
     sha256: str
     size: int
     """Bytes."""
@@ -80,6 +80,9 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
     target = folders()[0] / file.name
     if find(file.name, None, [file]) == target:
         return target, False
+    by_hand = f"if you have it from elsewhere (SHA-256 {file.sha256}), put it into {target.parent}"
+    if not file.url:
+        raise RunnerError(f"{file.name} has no address: {file.about}; {by_hand}")
     try:
         if not file.url.startswith(("https://", "http://")):
             raise ValueError("no address of the web")
@@ -93,10 +96,7 @@ def fetch(file: DataFile) -> tuple[Path, bool]:
         reason = getattr(error, "reason", None) or error
         if isinstance(error, HTTPError):
             error.close()
-        raise RunnerError(
-            f"{file.name} could not be fetched from {file.url}: {reason}; if you have it from elsewhere (SHA-256 "
-            f"{file.sha256}), put it into {target.parent}"
-        ) from error
+        raise RunnerError(f"{file.name} could not be fetched from {file.url}: {reason}; {by_hand}") from error
     return target, True
 
 

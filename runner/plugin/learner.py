@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -158,6 +159,10 @@ class Learner(ABC):
         rare = [(name, role) for name, role in self.roles.items() if role.every > 1]
         return {f"{name}.{own}": role.every for name, role in rare for own, _ in role.module.named_parameters()}
 
+    def idle(self, progress: Progress) -> Collection[str]:
+        """Trainable parameters that no loss uses yet, by name; others are a mistake if no gradient reaches them."""
+        return ()
+
     def least_work(self, batch_size: int) -> tuple[int, int] | None:
         """FLOP and bytes that one update cannot do without, where a formula is known."""
         return None
@@ -217,6 +222,19 @@ class Loss(NamedTuple):
     def means(self) -> dict[str, Mean]:
         """All of it under the names that are logged."""
         return {"loss": Mean(self.sum, self.count), **self.also}
+
+    @staticmethod
+    def total(parts: Sequence[Loss]) -> Loss:
+        """What a batch costs that was cut into parts; every part may log what others do not."""
+        also: dict[str, Mean] = {}
+        for part in parts:
+            for name, mean in part.also.items():
+                also[name] = Mean(*map(operator.add, also[name], mean)) if name in also else mean
+        first, *others = parts
+        total, count = first.sum, first.count
+        for part in others:
+            total, count = total + part.sum, count + part.count
+        return Loss(total, count, also)
 
 
 class GradientLearner(Learner):

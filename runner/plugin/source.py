@@ -91,6 +91,13 @@ class Source(ABC):
         for start in range(0, rows, size):
             yield map_tensors(partial(part, start), batch)
 
+    def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        """Cuts a batch into parts whose samples are about equally large, each padded no more than it needs.
+
+        Each comes with the numbers of its rows. Sources that pad nothing have none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how its batches are padded")
+
     def counts(self, batch: Batch | None) -> Mapping[str, int]:
         """How much further the training is, by unit but updates, now that a batch has been learnt from.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,13 +105,17 @@ class GradientGuard:
         self.periods = learner.periods()
         self.done = False
 
-    def check(self, update: int) -> None:
-        """Raises a RunnerError if by this update a trainable parameter had no finite gradient other than zero."""
+    def check(self, update: int, idle: Collection[str] = ()) -> None:
+        """Raises a RunnerError if by this update a trainable parameter had no finite gradient other than zero.
+
+        Those that are idle in this update may have none.
+        """
         for name, gradient in self.learner.gradients().items():
-            if gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.any()):
+            if name in self.missing and gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.any()):
                 self.missing.discard(name)
         self.done = not self.missing
-        names = sorted(name for name in self.missing if update >= FIRST_UPDATES * self.periods.get(name, 1))
+        late = (name for name in self.missing.difference(idle) if update >= FIRST_UPDATES * self.periods.get(name, 1))
+        names = sorted(late)
         if names:
             raise RunnerError(
                 f"no gradient has reached {', '.join(names[:5])}{' ...' if len(names) > 5 else ''} "

@@ -197,7 +197,7 @@ class Loop:
         if not self.means.finite or (not self.means.on_host and updates % LOOK_EVERY == 0):
             self.check()
         if not self.gradients.done:
-            self.gradients.check(updates)
+            self.gradients.check(updates, self.pipeline.learner.idle(self.progress))
         self.activities.seconds["update"] += seconds
         if updates == 1:
             self._publish({"perf/first_update_seconds": seconds})

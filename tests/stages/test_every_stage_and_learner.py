@@ -31,6 +31,10 @@ REFUSED = {
     ("channels_last", "gan"): "four dimensions",
     ("activation_checkpointing", "gan"): "names no blocks",
     ("gradient_accumulation", "gan"): "no slot 'forward_backward'",
+    ("preprocess_once", "images"): "needs samples by number",
+    ("preprocess_once", "gan"): "needs samples by number",
+    ("bucketing", "gan"): "no slot 'loss'",
+    ("bucketing", "tokens"): "switch the model's dropout off",
 }
 """What cannot work, and a word of the reason."""
 

@@ -158,6 +158,15 @@ def test_a_detached_module_is_noticed(slot, named):
         guard.check(FIRST_UPDATES)
 
 
+def test_what_the_learner_calls_idle_may_wait():
+    learner = build_masac()
+    guard = GradientGuard(learner)
+    names = [name for name, _ in learner.named_parameters()]
+    guard.check(FIRST_UPDATES, names)
+    with pytest.raises(RunnerError, match=f"no gradient has reached {min(names)}"):
+        guard.check(FIRST_UPDATES, set(names) - {min(names)})
+
+
 def test_a_healthy_model_is_done_with_at_once():
     learner = build_masac()
     guard = GradientGuard(learner)

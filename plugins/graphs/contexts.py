@@ -1,0 +1,216 @@
+"""Nodes with those that a walk from them visits most, and the linear probe of what is learnt from them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+from torch.utils.data import Dataset
+
+from runner.api import Batch, DatasetSource, Learner, map_tensors
+
+from .citation import read
+
+if TYPE_CHECKING:
+    from .pgt_config import NodeContextsConfig
+
+STRENGTHS = (1e-3, 1e-2, 0.1, 1.0)
+"""Of the probe's L2 regularisation, to choose from."""
+USUAL = 0.1
+"""Where there are no nodes by which to choose."""
+STEPS = 200
+
+
+def personalised_pagerank(edges: Tensor, nodes: Tensor, total: int, restart: float, steps: int) -> Tensor:
+    """Where a walk is that began at a node and returns to it now and then, by power iteration.
+
+    What every node gets is added in the order of the edges, so that a row does not depend on the others.
+
+    Args:
+        edges: from which node to which, [E, 2]; the walk leaves a node by each of its edges alike.
+        nodes: where walks begin, [B].
+        total: number of nodes N.
+        restart: probability of a return at every step.
+        steps: how many steps; what the walk gets wrong falls as (1 - restart) ** steps.
+
+    Returns:
+        Probabilities [B, N]; of a walk that cannot leave its node, less than one in all.
+    """
+    source, target = edges.unbind(1)
+    leaving = (1 - restart) / torch.bincount(source, minlength=total).clamp(min=1)
+    share = leaving[source, None].float()
+    begun = torch.zeros(total, len(nodes))
+    begun[nodes, torch.arange(len(nodes))] = 1
+    rank = begun
+    for _ in range(steps):
+        rank = (restart * begun).index_add_(0, target, share * rank[source])
+    return rank.T
+
+
+def best(rank: Tensor, nodes: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Every node, and then those that its walk visits most.
+
+    Args:
+        rank: where the walks are, [B, N].
+        nodes: where they began, [B].
+        size: nodes of a context K.
+
+    Returns:
+        Numbers of nodes [B, K], and the share of the walk that is there, [B, K]: zero for padding.
+    """
+    first = rank.scatter(1, nodes[:, None], torch.inf)
+    chosen = first.topk(min(size, rank.shape[1]), dim=1).indices
+    weight = rank.gather(1, chosen)
+    short = size - chosen.shape[1]
+    return F.pad(chosen, (0, short)), F.pad(weight, (0, short))
+
+
+def reduced(features: Tensor, components: int) -> Tensor:
+    """The best approximation of features [N, F] in fewer dimensions, [N, min(N, F, components)]: U S of an SVD.
+
+    Signs are such that of every direction's loadings the largest is positive.
+    """
+    tall = features.shape[0] > features.shape[1]
+    x = features.double()
+    values, vectors = torch.linalg.eigh(x.T @ x if tall else x @ x.T)
+    count = min(*features.shape, components)
+    vectors = vectors.flip(1)[:, :count]
+    scores: Tensor = x @ vectors if tall else vectors * values.flip(0)[:count].clamp(min=0).sqrt()
+    largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
+    return torch.where(largest < 0, -scores, scores).float()
+
+
+class Contexts(Dataset[dict[str, Tensor]]):
+    """The contexts of a node and of its best neighbour; nothing is computed before it is asked for."""
+
+    def __init__(self, edges: Tensor, total: int, config: NodeContextsConfig) -> None:
+        self.edges, self.total, self.config = edges, total, config
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """The same as among others."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Numbers of nodes [2, K] with their weights [2, K]; the neighbour of one that has none is the node itself."""
+        nodes = torch.tensor(indices)
+        context, weight = self._contexts(nodes)
+        neighbour = torch.where(weight[:, 1] > 0, context[:, 1], nodes)
+        both = [torch.stack(pair, 1) for pair in zip((context, weight), self._contexts(neighbour), strict=True)]
+        return [{"context": nodes, "weight": weights} for nodes, weights in zip(*both, strict=True)]
+
+    def _contexts(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        settings = self.config
+        rank = personalised_pagerank(self.edges, nodes, self.total, settings.restart, settings.steps)
+        return best(rank, nodes, settings.context)
+
+
+class NodeContexts(DatasetSource):
+    """All nodes of a graph to train on; how well they are told apart by a linear probe is evaluated."""
+
+    config: NodeContextsConfig
+
+    def datasets(self, config: NodeContextsConfig) -> tuple[Any, Any]:
+        """The same contexts twice: labels alone are held out."""
+        graph = read(config)
+        testing = config.held_out == "test"
+        self._graph, self._digest = graph, graph.digest
+        self._validated = read(config.model_copy(update={"held_out": "validation"})).held_out if testing else None
+        features = F.normalize(reduced(graph.features, config.components))
+        self._features = features * math.sqrt(features.shape[1])  # numbers of about one
+        contexts = Contexts(graph.directed(), len(graph.features), config)
+        return contexts, contexts
+
+    def collate(self, samples: Sequence[dict[str, Tensor]]) -> Batch:
+        """Features x [B, K, F], mask of real nodes [B, K] and weight [B, K]; the same of the neighbour; node [B]."""
+        context, weight = (torch.stack([sample[name] for sample in samples]) for name in ("context", "weight"))
+        mask = weight > 0
+        x = self._features[context] * mask[..., None]
+        own, neighbour = ({"x": x[:, i], "mask": mask[:, i], "weight": weight[:, i]} for i in (0, 1))
+        return {**own, "neighbour": neighbour, "node": context[:, 0, 0]}
+
+    def evaluate(self, learner: Learner) -> dict[str, float]:
+        """The learner's own metrics, and the accuracy of a linear probe of the embeddings of all nodes."""
+        graph = self._graph
+        embedding = self._embedded(learner, len(graph.features))
+        strength = chosen_strength(embedding, graph.labels, graph.train, self._validated)
+        accuracy = probed(embedding, graph.labels, graph.train, graph.held_out, strength)
+        return {**super().evaluate(learner), "accuracy": accuracy}
+
+    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
+        """The same names, of a few nodes."""
+        embedding = self._embedded(learner, self.context.batch_size)
+        nodes = torch.arange(len(embedding))
+        known = nodes[self._graph.labels[nodes] >= 0]
+        accuracy = probed(embedding, self._graph.labels, known, known, 1.0)
+        return {**super().rehearse(learner, batch), "accuracy": accuracy}
+
+    def _embedded(self, learner: Learner, nodes: int) -> Tensor:
+        """The embeddings of the first nodes, [N, width], on the host."""
+        parts = []
+        batches = itertools.islice(self.held_out_batches(), math.ceil(nodes / self.context.batch_size))
+        with learner.evaluating():
+            for batch in batches:
+                moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
+                parts.append(learner.predict(learner.inputs(moved)).cpu())
+        return torch.cat(parts)
+
+    def fingerprint(self) -> str:
+        """The file's SHA-256, or that of the edges of the graph that stands in for it."""
+        return self._digest
+
+
+def chosen_strength(embedding: Tensor, labels: Tensor, train: Tensor, validated: Tensor | None) -> float:
+    """The regularisation with which most of the validation nodes are told; of equals, the stronger one.
+
+    Args:
+        embedding: of all nodes, [N, D].
+        labels: classes, [N].
+        train: numbers of the nodes to learn from.
+        validated: numbers of the validation nodes; None where evaluation itself looks at them.
+
+    Returns:
+        One of ``STRENGTHS``.
+    """
+    if validated is None or not len(validated):
+        return USUAL
+    return max(STRENGTHS, key=lambda each: (probed(embedding, labels, train, validated, each), each))
+
+
+def probed(embedding: Tensor, labels: Tensor, train: Tensor, tested: Tensor, strength: float) -> float:
+    """Accuracy of a logistic regression on the standardised embeddings.
+
+    Args:
+        embedding: of all nodes, [N, D].
+        labels: classes, [N].
+        train: numbers of the nodes to learn from.
+        tested: numbers of the nodes to tell.
+        strength: of the L2 regularisation.
+
+    Returns:
+        The share of the tested nodes whose class is told.
+    """
+    with torch.enable_grad():
+        x = embedding.detach().double()
+        x = (x - x.mean(0)) / x.std(0).clamp(min=1e-9)
+        weight = torch.zeros(x.shape[1], int(labels.max()) + 1, dtype=torch.double, requires_grad=True)
+        bias = torch.zeros(weight.shape[1], dtype=torch.double, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+        def cost() -> Tensor:
+            optimizer.zero_grad()
+            fit = F.cross_entropy(x[train] @ weight + bias, labels[train])
+            total = fit + strength / 2 * weight.square().sum()
+            total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            return total
+
+        optimizer.step(cost)  # type: ignore[no-untyped-call]  # likewise
+        told = (x[tested] @ weight + bias).argmax(1)
+    return (told == labels[tested]).double().mean().item()

@@ -1,0 +1,137 @@
+"""A graph transformer in torch (Rampášek et al. 2022, "Recipe for a General, Powerful, Scalable Graph Transformer").
+
+arXiv 2205.12454; the local part is GINE (Hu et al. 2020, arXiv 1905.12265).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+
+from .attention import Attention
+from .layers import gathered, summed
+
+if TYPE_CHECKING:
+    from .config import GpsConfig
+
+BONDS = 5
+"""Kinds of bonds, with none."""
+INPUTS = ("x", "edge", "bond", "mask")
+"""Of a batch, what the network reads."""
+
+
+class Gine(nn.Module):
+    """What a node hears along its edges: nn((1 + eps) x_i + sum over j of relu(x_j + e_ij))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.epsilon = nn.Parameter(torch.zeros(1))
+        self.update = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+    def forward(self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor) -> Tensor:
+        """Nodes to nodes.
+
+        Args:
+            x: [B, N, width].
+            edge: from which node to which, [B, E, 2].
+            real: which edges are no padding, [B, E].
+            kind: what an edge is, [B, E, width].
+
+        Returns:
+            [B, N, width].
+        """
+        messages = F.relu(gathered(x, edge[..., 0]) + kind) * real[..., None]
+        heard: Tensor = self.update((1 + self.epsilon) * x + summed(messages, edge[..., 1], x.shape[1]))
+        return heard
+
+
+class Fusion(nn.Module):
+    """Puts two streams together: their sum, or 2 g of one and 2 (1 - g) of the other, with g one half at first."""
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "node":
+            self.gate = nn.Linear(2 * width, 1)
+            nn.init.zeros_(self.gate.weight)
+            nn.init.zeros_(self.gate.bias)
+        elif kind != "sum":
+            self.logit = nn.Parameter(torch.zeros(width if kind == "channel" else 1))
+
+    def forward(self, local: Tensor, everywhere: Tensor) -> Tensor:
+        """[B, N, width] twice to the same."""
+        if self.kind == "sum":
+            return local + everywhere
+        logit = self.gate(torch.cat([local, everywhere], -1)) if self.kind == "node" else self.logit
+        share = torch.sigmoid(logit)
+        return 2 * (share * local + (1 - share) * everywhere)
+
+
+class GpsLayer(nn.Module):
+    """Neighbours and attention side by side, put together, and a feed-forward layer; each normalised after its sum."""
+
+    def __init__(self, config: GpsConfig) -> None:
+        super().__init__()
+        width, self.dropout = config.width, config.dropout
+        self.local, self.attention = Gine(width), Attention(width, config.heads)
+        self.fusion = Fusion(config.fusion, width)
+        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
+
+    def forward(self, x: Tensor, edge: Tensor, real: Tensor, kind: Tensor, mask: Tensor) -> Tensor:
+        """As ``Gine``, with ``mask`` of the nodes that are no padding, [B, N]."""
+        local = self.norm1(x + self._drop(self.local(x, edge, real, kind)))
+        everywhere = self.norm2(x + self._drop(self.attention(x, mask)))
+        both = self.fusion(local, everywhere)
+        fed: Tensor = self.norm3(both + self._drop(self.feed(both)))
+        return fed
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class GpsNetwork(nn.Module):
+    """From graphs to one number each, [B]."""
+
+    def __init__(self, inputs: int, config: GpsConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.enter, self.kinds = nn.Linear(inputs, width), nn.Embedding(BONDS, width)
+        self.blocks = nn.ModuleList(GpsLayer(config) for _ in range(config.layers))
+        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, graph: Batch) -> Tensor:
+        """The numbers: of the mean over a graph's nodes."""
+        edge, bond, mask = graph["edge"], graph["bond"], graph["mask"]
+        x, kind, real = self.enter(graph["x"]), self.kinds(bond), bond > 0
+        for block in self.blocks:
+            x = block(x, edge, real, kind, mask)
+        pooled = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        number: Tensor = self.head(pooled)
+        return number.squeeze(-1)
+
+
+class Gps(GradientLearner):
+    """Squared error of standardised targets."""
+
+    module: GpsNetwork
+
+    def build(self, config: GpsConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+        """The network."""
+        return GpsNetwork(shapes["x"][-1], config)
+
+    def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """Its sum over graphs."""
+        target = batch["target"]
+        error = F.mse_loss(self.slots.forward(self.inputs(batch)), target, reduction="sum")
+        return Loss(error, len(target), {"squared_error": Mean(error.detach(), len(target))})
+
+    def inputs(self, batch: Batch) -> Batch:
+        """The graphs without their targets."""
+        return {name: batch[name] for name in INPUTS}

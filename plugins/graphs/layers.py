@@ -1,0 +1,41 @@
+"""What layers on graphs share: from nodes to edges and back, for batches of graphs that are padded to one size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gathered(x: Tensor, index: Tensor) -> Tensor:
+    """The nodes at one end of every edge.
+
+    Args:
+        x: nodes, [B, N, D].
+        index: numbers of nodes, [B, E].
+
+    Returns:
+        [B, E, D].
+    """
+    return x.flatten(0, 1).index_select(0, _flat(index, x.shape[1])).view(*index.shape, x.shape[-1])
+
+
+def summed(messages: Tensor, index: Tensor, nodes: int) -> Tensor:
+    """What arrives at every node.
+
+    Args:
+        messages: of every edge, [B, E, D]; those of padding are zero.
+        index: where they go, [B, E].
+        nodes: how many there are, N.
+
+    Returns:
+        [B, N, D].
+    """
+    size, width = len(messages), messages.shape[-1]
+    total = messages.new_zeros(size * nodes, width)
+    return total.index_add(0, _flat(index, nodes), messages.flatten(0, 1)).view(size, nodes, width)
+
+
+def _flat(index: Tensor, nodes: int) -> Tensor:
+    """Numbers of nodes among those of all graphs."""
+    first = torch.arange(len(index), device=index.device) * nodes
+    return (index + first[:, None]).flatten()

@@ -1,0 +1,144 @@
+"""Molecules as graphs of their atoms; an item is parsed, and its features are computed, when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+from torch.utils.data import Dataset
+
+from runner.api import Batch, DatasetSource, Learner
+
+from ..molecules.smiles import Molecule, read
+from ..molecules.table import Table
+
+if TYPE_CHECKING:
+    from .config import MoleculeGraphsConfig
+
+ELEMENTS = ("C", "O", "N", "Cl", "S", "F", "Br", "P", "I")
+"""Told apart; any other is one more."""
+DEGREES = 5
+"""Numbers of bonds told apart, from none or one; more count as the last."""
+WALKS = 16
+"""Lengths of random walks."""
+NODES = (16, 24, 32, 56)
+"""What graphs are padded to; larger ones to multiples of the last."""
+EDGES = 2.5
+"""Directed edges for each of those nodes."""
+
+
+class MolecularGraph(NamedTuple):
+    """One molecule: x [N, 34], edge [E, 2] from atom to atom, bond [E] by kind, target [] standardised."""
+
+    x: Tensor
+    edge: Tensor
+    bond: Tensor
+    target: Tensor
+
+
+class MolecularGraphs(Dataset[MolecularGraph]):
+    """Rows of a table."""
+
+    def __init__(self, table: Table, rows: Sequence[int]) -> None:
+        self.smiles = [table.smiles[row] for row in rows]
+        self.targets = [(table.targets[row] - table.mean) / table.std for row in rows]
+
+    def __len__(self) -> int:
+        return len(self.smiles)
+
+    def __getitem__(self, index: int) -> MolecularGraph:
+        """The molecule as a graph."""
+        molecule = read(self.smiles[index])
+        pairs = [*molecule.bonds, *((b, a) for a, b in molecule.bonds)]
+        edge = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+        bond = torch.tensor([*molecule.bonds.values()] * 2, dtype=torch.int64)
+        return MolecularGraph(features(molecule, edge), edge, bond, torch.tensor(self.targets[index]))
+
+
+def features(molecule: Molecule, edge: Tensor) -> Tensor:
+    """What is known of every atom, [N, 34].
+
+    Element, number of bonds, aromaticity, charge, whether it is in a ring; then for 1 to 16 steps how likely a random
+    walk that began there is there (Dwivedi et al. 2022, arXiv 2110.07875).
+    """
+    atoms, rings = molecule.atoms, molecule.rings()
+    known = {element: place for place, element in enumerate(ELEMENTS)}
+    element = torch.tensor([known.get(atom.element, len(ELEMENTS)) for atom in atoms])
+    degree = torch.bincount(edge[:, 0], minlength=len(atoms))
+    rest = [[atom.aromatic, atom.charge, place in rings] for place, atom in enumerate(atoms)]
+    adjacency = np.zeros((len(atoms), len(atoms)), np.float32)
+    adjacency[edge[:, 0], edge[:, 1]] = 1
+    step = adjacency / np.maximum(adjacency.sum(1, keepdims=True), 1)
+    returns, walked = np.empty((len(atoms), WALKS), np.float32), np.eye(len(atoms), dtype=np.float32)
+    for length in range(WALKS):
+        walked = walked @ step
+        returns[:, length] = walked.diagonal()
+    degrees = (degree.clamp(1, DEGREES) - 1).clamp(min=0)
+    one_hot = [F.one_hot(element, len(ELEMENTS) + 1), F.one_hot(degrees, DEGREES), torch.tensor(rest)]
+    return torch.cat([*one_hot, torch.from_numpy(returns)], 1)
+
+
+def padded_nodes(nodes: int, edges: int) -> int:
+    """To how many nodes a graph is padded: the first size with room for it."""
+    larger = max(nodes, int(np.ceil(edges / EDGES)))
+    return next((size for size in NODES if size >= larger), -(-larger // NODES[-1]) * NODES[-1])
+
+
+class MoleculeGraphs(DatasetSource):
+    """Molecules to train on and to hold out."""
+
+    def datasets(self, config: MoleculeGraphsConfig) -> tuple[Any, Any]:
+        """The parts of the table."""
+        self.table = Table(config, self.context.seed)
+        return MolecularGraphs(self.table, self.table.train), MolecularGraphs(self.table, self.table.held_out)
+
+    def collate(self, samples: Sequence[MolecularGraph]) -> Batch:
+        """Pads: x [B, N, 34], edge [B, E, 2], bond [B, E] (0 is none), mask [B, N] (True for an atom), target [B]."""
+        nodes = max(padded_nodes(len(each.x), len(each.bond)) for each in samples)
+        edges = int(nodes * EDGES)
+
+        def padded(tensor: Tensor, rows: int) -> Tensor:
+            return F.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, rows - len(tensor)])
+
+        return {
+            "x": torch.stack([padded(each.x, nodes) for each in samples]),
+            "edge": torch.stack([padded(each.edge, edges) for each in samples]),
+            "bond": torch.stack([padded(each.bond, edges) for each in samples]),
+            "mask": torch.stack([torch.arange(nodes) < len(each.x) for each in samples]),
+            "target": torch.stack([each.target for each in samples]),
+        }
+
+    def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        """Molecules that are padded to one size."""
+        counts = zip(batch["mask"].sum(1).tolist(), (batch["bond"] > 0).sum(1).tolist(), strict=True)
+        sizes = torch.tensor([padded_nodes(nodes, edges) for nodes, edges in counts])
+        for nodes in sorted(set(sizes.tolist())):
+            index = (sizes == nodes).nonzero()[:, 0]
+            part = {name: tensor[index.to(tensor.device)] for name, tensor in batch.items()}
+            edges = int(nodes * EDGES)
+            yield (
+                index,
+                {
+                    **part,
+                    "x": part["x"][:, :nodes],
+                    "mask": part["mask"][:, :nodes],
+                    "edge": part["edge"][:, :edges],
+                    "bond": part["bond"][:, :edges],
+                },
+            )
+
+    def evaluate(self, learner: Learner) -> dict[str, float]:
+        """The root of the mean squared error, in the table's unit."""
+        return self.table.measured(super().evaluate(learner))
+
+    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
+        """The same of one batch."""
+        return self.table.measured(super().rehearse(learner, batch))
+
+    def fingerprint(self) -> str:
+        """The file's SHA-256."""
+        return self.table.digest

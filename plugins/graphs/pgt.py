@@ -1,0 +1,181 @@
+"""The pre-training of a graph transformer on contexts of nodes, in torch (PGT, arXiv:2407.03953).
+
+Hidden nodes are left out of the encoder, and a learnt token stands for them in the decoder, as He et al. 2022 do it
+(arXiv:2111.06377): half of the nodes cost half of the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+
+from .attention import Attention
+
+if TYPE_CHECKING:
+    from .attention import Kind
+    from .pgt_config import PgtConfig
+
+CONTEXT = ("x", "mask", "weight")
+"""Of a context, what the network reads."""
+STD = 0.02
+"""Of the learnt tokens at first."""
+
+
+class AttentionBlock(nn.Module):
+    """Attention and a feed-forward layer, each normalised before and added to what came in."""
+
+    def __init__(self, width: int, heads: int, kind: Kind) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, kind)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """[B, N, width] to the same; mask of real nodes [B, N]."""
+        x = x + self.attention(self.norm1(x), mask)
+        fed: Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + fed
+
+
+class ContextTransformer(nn.Module):
+    """Embeds contexts, and restores what is hidden in them."""
+
+    def __init__(self, components: int, config: PgtConfig) -> None:
+        super().__init__()
+        width, block = config.width, (config.width, config.heads, config.attention)
+        self.masked = config.masked
+        self.embedding, self.rank, self.decoder_rank = (nn.Linear(inputs, width) for inputs in (components, 1, 1))
+        self.own, self.mask_token = nn.Parameter(STD * torch.randn(width)), nn.Parameter(STD * torch.randn(width))
+        self.encoder = nn.ModuleList(AttentionBlock(*block) for _ in range(config.layers))
+        self.norm, self.bridge = nn.LayerNorm(width), nn.Linear(width, width)
+        self.decoder = nn.ModuleList(AttentionBlock(*block) for _ in range(config.decoder_layers))
+        self.restore = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, components))
+
+    def forward(self, x: Tensor, mask: Tensor, weight: Tensor, chance: Tensor | None = None) -> Any:
+        """Embeds contexts; with chance it hides a share of each, and restores it.
+
+        Args:
+            x: features, [B, N, F]; the first node is the one that the context is of.
+            mask: which nodes are real, [B, N].
+            weight: share of the walk, [B, N].
+            chance: uniform numbers, [B, N]; the nodes with the largest are hidden.
+
+        Returns:
+            Embeddings of the nodes that the contexts are of, [B, width]. With chance: features restored of the first
+            half of the batch, [B / 2, N, F], where they were hidden, [B / 2, N], and means by the walk, [B, width].
+        """
+        if chance is None:
+            kept, real = torch.arange(x.shape[1], device=x.device).expand(len(x), -1), mask
+        else:
+            kept, real = shown(chance, mask, self.masked)
+        share = weight.gather(1, kept) * real
+        y = self.embedding(x.gather(1, _each(kept, x))) + self.rank(scaled(share)) + self.own * (kept == 0)[..., None]
+        for block in self.encoder:
+            y = block(y, real)
+        y = self.norm(y)
+        mean = (y * (share / share.sum(1, keepdim=True))[..., None]).sum(1)
+        if chance is None:
+            return y[:, 0]
+        half = len(x) // 2
+        hidden = mask[:half].scatter(1, kept[:half], mask[:half].gather(1, kept[:half]) & ~real[:half])
+        return self.decoded(y[:half], kept[:half], hidden, mask[:half], weight[:half]), hidden, mean
+
+    def decoded(self, y: Tensor, kept: Tensor, hidden: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
+        """Features of all nodes, [B, N, F], from embeddings of those that were kept, [B, S, width]."""
+        blank = self.mask_token.to(y.dtype).expand(*mask.shape, -1)
+        full = blank.scatter(1, _each(kept, y), self.bridge(y).to(y.dtype))
+        full = torch.where(hidden[..., None], blank, full) + self.decoder_rank(scaled(weight))
+        for block in self.decoder:
+            full = block(full, mask)
+        restored: Tensor = self.restore(full)
+        return restored
+
+
+def shown(chance: Tensor, mask: Tensor, masked: float) -> tuple[Tensor, Tensor]:
+    """Which nodes of every context the encoder sees: all but a share of the real ones, at least one.
+
+    Args:
+        chance: uniform numbers, [B, N].
+        mask: which nodes are real, [B, N].
+        masked: the share that is hidden.
+
+    Returns:
+        Numbers of nodes [B, S], and which of them are shown, [B, S]; the others fill up.
+    """
+    order = chance.masked_fill(~mask, 2).argsort(1)[:, : math.ceil(mask.shape[1] * (1 - masked))]
+    count = (mask.sum(1, keepdim=True) * (1 - masked)).ceil()
+    return order, torch.arange(order.shape[1], device=mask.device) < count
+
+
+def scaled(weight: Tensor) -> Tensor:
+    """Weights [...] on a scale on which they differ, as inputs of a layer: [..., 1]."""
+    return weight.clamp(min=1e-6).log10()[..., None] + 2
+
+
+def _each(index: Tensor, like: Tensor) -> Tensor:
+    """An index of nodes [B, S] for the last dimension of a tensor, too."""
+    return index[..., None].expand(-1, -1, like.shape[-1])
+
+
+class Pgt(GradientLearner):
+    """Restores hidden features, and tells the neighbour of a node from those of others."""
+
+    module: ContextTransformer
+
+    def build(self, config: PgtConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+        """Encoder and decoder for features of the source's width."""
+        return ContextTransformer(shapes["x"][-1], config)
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """Of the encoder, then of the decoder."""
+        return [*self.module.encoder, *self.module.decoder]
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """What hides the nodes of both contexts, [B, 2, N]."""
+        rows, nodes = batch["mask"].shape
+        return {"chance": torch.rand(rows, 2, nodes, generator=generator, device=generator.device)}
+
+    def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """The mean over hidden nodes of (1 - cosine)^2, and InfoNCE; both count as often as there are contexts."""
+        both = (torch.cat([batch[name], batch["neighbour"][name]]) for name in CONTEXT)
+        restored, hidden, mean = self.slots.forward(*both, noise["chance"].transpose(0, 1).flatten(0, 1))
+        rows, config = len(batch["x"]), self.config
+        missed = (1 - F.cosine_similarity(restored, batch["x"], dim=-1)).square() * hidden
+        restoration = missed.sum() / hidden.sum().clamp(min=1)
+        contrast = info_nce(mean[:rows], mean[rows:], config.temperature)
+        also = {"restoration": restoration, "contrast": contrast}
+        means = {name: Mean(value.detach() * rows, rows) for name, value in also.items()}
+        return Loss((restoration + config.contrast * contrast) * rows, rows, means)
+
+    def inputs(self, batch: Batch) -> Any:
+        """The nodes' own contexts."""
+        return {name: batch[name] for name in CONTEXT}
+
+    @torch.no_grad()
+    def predict(self, inputs: Any) -> Tensor:
+        """The embeddings, [B, width]."""
+        with self.evaluating():
+            embedding: Tensor = self.slots.forward(*(inputs[name] for name in CONTEXT))
+        return embedding
+
+
+def info_nce(one: Tensor, other: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of telling which of the others belongs to each by cosine (van den Oord et al., arXiv:1807.03748).
+
+    Args:
+        one: embeddings, [B, width].
+        other: what belongs to them, [B, width].
+        temperature: by which similarities are divided.
+
+    Returns:
+        The mean, a scalar.
+    """
+    similarity = F.normalize(one, dim=-1) @ F.normalize(other, dim=-1).T / temperature
+    return F.cross_entropy(similarity, torch.arange(len(one), device=one.device))

@@ -1,0 +1,100 @@
+"""The faces of the learner that is pre-trained on contexts of nodes, and of these contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from runner.api import GradientLearnerConfig, Objective
+
+from .config import CitationConfig, Count
+
+if TYPE_CHECKING:
+    from .contexts import NodeContexts
+    from .pgt import Pgt
+
+
+class PgtConfig(GradientLearnerConfig):
+    """A graph transformer that is pre-trained without labels on the contexts of nodes (PGT, arXiv:2407.03953).
+
+    A context is a node and those that a walk from it, which returns to it now and then, visits most. Some nodes are
+    left out of the encoder; a small decoder learns to restore them, and the encoder to tell the context of a node's
+    best neighbour from those of other nodes (InfoNCE). What is wanted is the encoder: a node's embedding is its answer.
+
+    When it helps: many nodes and few labels; graphs too large for one batch, because a context is all that is needed.
+    When it hurts: small graphs with labels on all nodes, which a graph convolution learns in seconds.
+    """
+
+    kind: ClassVar[str] = "pgt"
+    learns_from: ClassVar[str] = "node_contexts"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "model": {"kind": "adamw", "lr": 5e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    }
+
+    layers: Count = 3
+    """Blocks of the encoder."""
+    decoder_layers: Count = 1
+    """Blocks of the decoder, which only pre-training needs."""
+    width: Count = 128
+    """Numbers that stand for one node between the blocks."""
+    heads: Count = 4
+    """Attention heads of every block; they share the width among them."""
+    attention: Literal["softmax", "linear"] = "softmax"
+    """How nodes look at one another; ``linear`` (elu + 1) takes time that grows with their number, not its square."""
+    masked: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of a context's nodes whose features are hidden."""
+    contrast: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of the part of the loss that tells neighbours from others."""
+    temperature: Annotated[float, Field(gt=0)] = 0.2
+    """By which the similarities of that part are divided."""
+
+    @field_validator("heads")
+    @classmethod
+    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
+        width = info.data.get("width", heads)
+        if width % heads:
+            raise ValueError(f"should divide the width of {width}")
+        return heads
+
+    def lacks(self, slot: str) -> str | None:
+        """A batch cannot be cut: every node in it is compared with all others."""
+        if slot == "forward_backward":
+            return "learner 'pgt' compares all nodes of a batch with one another, so that the batch cannot be cut"
+        return super().lacks(slot)
+
+    def implementation(self) -> type[Pgt]:
+        """The learner in torch."""
+        from .pgt import Pgt
+
+        return Pgt
+
+
+class NodeContextsConfig(CitationConfig):
+    """Nodes of a citation graph, each with those that a walk from it visits most (personalised PageRank).
+
+    All nodes are trained on, and no label; evaluation trains a linear classifier of the embeddings on the few labels
+    and tests it. Without a file of its own the graph is Cora; where that is not at hand, the graph of scikit-learn's
+    1,797 digits stands in for it, each connected with its ten nearest, with a warning.
+    """
+
+    kind: ClassVar[str] = "node_contexts"
+    provides: ClassVar[str] = "node_contexts"
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
+    objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.02, unit="share")
+
+    context: Annotated[int, Field(ge=2)] = 32
+    """Nodes of a context, with the one that it is of; where fewer can be reached, the rest is padding."""
+    components: Count = 64
+    """Numbers to which the features are reduced by singular value decomposition; more of them tell the probe less."""
+    restart: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Probability with which the walk returns to its node at every step."""
+    steps: Count = 20
+    """Steps of the walk, after which its distribution is taken as it is."""
+
+    def implementation(self) -> type[NodeContexts]:
+        """The source in torch."""
+        from .contexts import NodeContexts
+
+        return NodeContexts

