@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 from torch.utils.data import Dataset
 
-from runner.api import Batch, DatasetSource, Learner, map_tensors
+from runner.api import Batch, DatasetSource, Learner, State, map_tensors
 
 from .citation import read
 
@@ -86,7 +86,7 @@ def reduced(features: Tensor, components: int) -> Tensor:
 
 
 class Contexts(Dataset[dict[str, Tensor]]):
-    """The contexts of a node and of its best neighbour; nothing is computed before it is asked for."""
+    """The context of a node, computed when it is asked for."""
 
     def __init__(self, edges: Tensor, total: int, config: NodeContextsConfig) -> None:
         self.edges, self.total, self.config = edges, total, config
@@ -99,17 +99,11 @@ class Contexts(Dataset[dict[str, Tensor]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
-        """Numbers of nodes [2, K] with their weights [2, K]; the neighbour of one that has none is the node itself."""
-        nodes = torch.tensor(indices)
-        context, weight = self._contexts(nodes)
-        neighbour = torch.where(weight[:, 1] > 0, context[:, 1], nodes)
-        both = [torch.stack(pair, 1) for pair in zip((context, weight), self._contexts(neighbour), strict=True)]
-        return [{"context": nodes, "weight": weights} for nodes, weights in zip(*both, strict=True)]
-
-    def _contexts(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        settings = self.config
+        """Numbers of nodes [K] with their weights [K]."""
+        nodes, settings = torch.tensor(indices), self.config
         rank = personalised_pagerank(self.edges, nodes, self.total, settings.restart, settings.steps)
-        return best(rank, nodes, settings.context)
+        contexts, weights = best(rank, nodes, settings.context)
+        return [{"context": context, "weight": weight} for context, weight in zip(contexts, weights, strict=True)]
 
 
 class NodeContexts(DatasetSource):
@@ -125,16 +119,27 @@ class NodeContexts(DatasetSource):
         self._validated = read(config.model_copy(update={"held_out": "validation"})).held_out if testing else None
         features = F.normalize(reduced(graph.features, config.components))
         self._features = features * math.sqrt(features.shape[1])  # numbers of about one
-        contexts = Contexts(graph.directed(), len(graph.features), config)
+        self.train = contexts = Contexts(graph.directed(), len(graph.features), config)
         return contexts, contexts
 
+    def __getstate__(self) -> State:
+        """With the contexts, because ``collate`` looks up those of neighbours in a worker, too."""
+        return super().__getstate__() | {"train": self.train}
+
     def collate(self, samples: Sequence[dict[str, Tensor]]) -> Batch:
-        """Features x [B, K, F], mask of real nodes [B, K] and weight [B, K]; the same of the neighbour; node [B]."""
-        context, weight = (torch.stack([sample[name] for sample in samples]) for name in ("context", "weight"))
+        """Features x [B, K, F], mask of real nodes [B, K] and weight [B, K]; the same of a neighbour; node [B].
+
+        The neighbour is drawn here and not with the sample, so that a sample can be kept.
+        """
+        context, weight = _stacked(samples)
+        column = neighbours(weight, self.config.neighbour)
+        chosen: list[int] = context.gather(1, column).flatten().tolist()
+        neighbour = self._filled(*_stacked(self.train.__getitems__(chosen)))
+        return {**self._filled(context, weight), "neighbour": neighbour, "node": context[:, 0]}
+
+    def _filled(self, context: Tensor, weight: Tensor) -> dict[str, Tensor]:
         mask = weight > 0
-        x = self._features[context] * mask[..., None]
-        own, neighbour = ({"x": x[:, i], "mask": mask[:, i], "weight": weight[:, i]} for i in (0, 1))
-        return {**own, "neighbour": neighbour, "node": context[:, 0, 0]}
+        return {"x": self._features[context] * mask[..., None], "mask": mask, "weight": weight}
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """The learner's own metrics, and the accuracy of a linear probe of the embeddings of all nodes."""
@@ -156,7 +161,7 @@ class NodeContexts(DatasetSource):
         """The embeddings of the first nodes, [N, width], on the host."""
         parts = []
         batches = itertools.islice(self.held_out_batches(), math.ceil(nodes / self.context.batch_size))
-        with learner.evaluating():
+        with learner.evaluating(), torch.random.fork_rng(devices=[]):  # neighbours are drawn, and not looked at
             for batch in batches:
                 moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
                 parts.append(learner.predict(learner.inputs(moved)).cpu())
@@ -165,6 +170,25 @@ class NodeContexts(DatasetSource):
     def fingerprint(self) -> str:
         """The file's SHA-256, or that of the edges of the graph that stands in for it."""
         return self._digest
+
+
+def neighbours(weight: Tensor, which: str) -> Tensor:
+    """Where in a context a neighbour is, [B, 1]; the node itself where it has none.
+
+    Args:
+        weight: share of the walk, [B, K], first of the node itself.
+        which: ``best``, or ``walk`` to draw it by where the walk is.
+    """
+    others = weight.index_fill(1, torch.tensor([0]), 0.0)
+    if which == "best":
+        return others.argmax(1, keepdim=True)
+    alone = F.pad((others.sum(1, keepdim=True) == 0).float(), (0, weight.shape[1] - 1))
+    return torch.multinomial(others + alone, 1)
+
+
+def _stacked(samples: Sequence[dict[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Numbers of nodes and weights, [B, K]."""
+    return torch.stack([each["context"] for each in samples]), torch.stack([each["weight"] for each in samples])
 
 
 def chosen_strength(embedding: Tensor, labels: Tensor, train: Tensor, validated: Tensor | None) -> float:

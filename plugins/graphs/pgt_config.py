@@ -21,7 +21,7 @@ class PgtConfig(GradientLearnerConfig):
 
     A context is a node and those that a walk from it, which returns to it now and then, visits most. Some nodes are
     left out of the encoder; a small decoder learns to restore them, and the encoder to tell the context of a node's
-    best neighbour from those of other nodes (InfoNCE). What is wanted is the encoder: a node's embedding is its answer.
+    neighbour from those of other nodes (InfoNCE). What is wanted is the encoder: a node's embedding is its answer.
 
     When it helps: many nodes and few labels; graphs too large for one batch, because a context is all that is needed.
     When it hurts: small graphs with labels on all nodes, which a graph convolution learns in seconds.
@@ -92,6 +92,8 @@ class NodeContextsConfig(CitationConfig):
     """Probability with which the walk returns to its node at every step."""
     steps: Count = 20
     """Steps of the walk, after which its distribution is taken as it is."""
+    neighbour: Literal["walk", "best"] = "walk"
+    """Whose context stands beside that of a node: one drawn anew by where the walk is, or always the most visited."""
 
     def implementation(self) -> type[NodeContexts]:
         """The source in torch."""

@@ -111,7 +111,7 @@ class GradientGuard:
         Those that are idle in this update may have none.
         """
         for name, gradient in self.learner.gradients().items():
-            if name in self.missing and gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.any()):
+            if gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.any()):
                 self.missing.discard(name)
         self.done = not self.missing
         late = (name for name in self.missing.difference(idle) if update >= FIRST_UPDATES * self.periods.get(name, 1))

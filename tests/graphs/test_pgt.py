@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from runner.api import Progress, UsageError
 from runner.plugin.registry import Registry
 from runner.plugins.graphs.attention import Attention, linear_attention, softmax_attention
-from runner.plugins.graphs.contexts import best, chosen_strength, personalised_pagerank, probed, reduced
+from runner.plugins.graphs.contexts import best, chosen_strength, neighbours, personalised_pagerank, probed, reduced
 from runner.plugins.graphs.pgt import info_nce, shown
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
@@ -147,6 +147,30 @@ def test_a_node_without_neighbours_is_padded_and_its_own_neighbour(graph):
     assert batch["node"].tolist() == [NODES - 1, 0]
     assert torch.equal(batch["neighbour"]["x"][0], batch["x"][0])
     assert not torch.equal(batch["neighbour"]["x"][1], batch["x"][1])
+
+
+def test_a_neighbour_is_the_best_or_drawn_by_the_walk():
+    weight = torch.tensor([[0.5, 0.1, 0.4], [0.15, 0, 0]])
+    assert neighbours(weight, "best").tolist() == [[2], [0]]
+    drawn = neighbours(weight.repeat(2000, 1), "walk").view(-1, 2)
+    assert drawn[:, 1].max() == 0
+    assert drawn[:, 0].min() == 1
+    assert 0.75 < (drawn[:, 0] == 2).float().mean() < 0.85
+
+
+def test_an_evaluation_leaves_the_generator_as_it_was(graph):
+    made = pipeline(graph)
+    before = torch.get_rng_state()
+    first = made.source.evaluate(made.learner)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert made.source.evaluate(made.learner) == first
+
+
+def test_workers_draw_the_same_batches(graph):
+    alone, helped = (drawn(pipeline(graph, f"data.workers={each}"))[0] for each in (0, 1))
+    for name in ("x", "weight"):
+        assert torch.equal(alone[name], helped[name])
+        assert torch.equal(alone["neighbour"][name], helped["neighbour"][name])
 
 
 def test_samples_that_are_kept_are_those_that_are_made(graph):

@@ -74,7 +74,7 @@ def test_a_table_that_is_nowhere_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("RUNNER_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("runner.plugins.molecules.table.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="get it with: runner data get esol.csv"):
+    with pytest.raises(UsageError, match=r"get it with: runner data get esol\.csv"):
         Table(MoleculeGraphsConfig.model_validate({}), 0)
 
 

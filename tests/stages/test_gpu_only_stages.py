@@ -7,6 +7,7 @@ import torch
 from builders import Holder, build_masac, random_batch, works
 
 from runner.api import Close, Exact, Progress, Setting, SourceConfig, Statistical
+from runner.plugins.graphs.config import GcnConfig, PartitionedGcnConfig
 from runner.plugins.stages.amp import AmpConfig
 from runner.plugins.stages.async_transfer import AsyncTransferConfig
 from runner.plugins.stages.cuda_graph import CudaGraphConfig
@@ -39,8 +40,8 @@ class Data(SourceConfig):
         return device == "cpu" or not self.on_host
 
 
-def setting(device, *, stages=None, **data):
-    return Setting(None, Data(**data), torch.device(device), stages or {}, "updates")
+def setting(device, *, model=None, stages=None, **data):
+    return Setting(model or GcnConfig(), Data(**data), torch.device(device), stages or {}, "updates")
 
 
 def test_async_transfer_says_when_there_is_nothing_to_transfer():
@@ -68,6 +69,8 @@ def test_cuda_graph_needs_a_gpu_and_refuses_loss_scaling_and_shapes_that_vary():
         stage.inactive(setting("cuda", stages={"amp": AmpConfig(dtype="fp16")}))
     with pytest.raises(UsageError, match="those of 'data' vary"):
         stage.inactive(setting("cuda", ragged=True))
+    with pytest.raises(UsageError, match="those of 'partitioned_gnn' change"):
+        stage.inactive(setting("cuda", model=PartitionedGcnConfig()))
 
 
 @CUDA

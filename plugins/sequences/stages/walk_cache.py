@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from runner.api import Contract, Exact, Pipeline, Setting, Stage, StageConfig, Statistical, UsageError
+from runner.api import Exact, Pipeline, Setting, Stage, StageConfig, Statistical, UsageError
 
 from ..graph_config import GraphWalksConfig
 
@@ -33,7 +33,7 @@ class WalkCacheConfig(StageConfig):
     variants: Annotated[int, Field(ge=1)] = 1
     """Walks of every molecule that are kept."""
 
-    def contract(self, setting: Setting) -> Contract:
+    def contract(self, setting: Setting) -> Exact | Statistical:
         """The same bits where every molecule has one walk anyway; otherwise there are fewer different ones."""
         return Statistical() if getattr(setting.data, "redraw", True) else Exact()
 
