@@ -99,7 +99,7 @@ class GcnConfig(GradientLearnerConfig):
     kind: ClassVar[str] = "gcn"
     learns_from: ClassVar[str] = "node_graph"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adam", "lr": 0.01, "weight_decay": 5e-4}}
-    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"aggregate"}
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"features", "aggregate"}
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
 
     layers: Annotated[int, Field(ge=1)] = 2

@@ -17,8 +17,10 @@ from .layers import gathered, summed
 if TYPE_CHECKING:
     from .config import GcnConfig
 
-INPUTS = ("x", "propagated", "edge", "weight")
-"""Of a batch, what the network reads; where features come propagated, they come no other way."""
+INPUTS = ("x", "edge", "weight")
+"""Of a batch, what the network reads."""
+Features = Callable[[Batch], Tensor]
+"""A graph to what the first layer takes, [B, N, F]."""
 Aggregate = Callable[[int, Tensor, Batch], Tensor]
 """The number of a layer, its nodes [B, N, D], and the graph, to what arrives at them, [B, N, D]."""
 
@@ -26,9 +28,9 @@ Aggregate = Callable[[int, Tensor, Batch], Tensor]
 class GcnNetwork(nn.Module):
     """From features of nodes [B, N, F] to logits [B, N, classes]: each layer mixes, then averages over neighbours."""
 
-    def __init__(self, inputs: int, config: GcnConfig, classes: int, aggregate: Aggregate) -> None:
+    def __init__(self, inputs: int, config: GcnConfig, classes: int, features: Features, aggregate: Aggregate) -> None:
         super().__init__()
-        self.aggregate = aggregate
+        self.features, self.aggregate = features, aggregate
         widths = [inputs, *[config.width] * (config.layers - 1), classes]
         layers = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
         for layer in layers:
@@ -40,7 +42,7 @@ class GcnNetwork(nn.Module):
 
     def forward(self, graph: Batch) -> Tensor:
         """The logits."""
-        x = F.dropout(graph["propagated" if "propagated" in graph else "x"], self.input_dropout, self.training)
+        x = F.dropout(self.features(graph), self.input_dropout, self.training)
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = self.aggregate(layer, weight(x), graph) + bias
             if layer + 1 < len(self.weights):
@@ -68,9 +70,15 @@ class Gcn(GradientLearner):
     module: GcnNetwork
 
     def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
-        """The network, with the average where stages can take hold of it."""
-        aggregate = lambda *inputs: self.slots.aggregate(*inputs)  # noqa: E731 (a stage may come later)
-        return GcnNetwork(shapes["x"][-1], config, context.sizes["classes"], aggregate)
+        """The network, with features and average where stages can take hold of them."""
+        slots = self.slots
+        held = (lambda graph: slots.features(graph), lambda *inputs: slots.aggregate(*inputs))
+        return GcnNetwork(shapes["x"][-1], config, context.sizes["classes"], *held)
+
+    def features(self, graph: Batch) -> Tensor:
+        """Those of the nodes, [B, N, F]."""
+        x: Tensor = graph["x"]
+        return x
 
     def aggregate(self, layer: int, x: Tensor, graph: Batch) -> Tensor:
         """Of every node and those that it is connected with, weighted; the same after every layer."""
@@ -91,4 +99,4 @@ class Gcn(GradientLearner):
 
     def inputs(self, batch: Batch) -> Batch:
         """The graph without what is to be learnt about it."""
-        return {name: batch[name] for name in INPUTS if name in batch}
+        return {name: batch[name] for name in INPUTS}

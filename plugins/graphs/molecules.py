@@ -88,6 +88,11 @@ def padded_nodes(nodes: int, edges: int) -> int:
     return next((size for size in NODES if size >= larger), -(-larger // NODES[-1]) * NODES[-1])
 
 
+def _last(real: Tensor) -> Tensor:
+    """How many columns there are up to the last real one, of [B, N]."""
+    return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
+
+
 class MoleculeGraphs(DatasetSource):
     """Molecules to train on and to hold out."""
 
@@ -113,8 +118,10 @@ class MoleculeGraphs(DatasetSource):
         }
 
     def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        """Molecules that are padded to one size."""
-        counts = zip(batch["mask"].sum(1).tolist(), (batch["bond"] > 0).sum(1).tolist(), strict=True)
+        """Molecules that are padded to one size, in which all that an edge or a mask names has room."""
+        atoms, bonds = _last(batch["mask"]), _last(batch["bond"] > 0)
+        named = batch["edge"].amax((1, 2)) + 1
+        counts = zip(torch.maximum(atoms, named).tolist(), bonds.tolist(), strict=True)
         sizes = torch.tensor([padded_nodes(nodes, edges) for nodes, edges in counts])
         for nodes in sorted(set(sizes.tolist())):
             index = (sizes == nodes).nonzero()[:, 0]

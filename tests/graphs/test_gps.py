@@ -113,6 +113,14 @@ def test_buckets_hold_every_molecule_once_and_lose_nothing(table):
             assert part[name].sum() == pytest.approx(batch[name][index].sum())
 
 
+def test_a_bucket_keeps_every_node_that_an_edge_names(table):
+    made = pipeline(table)
+    batch = made.source.collate([made.source.train[index] for index in range(12)])
+    batch["edge"][0, -1, 0] = batch["x"].shape[1] - 1
+    for _, part in made.source.buckets(batch):
+        assert part["edge"].max() < part["x"].shape[1]
+
+
 def test_the_error_is_reported_in_the_tables_unit(table):
     made = pipeline(table)
     found = made.source.evaluate(made.learner)

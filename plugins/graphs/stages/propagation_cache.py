@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from runner.api import Batch, Close, Pipeline, Setting, Stage, StageConfig, UsageError
@@ -26,7 +27,7 @@ class PropagationCacheConfig(StageConfig):
 
     kind: ClassVar[str] = "propagation_cache"
     phase: ClassVar[int] = 1
-    claims: ClassVar[frozenset[str]] = frozenset({"aggregate"})
+    claims: ClassVar[frozenset[str]] = frozenset({"features", "aggregate"})
 
     def contract(self, setting: Setting) -> Close:
         """The same algebra."""
@@ -38,10 +39,10 @@ class PropagationCacheConfig(StageConfig):
 
 
 class PropagationCache(Stage):
-    """Puts averaged features in the place of the others, in what is trained on and what is held out."""
+    """Averages before the first layer; remembers the average for the graphs of the source."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Averages them; after the first layer, nothing is left to do for graphs that have them.
+        """Averages what is trained on and what is held out.
 
         Raises:
             UsageError: the learner drops features.
@@ -52,12 +53,22 @@ class PropagationCache(Stage):
         if model.dropout if model.input_dropout is None else model.input_dropout:
             raise UsageError("propagation_cache: dropout changes the features: set model.input_dropout to 0")
         source = cast("CitationGraph", pipeline.source)
+        known: list[tuple[list[Tensor], list[int], Tensor]] = []
         for rows in (source.train, source.held_out):
-            graph = rows.tensors
-            graph["propagated"] = propagate(graph.pop("x"), graph["edge"], graph["weight"])
+            tensors = [rows.tensors[name] for name in ("x", "edge", "weight")]
+            # Kept here, a tensor is itself for ever; and its version says whether somebody has written to it.
+            known.append((tensors, [each._version for each in tensors], propagate(*tensors)))
         whole: Aggregate = pipeline.slots.aggregate
 
-        def aggregate(layer: int, x: Tensor, graph: Batch) -> Tensor:
-            return x if layer == 0 and "propagated" in graph else whole(layer, x, graph)
+        def features(graph: Batch) -> Tensor:
+            asked = [graph[name] for name in ("x", "edge", "weight")]
+            for tensors, versions, average in known:
+                if all(map(is_, asked, tensors)) and [each._version for each in asked] == versions:
+                    return average
+            return propagate(*asked)
 
+        def aggregate(layer: int, x: Tensor, graph: Batch) -> Tensor:
+            return x if layer == 0 else whole(layer, x, graph)
+
+        pipeline.slots.replace("features", features)
         pipeline.slots.replace("aggregate", aggregate)
