@@ -36,8 +36,8 @@ def fits(kind, name):
 HELD = [(kind, name) for kind in STAGES for name in LEARNERS.values() if fits(kind, name)]
 CHOOSING = {kind: name for kind, name in HELD if REGISTRY.get("optimization", kind).prepares}
 """One recipe for a stage that looks at no learner, and trains in child processes."""
-TRACED_ELSEWHERE = {("compile", "gcn_cora"), ("compile", "graphgpt_esol")}
-"""Tracing takes seconds: their layers are traced with ``emma_cora`` and ``shakespeare_gpt``."""
+TRACED_ELSEWHERE = {("compile", "gcn_cora"), ("compile", "graphgpt_esol"), ("compile", "pgt_cora")}
+"""Tracing takes seconds: their layers are traced with ``emma_cora``, ``shakespeare_gpt`` and ``gps_esol``."""
 TRAINED = [each for each in HELD if CHOOSING.get(*each) == each[1] and each not in TRACED_ELSEWHERE]
 
 

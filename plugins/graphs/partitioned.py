@@ -6,7 +6,6 @@ The parts live in one process, which computes what each of them would and counts
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +27,7 @@ class PartitionedNetwork(GcnNetwork):
     """Nodes of other parts count with what they sent last; gradients go through what was sent in this update alone."""
 
     def __init__(self, nodes: int, inputs: int, config: PartitionedGcnConfig, classes: int) -> None:
-        super().__init__(inputs, config, classes, itemgetter("x"), self.exchanged)
+        super().__init__(inputs, config, classes, lambda graph: graph["x"], self.exchanged)
         for layer, width in enumerate(self.widths):
             self.register_buffer(f"sent{layer}", torch.zeros(1, nodes, width))
 

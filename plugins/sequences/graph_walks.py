@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -81,9 +80,9 @@ class GraphWalks(DatasetSource):
         Raises:
             UsageError: there is no such table, or a molecule has no walk that can be told in tokens.
         """
-        table, seed = Table(config, self.context.seed), self.context.seed
+        seed = self.context.seed
+        self.table = table = Table(config, seed)
         self.sizes = {"vocabulary": VOCABULARY, "longest": LONGEST}
-        self._std, self._digest = table.std, table.digest
 
         def walks(part: str, rows: Sequence[int], redraw: bool) -> Walks:
             molecules = [_checked(table, row) for row in rows]
@@ -111,19 +110,15 @@ class GraphWalks(DatasetSource):
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """The learner's metrics over all held-out molecules, and the error in the table's unit."""
-        return self._in_unit(super().evaluate(learner))
+        return self.table.measured(super().evaluate(learner))
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Evaluates a single held-out batch."""
-        return self._in_unit(super().rehearse(learner, batch))
+        return self.table.measured(super().rehearse(learner, batch))
 
     def fingerprint(self) -> str:
         """The table's SHA-256."""
-        return self._digest
-
-    def _in_unit(self, metrics: dict[str, float]) -> dict[str, float]:
-        error = metrics.pop("squared_error", None)
-        return metrics if error is None else {"rmse": math.sqrt(error) * self._std, **metrics}
+        return self.table.digest
 
 
 def _up(length: int, multiple: int) -> int:

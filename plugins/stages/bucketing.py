@@ -33,16 +33,8 @@ class BucketingConfig(StageConfig):
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """Nothing to do where samples are of one size.
-
-        Raises:
-            UsageError: what the update draws itself (dropout) would be others in parts.
-        """
-        if not setting.data.shapes_vary:
-            return "samples are of one size: nothing is padded"
-        if setting.model.draws():
-            raise UsageError("bucketing would draw other numbers than the whole batch: switch the model's dropout off")
-        return None
+        """Nothing to do where samples are of one size."""
+        return None if setting.data.shapes_vary else "samples are of one size: nothing is padded"
 
     def implementation(self) -> type[Stage]:
         """The loss in parts."""
@@ -53,7 +45,13 @@ class Bucketing(Stage):
     """Adds up the losses of the parts."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Wraps the loss."""
+        """Wraps the loss.
+
+        Raises:
+            UsageError: what the update draws itself (dropout) would be others in parts.
+        """
+        if pipeline.learner.config.draws():
+            raise UsageError("bucketing would draw other numbers than the whole batch: switch the model's dropout off")
         source = pipeline.source
 
         def wrapper(step: Callable[..., Loss]) -> Callable[..., Loss]:

@@ -6,8 +6,8 @@ from runner.plugin.registry import Registry
 from runner.plugins.graphs.config import GpsConfig
 from runner.plugins.graphs.gps import Fusion, GpsLayer
 from runner.plugins.graphs.molecules import NODES, padded_nodes
-from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.system.errors import UsageError
 from runner.train.assemble import assemble
 from runner.train.step import Step
 
@@ -162,5 +162,5 @@ def test_buckets_add_up_to_the_batch(table):
 
 
 def test_buckets_refuse_a_model_that_draws(table):
-    with pytest.raises(RecipeError, match="switch the model's dropout off"):
+    with pytest.raises(UsageError, match="switch the model's dropout off"):
         pipeline(table, "optimization.bucketing=on", "model.dropout=0.1")
