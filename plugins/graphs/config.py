@@ -123,7 +123,7 @@ class GcnConfig(GradientLearnerConfig):
 
 
 class PartitionedGcnConfig(GcnConfig):
-    """The same network on a graph in parts, each of which could be on a machine of its own; one process plays them all.
+    """The same network on a graph in parts, each of which could be on a machine of its own; one process computes all.
 
     What nodes at a border hold is needed on the other side. ``full_halo`` sends all of it in every update;
     ``historical`` sends all of it in every so many updates; ``emma`` sends one of so many chunks in every update (after

@@ -1,7 +1,7 @@
 """The pre-training of a graph transformer on contexts of nodes, in torch (PGT, arXiv:2407.03953).
 
 Hidden nodes are left out of the encoder, and a learnt token stands for them in the decoder, as He et al. 2022 do it
-(arXiv:2111.06377): half of the nodes cost half of the time.
+(arXiv:2111.06377): the encoder reads only what is shown.
 """
 
 from __future__ import annotations

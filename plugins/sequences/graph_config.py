@@ -25,8 +25,7 @@ class GraphGptConfig(GradientLearnerConfig):
     was measured; then the mean of its last hidden states over a walk predicts that.
 
     When it helps: structures of which there are more than measurements, or that a walk tells in few tokens.
-    When it hurts: a few hundred molecules, where counting groups of atoms is as good; and large graphs, because
-    attention grows with the square of the walk.
+    When it hurts: large graphs, because attention grows with the square of the walk.
     """
 
     kind: ClassVar[str] = "graph_gpt"

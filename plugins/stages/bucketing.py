@@ -20,8 +20,8 @@ class BucketingConfig(StageConfig):
     A batch is padded to its largest sample; a part only to its own largest. Losses are sums, so those of the parts add
     up to that of the batch, in whatever order its samples are; the optimizer steps once, as before.
 
-    When it helps: sizes differ much, and a model is large enough for arithmetic to decide.
-    When it hurts: small models and small batches, where every part costs about as much as the batch did.
+    When it helps: sizes differ much, so that most of a batch is padding.
+    When it hurts: sizes are alike; every part is a forward of its own.
     """
 
     kind: ClassVar[str] = "bucketing"
