@@ -21,7 +21,8 @@ class PropagationCacheConfig(StageConfig):
     A layer computes Â(XW), which is (ÂX)W; ÂX does not change in a training. Dropout of the input would change X, so
     the stage refuses it.
 
-    When it helps: whole graphs without dropout of the input, by little; the average over so many numbers as the first layer puts out is what is saved.
+    When it helps: whole graphs without dropout of the input, by little; what is saved is an average over as many
+    numbers as the first layer puts out.
     When it hurts: features with few ones in a row become dense, and a wide first layer would rather be averaged.
     """
 
