@@ -53,6 +53,14 @@ def test_what_nobody_measured_is_off_for_that_reason():
     assert {chosen.reasons[kind] for kind in ALL} == {"nothing with it was measured"}
 
 
+def test_a_stage_of_which_only_all_was_measured_is_not_called_faster():
+    _, found = recommended(dict.fromkeys(ALL, 0.5), PASSED | {"all": "INCONCLUSIVE"})
+    with_all = tuple(each for each in found.variants if each.name in ("baseline", "all"))
+    worth = tuple(replace(each, alone=None, together=None) for each in found.worth)
+    reasons = recommend(CASE, replace(found, variants=with_all, worth=worth), REGISTRY).reasons
+    assert reasons["forward_cache"].startswith("nothing but all was measured with it, which is no gain: 0.06x")
+
+
 def test_what_the_gate_failed_is_never_recommended():
     chosen, _ = recommended(dict.fromkeys(ALL, 2.0), PASSED | {"all": "FAIL", "fused_optimizer": "FAIL"})
     assert "fused_optimizer" not in chosen.stages
