@@ -67,7 +67,14 @@ TINY_MOLECULES = (
     "train={updates: 6, batch_size: 8, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
     *QUIETLY,
 )
+TINY_GRASPS = (
+    *("data.root=nowhere", "data.points=32", "data.grasps=4", "data.scenes=4"),
+    *("model.centres=4", "model.neighbours=4", "model.width=8", "model.heads=2", "model.layers=1"),
+    "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    *QUIETLY,
+)
 SMALL = {
+    "grasp_diffusion": ("model.steps=4", "model.sampling_steps=4", *TINY_GRASPS), "grasp_cvae": TINY_GRASPS,
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "shakespeare": TINY_GPT, "mamba2": TINY_MAMBA2,
     "gcn": TINY_GRAPH, "emma": TINY_GRAPH, "pgt": TINY_CONTEXTS, "gps": TINY_MOLECULES, "graphgpt": TINY_MOLECULES,
 }  # fmt: skip
@@ -76,6 +83,7 @@ BESIDE = {
     "batch_autotune": ["optimization.batch_autotune={largest: 16}"],
     "associative_scan": ["optimization.chunked_scan=off"],
     "propagation_cache": ["model.input_dropout=0"],
+    "merged_guidance": ["model.guidance=1"],
 }
 """Settings with which a stage is cheap enough for a test, or can be there at all."""
 COMPANY = {"compile": ("stacked_agents",)}

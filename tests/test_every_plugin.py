@@ -36,8 +36,9 @@ def fits(kind, name):
 HELD = [(kind, name) for kind in STAGES for name in LEARNERS.values() if fits(kind, name)]
 CHOOSING = {kind: name for kind, name in HELD if REGISTRY.get("optimization", kind).prepares}
 """One recipe for a stage that looks at no learner, and trains in child processes."""
-TRACED_ELSEWHERE = {("compile", "gcn_cora"), ("compile", "graphgpt_esol"), ("compile", "pgt_cora")}
-"""Tracing takes seconds: their layers are traced with ``emma_cora``, ``shakespeare_gpt`` and ``gps_esol``."""
+TRACED_ELSEWHERE = {("compile", name) for name in ("gcn_cora", "graphgpt_esol", "pgt_cora", "grasp_cvae")}
+"""Tracing takes seconds: their layers are traced with ``emma_cora``, ``shakespeare_gpt``, ``gps_esol`` and
+``grasp_diffusion``."""
 TRAINED = [each for each in HELD if CHOOSING.get(*each) == each[1] and each not in TRACED_ELSEWHERE]
 
 
@@ -58,6 +59,7 @@ SHORT = {
     "shakespeare": "train.tokens=1280", "mamba2": "train.tokens=1280",
     "gcn": "train.epochs=3", "emma": "train.epochs=3",
     "pgt": "train.updates=3", "gps": "train.updates=3", "graphgpt": "train.updates=3",
+    "grasp": "train.updates=3",
 }  # fmt: skip
 """By the first word of a recipe's name."""
 

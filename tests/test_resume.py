@@ -31,7 +31,7 @@ LONG = {
     "shakespeare": ("train.tokens=5120", "train.log_every=128"),
     "mamba2": ("train.tokens=5120", "train.log_every=128"),
     **dict.fromkeys(("gcn", "emma"), ("train.epochs=12",)),
-    **dict.fromkeys(("pgt", "gps", "graphgpt"), ("train.updates=12",)),
+    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp"), ("train.updates=12",)),
 }
 """By the beginning of a recipe's name."""
 SHORT = ("train.env_steps=120", "train.checkpoint_every=40")
@@ -54,7 +54,7 @@ def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
 
 
 ON_IN_A_RECIPE = {kind for name in SHIPPED for kind in tiny(name, *CHEAP.get(name, ())).stages}
-KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache"}
+KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache", "merged_guidance"}
 """They keep nothing that a training changes: ``experiments/soak`` kills them."""
 
 

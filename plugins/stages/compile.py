@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -67,6 +68,8 @@ class Compile(Stage):
         # A backward that is traced with its forward becomes one graph with it; older versions break the graph there.
         if hasattr(torch._dynamo.config, "trace_autograd_ops"):
             torch._dynamo.config.trace_autograd_ops = True
+        # Torch looks for gradients of whatever a function is given, also of what another one has computed.
+        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
         compiled = partial(torch.compile, mode=self.config.mode, dynamic=pipeline.shapes_vary)
         for name in pipeline.learner.compilable:
             pipeline.slots.wrap(name, compiled)

@@ -63,6 +63,8 @@ class Context:
     """Decay of the averaged parameters that evaluation uses; None evaluates the parameters themselves."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """What the source says of its data beside shapes (how many classes, how large a vocabulary)."""
+    tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The same as tensors (how targets are scaled, the measures of a machine)."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
 
     def generator(self, name: str, device: torch.device | str | None = None) -> torch.Generator:

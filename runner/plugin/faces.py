@@ -52,7 +52,8 @@ class LearnerConfig(JudgedFace, ABC):
     """What it optimizes, by name, each with the optimizer that a recipe need not write."""
     slots: ClassVar[frozenset[str]] = frozenset()
     """Its methods that stages may hold, beside the steps that every pipeline has."""
-
+    answering: ClassVar[frozenset[str]] = frozenset()
+    """Those of ``slots`` that no update calls, but ``predict``."""
     depends_on_progress: ClassVar[bool] = False
     """Whether an update looks at how far the training is, so that it is not the same computation in all of them."""
 

@@ -57,6 +57,8 @@ class Source(ABC):
     """Shape of the tensors in a batch by name, without the batch dimension, as far as a learner needs to know them."""
     sizes: Mapping[str, int] = {}
     """What else a learner may need to know, by name (``classes``, ``vocabulary``)."""
+    tables: Mapping[str, Tensor] = {}
+    """What else a learner may need to know, as tensors (how targets are scaled, the measures of a machine)."""
     activities: ClassVar[Mapping[str, str]] = {}
     """Slots that the source defines and whose time is reported apart, each with the word for it while it lasts."""
 

@@ -50,7 +50,7 @@ class Watch:
 
     slots: Slots
     outside: frozenset[str]
-    """Slots that are called outside of an update: by the training step, by the source."""
+    """Slots that are called outside of an update: by the training step, by the source, for an answer."""
     held: dict[str, frozenset[str]] = field(default_factory=dict)
     """Slots by stage."""
     undeclared: dict[str, list[str]] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Assembly:
         self.context = Context(device, self.slots, recipe.seed, train.batch_size, recipe.optimizer, train.ema)
         model, data = recipe.model.recorded(), recipe.data.recorded()
         self.source: Source = source(data, self.context)
-        self.context.sizes = self.source.sizes
+        self.context.sizes, self.context.tables = self.source.sizes, self.source.tables
         outside = STEP | vars(self.slots).keys()
         self.learner: Learner = learner(model, self.source.shapes, self.context)
         first = recipe.model.init_from if resumed is None else None
@@ -131,7 +131,7 @@ class Assembly:
         self.slots.define(
             draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
         )
-        watch = Watch(self.slots, outside)
+        watch = Watch(self.slots, outside | recipe.model.answering)
         for kind, stage in self.stages.items():
             self._speaking = self.reports[kind]
             with watch.attaching(active[kind], self.reports[kind], self.learner.compilable):

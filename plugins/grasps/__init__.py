@@ -1,0 +1,1 @@
+"""Grasps of a dexterous hand, generated for clouds of points."""

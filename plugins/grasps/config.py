@@ -1,0 +1,178 @@
+"""The faces of the learners of grasps and of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from runner.api import DataFile, DataName, FileDatasetConfig, GradientLearnerConfig, Objective
+
+if TYPE_CHECKING:
+    from .cube import CubeGrasps
+    from .cvae import GraspCvae
+    from .learner import GraspDiffusion
+
+Count = Annotated[int, Field(ge=1)]
+
+GRASPS = DataFile(
+    name="leap_cube_grasps.npz",
+    url="",
+    sha256="73a6846ec7fdc1c799c3f9dd028f232e8be8f4e5cfe9d327c48a65fa26a63cb0",
+    size=520_807,
+    about="5,120 grasps of the LEAP hand on five cubes, held in a simulator, made from LEAP_Hand_Sim (MIT)",
+)
+BOXES = DataFile(
+    name="leap_hand_boxes.npz",
+    url="",
+    sha256="533961dff8b66e9582bae83afb28bbcfa73ef9d9ddeead77a858282e62f33bf7",
+    size=1_534,
+    about="67 boxes of the LEAP hand's links, made from get_a_grip (MIT), which has them from dex-urdf (MIT)",
+)
+
+
+class GraspLearnerConfig(GradientLearnerConfig):
+    """What learners of grasps share: an encoder of clouds, and a transformer that works on sets of grasps."""
+
+    learns_from: ClassVar[str] = "grasps"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw", "lr": 4e-4, "max_grad_norm": 1.0}}
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"group", "encode"}
+
+    encoder: Literal["pointnet_lite", "pointnet2"] = "pointnet_lite"
+    """Neighbourhoods of points, in one level or in two."""
+    centres: Count = 32
+    """Neighbourhoods: tokens that stand for a cloud."""
+    neighbours: Count = 16
+    """Points of each."""
+    layers: Count = 4
+    """Blocks of the transformer."""
+    width: Annotated[int, Field(ge=2, multiple_of=2)] = 128
+    """Numbers that stand for one grasp, or one token, between the blocks."""
+    heads: Count = 4
+    """Attention heads of every block; they share the width among them."""
+
+    @field_validator("heads")
+    @classmethod
+    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
+        width = info.data.get("width", heads)
+        if width % heads:
+            raise ValueError(f"should divide the width of {width}")
+        return heads
+
+
+class GraspDiffusionConfig(GraspLearnerConfig):
+    """Grasps of a hand, made from noise by a transformer that has seen the object as a cloud of points.
+
+    It learns to say from a noisy grasp what it was (DDPM, arXiv:2006.11239; DiT, arXiv:2212.09748), for a set of grasps
+    at once, and is asked that again and again while the noise is taken out.
+
+    When it helps: there are many good answers, and their mean is none.
+    When it hurts: an answer takes as many evaluations of the network as there are steps.
+    """
+
+    kind: ClassVar[str] = "grasp_diffusion"
+    answering: ClassVar[frozenset[str]] = frozenset({"condition", "both"})
+    slots: ClassVar[frozenset[str]] = GraspLearnerConfig.slots | answering
+
+    process: Literal["ddpm", "flow"] = "ddpm"
+    """How noise is mixed in: so that the variance stays, or on a straight line (rectified flow)."""
+    schedule: Literal["cosine", "linear_seed"] = "cosine"
+    """How fast, with ``ddpm``. ``linear_seed`` never reaches noise alone, from which sampling begins all the same."""
+    steps: Annotated[int, Field(ge=2, le=1000)] = 100
+    """Levels of noise."""
+    sampler: Annotated[Literal["ddpm", "ddim"], Field(validate_default=True)] = "ddpm"
+    """Whether fresh noise is added while it is taken out."""
+    sampling_steps: Count = 100
+    """At how many levels ``ddim`` asks the network."""
+    guidance: Annotated[float, Field(ge=0)] = 0.0
+    """How far answers are pushed away from those without a cloud (classifier-free guidance); 0 asks once a step."""
+    unconditional: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the training sets that are shown no cloud, as guidance needs it."""
+
+    @field_validator("sampling_steps")
+    @classmethod
+    def _within_the_steps(cls, sampling_steps: int, info: ValidationInfo) -> int:
+        if sampling_steps > (steps := info.data.get("steps", sampling_steps)):
+            raise ValueError(f"should be at most the {steps} steps")
+        return sampling_steps
+
+    @field_validator("sampler")
+    @classmethod
+    def _fits_the_process(cls, sampler: str, info: ValidationInfo) -> str:
+        if sampler == "ddpm" and info.data.get("process") == "flow":
+            raise ValueError("'ddpm' has no meaning on a straight line: take 'ddim'")
+        return sampler
+
+    def implementation(self) -> type[GraspDiffusion]:
+        """The learner in torch."""
+        from .learner import GraspDiffusion
+
+        return GraspDiffusion
+
+
+class GraspCvaeConfig(GraspLearnerConfig):
+    """Grasps of a hand in one step, from a few numbers of chance (a conditional VAE, Sohn et al. 2015).
+
+    When it helps: an answer has to come at once.
+    When it hurts: what lies between two good answers comes out, too.
+    """
+
+    kind: ClassVar[str] = "grasp_cvae"
+    depends_on_progress: ClassVar[bool] = True
+
+    latent: Count = 32
+    """Numbers of chance."""
+    divergence: Annotated[float, Field(ge=0)] = 1e-3
+    """Weight of the divergence from a normal distribution."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """Share of the training in which that weight grows from zero."""
+
+    def implementation(self) -> type[GraspCvae]:
+        """The learner in torch."""
+        from .cvae import GraspCvae
+
+        return GraspCvae
+
+
+class CubeGraspsConfig(FileDatasetConfig):
+    """Grasps of the LEAP hand on cubes of five sizes, which a simulator has held, and clouds of points on the cubes.
+
+    A sample is a cloud that is drawn anew and a few grasps of that cube. One size is never trained on; of the others a
+    tenth is held out. Evaluation samples grasps and measures them: **valid** ones go no deeper than 5 mm into the cube
+    and have two links within 5 mm, **strict** ones no deeper than 2 mm and three links. Where the files are not at
+    hand, a made-up hand and grasps stand in for them, with a warning.
+    """
+
+    kind: ClassVar[str] = "cube_grasps"
+    provides: ClassVar[str] = "grasps"
+    headline: ClassVar[tuple[str, ...]] = ("strict", "valid", "diversity_mm")
+    objective: ClassVar[Objective] = Objective("strict", "maximize", margin=0.05, unit="share")
+    files: ClassVar[tuple[DataFile, ...]] = (GRASPS, BOXES)
+
+    file: DataName = GRASPS.name
+    """A path of an .npz, relative to the recipe; or the name of a file in the folders of data."""
+    boxes: DataName = BOXES.name
+    """The same, of the boxes of the hand's links."""
+    points: Annotated[int, Field(ge=32)] = 256
+    """Of a cloud."""
+    grasps: Annotated[int, Field(ge=2)] = 16
+    """Of a sample."""
+    frame: Literal["yaw", "object", "random"] = "yaw"
+    """How cloud and grasps are turned together: about z, not at all, or anyhow."""
+    scenes: Count = 40
+    """Samples that evaluation looks at, of the sizes that are trained on; a quarter as many of the other one."""
+
+    def wanted(self) -> tuple[DataFile, ...]:
+        """The published files that are named."""
+        return tuple(file for file in self.files if file.name in (self.file, self.boxes))
+
+    def draws_samples(self) -> bool:
+        """Clouds and the choice of grasps are drawn."""
+        return True
+
+    def implementation(self) -> type[CubeGrasps]:
+        """The source in torch."""
+        from .cube import CubeGrasps
+
+        return CubeGrasps

@@ -1,0 +1,313 @@
+"""Clouds of points on cubes, and grasps of these cubes that a simulator has held."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.transform import Rotation
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from runner.api import Batch, Context, DatasetSource, Learner, UsageError
+
+from .geometry import Hand, six_numbers, turned, yaw
+from .stand_in import stand_in
+
+if TYPE_CHECKING:
+    from .config import CubeGraspsConfig
+
+UNSEEN = 0.07875
+"""The edge of the cube that is never trained on, in metres; without it, the middle one."""
+HELD_OUT = 10
+"""One grasp of so many is held out."""
+KEYPOINTS = ("palm_lower", "fingertip", "fingertip_2", "fingertip_3", "thumb_fingertip", "thumb_dip", "dip")
+"""Links whose origins say where a hand is."""
+DEPTH_MM, LINKS = {"valid": 5.0, "strict": 2.0}, {"valid": 2, "strict": 3}
+"""How deep a grasp may go into the cube, and how many links it needs close to it."""
+CLOSE_MM = 5.0
+COVERED_MM = 20.0
+"""How close to a held-out grasp a sampled one has to be in the mean of its keypoints."""
+CHUNK = 64
+"""Grasps that are measured at once."""
+_log = logging.getLogger(__name__)
+
+
+class Grasps(NamedTuple):
+    """Grasps in the frames of their cubes: edge [N] in metres, grasp [N, 25]; and the tables of the hand."""
+
+    edge: Tensor
+    grasp: Tensor
+    tables: dict[str, Tensor]
+    digest: str
+
+
+def read(config: CubeGraspsConfig) -> Grasps:
+    """The grasps of the settings' files, or what stands in for them.
+
+    Raises:
+        UsageError: a file is missing that is nobody's but the user's, or holds something else.
+    """
+    paths = [config.locate(name) for name in (config.file, config.boxes)]
+    if None in paths:
+        missing = next(name for name, path in zip((config.file, config.boxes), paths, strict=True) if path is None)
+        if missing not in {file.name for file in config.files}:
+            raise UsageError(f"data.file: {config.nowhere(missing)}")
+        _warn(config.nowhere(missing))
+        arrays, digest = stand_in(), "stand-in"
+    else:
+        arrays, contents = dict[str, Any](), hashlib.sha256()
+        for path in filter(None, paths):
+            arrays |= _arrays(path)
+            contents.update(path.read_bytes())
+        digest = contents.hexdigest()
+    try:
+        links = ["palm_lower", *arrays["kinematics_child"].tolist()]
+        rotation = torch.tensor(arrays["hand_rotation"], dtype=torch.float32)
+        parts = [torch.tensor(arrays[name], dtype=torch.float32) for name in ("hand_translation", "joints")]
+        tables = {
+            "parent": torch.tensor([links.index(name) for name in arrays["kinematics_parent"].tolist()]),
+            "origin": torch.tensor(arrays["kinematics_origin_xyz"], dtype=torch.float32),
+            "turn": torch.tensor(arrays["kinematics_origin_rotation"], dtype=torch.float32),
+            "axis": torch.tensor(arrays["kinematics_axis"], dtype=torch.float32),
+            "keypoints": torch.tensor([links.index(name) for name in KEYPOINTS]),
+            "box_link": torch.tensor([links.index(name) for name in arrays["link"].tolist()]),
+            "box_turn": torch.tensor(arrays["rotation"], dtype=torch.float32),
+            "box_centre": torch.tensor(arrays["center"], dtype=torch.float32),
+            "box_half": torch.tensor(arrays["half_size"], dtype=torch.float32),
+        }
+        edge = torch.tensor(arrays["cube_edge"], dtype=torch.float32)
+        return Grasps(edge, torch.cat([*parts, six_numbers(rotation)], 1), tables, digest)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise UsageError(f"data.file: {paths[0]} and {paths[1]} hold no grasps of this hand: {error}") from error
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            return dict(kept)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"data.file: {path} is no .npz with arrays: {error or 'it is empty'}") from error
+
+
+@cache
+def _warn(nowhere: str) -> None:
+    """Once, however many pipelines a process builds to compare them."""
+    _log.warning(
+        "data.file: %s\na made-up hand stands in for it, so figures mean nothing beside those of others", nowhere
+    )
+
+
+def scaling(grasp: Tensor, frame: str) -> tuple[Tensor, Tensor]:
+    """The least and the largest of every number of grasps [N, 25], however they are turned: [25] each."""
+    lower, upper = grasp.amin(0), grasp.amax(0)
+    for first in (0, 19, 22):
+        vector = grasp[:, first : first + 3]
+        reach = {"yaw": vector[:, :2].norm(dim=1).max(), "random": vector.norm(dim=1).max()}.get(frame)
+        if reach is not None:
+            upto = first + (2 if frame == "yaw" else 3)
+            lower[first:upto], upper[first:upto] = -reach, reach
+    middle, half = (lower + upper) / 2, ((upper - lower) / 2).clamp(min=1e-3)
+    return middle - half, middle + half
+
+
+class Scenes(Dataset[dict[str, Tensor]]):
+    """Cubes with clouds and grasps that are drawn anew from torch's generator whenever they are asked for."""
+
+    def __init__(
+        self, grasps: Grasps, rows: Sequence[Tensor], config: CubeGraspsConfig, scale: Tensor, count: int
+    ) -> None:
+        """Keeps what to draw from.
+
+        Args:
+            grasps: all of them.
+            rows: of every size, the numbers of those to draw from.
+            config: of the source.
+            scale: the least and the largest of every number, [2, 25].
+            count: how many scenes there are; their sizes take turns.
+        """
+        self.grasps, self.rows, self.config, self.scale, self.count = grasps, rows, config, scale, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """One scene."""
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return {name: tensor[0] for name, tensor in self.__getitems__([index]).items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Scenes as a batch."""
+        config, own = self.config, [self.rows[index % len(self.rows)] for index in indices]
+        chosen = torch.stack([rows[torch.randint(len(rows), (config.grasps,))] for rows in own])
+        edge = self.grasps.edge[chosen[:, 0]]
+        turn = drawn_turns(len(own), config.frame)
+        grasp = turned(self.grasps.grasp[chosen], turn[:, None])
+        cloud = on_cubes(edge, config.points) @ turn.transpose(1, 2)
+        lower, upper = self.scale
+        return {
+            "cloud": cloud,
+            "grasp": (grasp - lower) / (upper - lower) * 2 - 1,
+            "edge": edge,
+            "turn": turn,
+        }
+
+
+def drawn_turns(count: int, frame: str) -> Tensor:
+    """Rotations [count, 3, 3] by which scenes are turned."""
+    if frame == "object":
+        return torch.eye(3).expand(count, 3, 3)
+    if frame == "yaw":
+        return yaw(torch.rand(count) * 2 * math.pi)
+    quaternions = torch.randn(count, 4).numpy()
+    return torch.from_numpy(Rotation.from_quat(quaternions).as_matrix()).float()
+
+
+def on_cubes(edge: Tensor, points: int) -> Tensor:
+    """Points drawn uniformly from the surfaces of cubes [B] around the origin: [B, points, 3] in metres."""
+    places = torch.rand(len(edge), points, 3) * 2 - 1
+    face = torch.randint(3, (len(edge), points, 1))
+    side = (torch.randint(2, face.shape) * 2 - 1).float()
+    return places.scatter(2, face, side) * edge[:, None, None] / 2
+
+
+class CubeGrasps(DatasetSource):
+    """Scenes to train on; held-out ones that are always the same; what sampled grasps are worth."""
+
+    unseen: dict[str, Tensor]
+
+    def __init__(self, config: CubeGraspsConfig, context: Context) -> None:
+        super().__init__(config, context)
+        self.hand = Hand(self.tables).to(self.device)
+
+    def datasets(self, config: CubeGraspsConfig) -> tuple[Any, Any]:
+        """Scenes of grasps that are trained on, and of those that are not."""
+        grasps = read(config)
+        self._digest = grasps.digest
+        sizes = torch.unique(grasps.edge)
+        unseen = sizes[(sizes - UNSEEN).abs().argmin()] if len(sizes) > 1 else sizes.new_tensor(-1.0)
+        train, held_out = list[Tensor](), list[Tensor]()
+        for size in sizes[sizes != unseen]:
+            rows = (grasps.edge == size).nonzero()[:, 0]
+            rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+            held_out.append(rows[: max(1, len(rows) // HELD_OUT)])
+            train.append(rows[max(1, len(rows) // HELD_OUT) :])
+        known = torch.cat(train)
+        lower, upper = scaling(grasps.grasp[known], config.frame)
+        palm = grasps.grasp[known, :2].mean(0)
+        self._azimuth = float(torch.atan2(palm[1], palm[0]))
+        self.tables = {**grasps.tables, "lower": lower, "upper": upper}
+        scale = torch.stack([lower, upper])
+
+        def fixed(rows: Sequence[Tensor], count: int, seed: int) -> dict[str, Tensor]:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                return Scenes(grasps, rows, config, scale, count).__getitems__(range(count))
+
+        others = [(grasps.edge == unseen).nonzero()[:, 0]] if len(sizes) > 1 else held_out
+        self.unseen = fixed(others, max(1, config.scenes // 4), 2)
+        return Scenes(grasps, train, config, scale, len(known) // config.grasps), fixed(held_out, config.scenes, 1)
+
+    def collate(self, samples: Any) -> Batch:
+        """Scenes come as a batch already, but for single ones."""
+        return samples if isinstance(samples, Mapping) else super().collate(samples)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of both files."""
+        return self._digest
+
+    def evaluate(self, learner: Learner) -> dict[str, float]:
+        """The loss on held-out scenes, and what grasps are worth that are sampled for their clouds.
+
+        ``valid`` and ``strict``, shares; ``penetration_mm``, in the mean; ``diversity_mm``, the mean distance of two
+        grasps of a cube; ``matched_mm``, of sampled grasps and those of the scene, one to one; ``coverage``, the share
+        of held-out grasps near which there is a sampled one; ``unseen_...``, the same for the cube that is never
+        trained on; ``swapped_valid``, of grasps for the largest cube on the smallest, which is low if clouds are used.
+        """
+        return {**super().evaluate(learner), **self.sampled(learner, self.context.batch_size, None)}
+
+    def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
+        """The same of two scenes each."""
+        return {**super().rehearse(learner, batch), **self.sampled(learner, 2, 1)}
+
+    def sampled(self, learner: Learner, size: int, batches: int | None) -> dict[str, float]:
+        """Samples for held-out scenes in batches of that size, all or so many, and measures."""
+        held_out = self._sampled(learner, self.held_out.tensors, size, batches)
+        unseen = self._sampled(learner, self.unseen, size, batches)
+        metrics = {**self.worth(*held_out), **{f"unseen_{name}": value for name, value in self.worth(*unseen).items()}}
+        grasp, _, edge = held_out
+        swapped = self._close(grasp[edge == edge.max()], edge.min())
+        return {**metrics, "swapped_valid": float(swapped["valid"].float().mean())}
+
+    def worth(self, grasp: Tensor, known: Tensor, edge: Tensor) -> dict[str, float]:
+        """What grasps are worth.
+
+        Args:
+            grasp: [B, G, 25] in the frames of their cubes, in metres and radians.
+            known: those of the scenes, the same.
+            edge: of the cubes, [B] in metres.
+        """
+        close = self._close(grasp, edge)
+        places, others = self.hand.keypoints_of(grasp), self.hand.keypoints_of(known)
+        distance = 1e3 * (places[:, :, None] - others[:, None]).norm(dim=-1).mean(-1)
+        matched = [float(each[linear_sum_assignment(each)].mean()) for each in distance.cpu().numpy()]
+        diversity, covered = list[float](), list[float]()
+        for size in torch.unique(edge):
+            own = places[edge == size].flatten(0, 1)
+            between = 1e3 * (own[:, None] - own[None]).norm(dim=-1).mean(-1)
+            diversity.append(float(between.sum() / (len(own) * (len(own) - 1))))
+            to_known = 1e3 * (own[:, None] - others[edge == size].flatten(0, 1)[None]).norm(dim=-1).mean(-1)
+            covered.append(float((to_known.amin(0) <= COVERED_MM).float().mean()))
+        return {
+            "valid": float(close["valid"].float().mean()),
+            "strict": float(close["strict"].float().mean()),
+            "penetration_mm": float(close["depth"].mean()),
+            "diversity_mm": float(np.mean(diversity)),
+            "matched_mm": float(np.mean(matched)),
+            "coverage": float(np.mean(covered)),
+        }
+
+    def _sampled(
+        self, learner: Learner, scenes: Mapping[str, Tensor], size: int, batches: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sampled grasps and those of the scenes, [B, G, 25] each, turned back; and the edges of the cubes, [B]."""
+        lower, upper = (self.tables[name].to(self.device) for name in ("lower", "upper"))
+        grasp, known, edge = list[Tensor](), list[Tensor](), list[Tensor]()
+        starts = itertools.islice(range(0, len(scenes["edge"]), size), batches)
+        with learner.evaluating():
+            for start in starts:
+                batch = {name: tensor[start : start + size].to(self.device) for name, tensor in scenes.items()}
+                back = batch["turn"].transpose(1, 2)[:, None]
+                grasp.append(self._turned_back(learner.predict(learner.inputs(batch)), back))
+                known.append(self._turned_back(lower + (batch["grasp"] + 1) / 2 * (upper - lower), back))
+                edge.append(batch["edge"])
+        return torch.cat(grasp), torch.cat(known), torch.cat(edge)
+
+    def _turned_back(self, grasp: Tensor, back: Tensor) -> Tensor:
+        """In the frame of the cube; of four ways to see a cube from above the one in which palms are where most are."""
+        grasp = turned(grasp, back)
+        if self.config.frame == "object":
+            return grasp
+        azimuth = torch.atan2(grasp[..., 1], grasp[..., 0]) - self._azimuth
+        return turned(grasp, yaw(-torch.round(azimuth / (math.pi / 2)) * (math.pi / 2)))
+
+    def _close(self, grasp: Tensor, edge: Tensor) -> dict[str, Tensor]:
+        """How deep grasps go into their cubes, in mm, and which of them are valid and strict: [B * G] each."""
+        flat, edges = grasp.flatten(0, 1), edge.expand(len(grasp))[:, None].expand(grasp.shape[:2]).flatten()
+        parts = [
+            self.hand.distances(*part) for part in zip(torch.split(flat, CHUNK), torch.split(edges, CHUNK), strict=True)
+        ]
+        distance = 1e3 * torch.cat(parts)
+        depth, links = (-distance.amin(1)).clamp(min=0), (distance <= CLOSE_MM).sum(1)
+        within = {name: (depth <= DEPTH_MM[name]) & (links >= LINKS[name]) for name in DEPTH_MM}
+        return {**within, "depth": depth}

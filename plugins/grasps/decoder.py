@@ -1,0 +1,85 @@
+"""A transformer that denoises sets (DiT, Peebles and Xie 2023, arXiv 2212.09748)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+
+class CrossAttention(nn.Module):
+    """What every member of a set gathers from another set, or from its own."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.kv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        """[B, G, width] and [B, M, width] to [B, G, width]."""
+        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(other).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        gathered: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return gathered
+
+
+class DitBlock(nn.Module):
+    """Attention to the set, to the tokens of the cloud, and a feed-forward layer; time shifts, scales and gates each.
+
+    The gates are zero at first, so that a block begins as the identity.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.own, self.cloud = CrossAttention(width, heads), CrossAttention(width, heads)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.modulation = nn.Linear(width, 9 * width)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, x: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
+        """[B, G, width] to the same, with tokens [B, M, width] and time [B, width]."""
+        changes = self.modulation(F.silu(time))[:, None].chunk(9, -1)
+        shifts, scales, gates = changes[:3], changes[3:6], changes[6:]
+
+        def entered(place: int) -> Tensor:
+            modulated: Tensor = self.norm(x) * (1 + scales[place]) + shifts[place]
+            return modulated
+
+        y = entered(0)
+        x = x + gates[0] * self.own(y, y)
+        x = x + gates[1] * self.cloud(entered(1), tokens)
+        fed: Tensor = x + gates[2] * self.feed(entered(2))
+        return fed
+
+
+class SetTransformer(nn.Module):
+    """From a set of vectors, tokens and a time to a set of vectors; no member has a place in an order."""
+
+    def __init__(self, inputs: int, outputs: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(inputs, width), nn.Linear(width, outputs)
+        self.time = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(DitBlock(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
+        """[B, G, inputs] to [B, G, outputs], with tokens [B, M, width] and time in [0, 1], [B]."""
+        with torch.autocast(x.device.type, enabled=False):  # bf16 cannot tell neighbouring steps from each other
+            embedded = self.time(waves(time.float(), self.enter.out_features))
+        y = self.enter(x)
+        for block in self.blocks:
+            y = block(y, tokens, embedded)
+        denoised: Tensor = self.leave(self.norm(y))
+        return denoised
+
+
+def waves(time: Tensor, width: int) -> Tensor:
+    """Sines and cosines of times in [0, 1], [B] to [B, width], with periods from a hundredth to a hundred."""
+    half = width // 2
+    frequency = torch.exp(torch.linspace(math.log(0.06), math.log(600), half, device=time.device))
+    angle = time[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], 1)

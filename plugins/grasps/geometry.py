@@ -1,0 +1,114 @@
+"""Rotations, the joints of a hand, and how far its links are from a cube."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+TRANSLATION, JOINTS, ROTATION = slice(0, 3), slice(3, 19), slice(19, 25)
+"""Of the 25 numbers of a grasp: metres, radians, and the first two columns of a rotation matrix."""
+SURFACE = 5
+"""Points along every edge of a box, by whose distance the box is judged."""
+HAND = ("parent", "origin", "turn", "axis", "keypoints", "box_link", "box_turn", "box_centre", "box_half")
+"""The tables that make a hand."""
+
+
+def matrix(six: Tensor) -> Tensor:
+    """Rotation matrices [..., 3, 3] from six numbers [..., 6] (Zhou et al. 2019, arXiv 1812.07035: Gram-Schmidt)."""
+    first = F.normalize(six[..., :3], dim=-1)
+    rest = six[..., 3:]
+    second = F.normalize(rest - (first * rest).sum(-1, keepdim=True) * first, dim=-1)
+    return torch.stack([first, second, torch.linalg.cross(first, second)], -1)
+
+
+def six_numbers(rotation: Tensor) -> Tensor:
+    """The first two columns of rotation matrices, [..., 3, 3] to [..., 6]."""
+    return torch.cat([rotation[..., 0], rotation[..., 1]], -1)
+
+
+def yaw(angle: Tensor) -> Tensor:
+    """Rotations about z, [...] in radians to [..., 3, 3]."""
+    sine, cosine, zero = angle.sin(), angle.cos(), torch.zeros_like(angle)
+    rows = [cosine, -sine, zero, sine, cosine, zero, zero, zero, zero + 1]
+    return torch.stack(rows, -1).view(*angle.shape, 3, 3)
+
+
+def turned(grasp: Tensor, rotation: Tensor) -> Tensor:
+    """Grasps [..., 25] turned together with what they hold, by rotations [..., 3, 3]."""
+    columns = torch.stack([grasp[..., TRANSLATION], grasp[..., 19:22], grasp[..., 22:25]], -1)
+    translation, first, second = (rotation @ columns).unbind(-1)
+    return torch.cat([translation, grasp[..., JOINTS], first, second], -1)
+
+
+class Hand(nn.Module):
+    """The joints, links and boxes of a hand; link 0 is the palm, and joint j moves link j + 1."""
+
+    parent: Tensor
+    origin: Tensor
+    turn: Tensor
+    axis: Tensor
+    keypoints: Tensor
+    box_link: Tensor
+    box_turn: Tensor
+    box_centre: Tensor
+    box_half: Tensor
+
+    def __init__(self, tables: Mapping[str, Tensor]) -> None:
+        """Keeps the tables.
+
+        Args:
+            tables: ``parent`` [J], the link that a joint is on; ``origin`` [J, 3] and ``turn`` [J, 3, 3], where and how
+                it is there; ``axis`` [J, 3] of its motion; ``keypoints`` [K], links; ``box_link`` [N], ``box_turn``
+                [N, 3, 3], ``box_centre`` [N, 3] and ``box_half`` [N, 3], boxes in the frames of their links, in metres.
+        """
+        super().__init__()
+        for name in HAND:
+            self.register_buffer(name, tables[name].clone())
+        self.parents: list[int] = tables["parent"].tolist()
+
+    def links(self, grasp: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the links are: rotations [..., L, 3, 3] and positions [..., L, 3] in metres, for grasps [..., 25]."""
+        angle = grasp[..., JOINTS, None, None]
+        cross = self._cross()
+        local = self.turn @ (
+            torch.eye(3, device=grasp.device) + angle.sin() * cross + (1 - angle.cos()) * cross @ cross
+        )
+        rotations, positions = [matrix(grasp[..., ROTATION])], [grasp[..., TRANSLATION]]
+        for joint, parent in enumerate(self.parents):
+            positions.append(positions[parent] + (rotations[parent] @ self.origin[joint][:, None]).squeeze(-1))
+            rotations.append(rotations[parent] @ local[..., joint, :, :])
+        return torch.stack(rotations, -3), torch.stack(positions, -2)
+
+    def keypoints_of(self, grasp: Tensor) -> Tensor:
+        """The origins of a few links, [..., K, 3] in metres, for grasps [..., 25]."""
+        return self.links(grasp)[1].index_select(-2, self.keypoints)
+
+    def distances(self, grasp: Tensor, edge: Tensor) -> Tensor:
+        """How far every link is from a cube around the origin: [B, L] in metres, negative inside.
+
+        Each is that of the nearest of 98 points on the surface of each of its boxes; a link without a box is infinitely
+        far away.
+
+        Args:
+            grasp: [B, 25] in the cube's frame.
+            edge: of the cube, [B] in metres.
+        """
+        rotation, position = self.links(grasp)
+        line = torch.linspace(-1, 1, SURFACE, device=grasp.device)
+        cube = torch.cartesian_prod(line, line, line)
+        surface = cube[(cube.abs() == 1).any(1)]
+        boxes = (surface * self.box_half[:, None]) @ self.box_turn.transpose(1, 2) + self.box_centre[:, None]
+        points = boxes @ rotation[:, self.box_link].transpose(-1, -2) + position[:, self.box_link, None]
+        outside = points.abs() - edge[:, None, None, None] / 2
+        signed = outside.clamp(min=0).norm(dim=-1) + outside.amax(-1).clamp(max=0)
+        far = torch.full((len(grasp), len(self.parents) + 1), torch.inf, device=grasp.device)
+        return far.scatter_reduce(1, self.box_link.expand(len(grasp), -1), signed.amin(2), "amin")
+
+    def _cross(self) -> Tensor:
+        """The matrices [J, 3, 3] that take the cross product with the joints' axes (Rodrigues' formula)."""
+        x, y, z = self.axis.unbind(1)
+        zero = torch.zeros_like(x)
+        return torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)

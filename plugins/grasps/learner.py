@@ -1,0 +1,191 @@
+"""The learner that takes noise out of sets of grasps, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+
+from .decoder import SetTransformer
+from .diffusion import ddim, ddpm, kept_signal, straight
+from .encoder import ENCODERS, grouped
+from .geometry import HAND, JOINTS, ROTATION, TRANSLATION, Hand, matrix, six_numbers
+
+if TYPE_CHECKING:
+    from .config import GraspDiffusionConfig, GraspLearnerConfig
+
+NUMBERS = 25
+"""Of a grasp."""
+SCALE = 0.05
+"""Metres; about half of an object's size."""
+PLACE_WEIGHT = 20.0
+"""Of what the error of translations and rotations counts, beside that of joints."""
+KEYPOINT_SCALE = 10.0
+"""By which metres are multiplied before their errors count."""
+
+
+class GraspNetwork(nn.Module):
+    """An encoder of clouds and a transformer that makes sets of grasps, with the tables of the hand."""
+
+    def __init__(self, config: GraspLearnerConfig, inputs: int, tables: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.encoder = ENCODERS[config.encoder](config.width, SCALE)
+        self.transformer = SetTransformer(inputs, NUMBERS, config.width, config.layers, config.heads)
+        self.hand = Hand({name: tables[name] for name in HAND})
+        self.lower: Tensor
+        self.upper: Tensor
+        self.register_buffer("lower", tables["lower"].clone())
+        self.register_buffer("upper", tables["upper"].clone())
+
+    def metric(self, scaled: Tensor) -> Tensor:
+        """Grasps in metres and radians from those scaled to [-1, 1]."""
+        return self.lower + (scaled + 1) / 2 * (self.upper - self.lower)
+
+
+class DiffusionNetwork(GraspNetwork):
+    """With tokens that stand for no cloud."""
+
+    def __init__(self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]) -> None:
+        super().__init__(config, NUMBERS, tables)
+        self.no_cloud = nn.Parameter(0.02 * torch.randn(config.width))
+
+    def forward(self, noisy: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
+        """What noisy grasps [B, G, 25] are taken to be, with tokens [B, M, width], at times [B] in [0, 1]."""
+        answer: Tensor = self.transformer(noisy, tokens, time)
+        return answer
+
+
+class GraspLearner(GradientLearner):
+    """What learners of grasps share."""
+
+    module: GraspNetwork
+
+    def blocks(self) -> list[nn.Module]:
+        """Of the transformer."""
+        return list(self.module.transformer.blocks)
+
+    def group(self, cloud: Tensor) -> tuple[Tensor, Tensor]:
+        """The neighbourhoods of clouds, by the numbers of their points."""
+        return grouped(cloud, self.config.centres, self.config.neighbours)
+
+    def encode(self, cloud: Tensor) -> Tensor:
+        """Tokens [B, M, width] of clouds [B, P, 3]."""
+        with torch.no_grad():
+            groups = self.slots.group(cloud)
+        with self.slots.precision():
+            tokens: Tensor = self.module.encoder(cloud, *groups)
+        return tokens.to(cloud.dtype)
+
+    def restoration(self, answer: Tensor, grasp: Tensor) -> dict[str, Tensor]:
+        """How far grasps are from what they should be, both scaled: every part's mean over each set, [B]."""
+
+        def error(one: Tensor, other: Tensor) -> Tensor:
+            return F.mse_loss(one, other, reduction="none").flatten(1).mean(1)
+
+        keypoints = [
+            self.module.hand.keypoints_of(self.module.metric(each)) * KEYPOINT_SCALE for each in (answer, grasp)
+        ]
+        return {
+            "translation": PLACE_WEIGHT * error(answer[..., TRANSLATION], grasp[..., TRANSLATION]),
+            "rotation": PLACE_WEIGHT * error(answer[..., ROTATION], grasp[..., ROTATION]),
+            "joints": error(answer[..., JOINTS], grasp[..., JOINTS]),
+            "keypoints": error(*keypoints),
+        }
+
+
+def weighed(parts: Mapping[str, Tensor]) -> Loss:
+    """The sum of the parts, [B] each."""
+    rows = len(next(iter(parts.values())))
+    also = {name: Mean(part.detach().sum(), rows) for name, part in parts.items()}
+    return Loss(torch.stack(list(parts.values())).sum(), rows, also)
+
+
+class GraspDiffusion(GraspLearner):
+    """Says from noisy grasps what they were, and samples by asking again and again."""
+
+    module: DiffusionNetwork
+    config: GraspDiffusionConfig
+
+    def __init__(self, config: GraspDiffusionConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
+        super().__init__(config, shapes, context)
+        self.sampler, self.sampling_steps, self.guidance = config.sampler, config.sampling_steps, config.guidance
+        kept = kept_signal(config.schedule, config.steps)
+        signal, sigma = straight(config.steps) if config.process == "flow" else (kept.sqrt(), (1 - kept).sqrt())
+        self.kept, self.signal, self.sigma = (each.float().to(self.device) for each in (kept, signal, sigma))
+
+    def build(self, config: GraspDiffusionConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
+        """The network for scaled grasps."""
+        return DiffusionNetwork(config, context.tables)
+
+    def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """Levels of noise [B], of which the second half mirrors the first; noise like the grasps; who sees no cloud."""
+        rows, device = len(batch["grasp"]), generator.device
+        first = torch.randint(self.config.steps, ((rows + 1) // 2,), generator=generator, device=device)
+        return {
+            "level": torch.cat([first, self.config.steps - 1 - first])[:rows],
+            "noise": torch.randn(batch["grasp"].shape, generator=generator, device=device),
+            "blind": torch.rand(rows, generator=generator, device=device) < self.config.unconditional,
+        }
+
+    def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """Squared errors of what noisy grasps are taken to be, the mean over each set."""
+        grasp, level = batch["grasp"], noise["level"]
+        noisy = self.signal[level, None, None] * grasp + self.sigma[level, None, None] * noise["noise"]
+        tokens = torch.where(noise["blind"][:, None, None], self.module.no_cloud, self.slots.encode(batch["cloud"]))
+        answer = self.clean(noisy, tokens, level)
+        return weighed(self.restoration(answer, grasp))
+
+    def inputs(self, batch: Batch) -> Any:
+        """Clouds, and the noise from which as many grasps are made as a sample has, by the number of the row."""
+        rows, grasps = batch["grasp"].shape[:2]
+        steps = self.config.steps if self.sampler == "ddpm" else 1
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.stack([torch.randn(steps, grasps, NUMBERS, generator=generator) for _ in range(rows)])
+        return {"cloud": batch["cloud"], "noise": noise.to(self.device)}
+
+    @torch.no_grad()
+    def predict(self, inputs: Any) -> Tensor:
+        """Grasps in metres and radians, with proper rotations, [B, G, 25], from clouds and noise [B, steps, G, 25]."""
+        cloud, noise = inputs["cloud"], inputs["noise"].transpose(0, 1)
+        with self.evaluating():
+            tokens = self.slots.condition(cloud)
+
+            def denoise(x: Tensor, level: int) -> Tensor:
+                return self.denoised(x, tokens(), torch.full((len(x),), level, device=x.device))
+
+            if self.sampler == "ddpm":
+                scaled = ddpm(denoise, noise, self.kept)
+            else:
+                scaled = ddim(denoise, noise[0], self.signal, self.sigma, self.sampling_steps)
+            return proper(self.module.metric(scaled))
+
+    def condition(self, cloud: Tensor) -> Callable[[], Tensor]:
+        """What a sampling asks for the tokens of its clouds at every level."""
+        return lambda: self.slots.encode(cloud)
+
+    def denoised(self, x: Tensor, tokens: Tensor, level: Tensor) -> Tensor:
+        """What noisy grasps are taken to be, with guidance (Ho and Salimans, arXiv 2207.12598)."""
+        if not self.guidance:
+            return self.clean(x, tokens, level)
+        seen, blind = self.slots.both(x, tokens, self.module.no_cloud.expand_as(tokens), level)
+        pushed: Tensor = seen + self.guidance * (seen - blind)
+        return pushed
+
+    def both(self, x: Tensor, tokens: Tensor, blank: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """The answers with a cloud and without."""
+        return self.clean(x, tokens, level), self.clean(x, blank, level)
+
+    def clean(self, noisy: Tensor, tokens: Tensor, level: Tensor) -> Tensor:
+        """What noisy grasps [B, G, 25] at levels [B] are taken to be."""
+        answer: Tensor = self.slots.forward(noisy, tokens, level / self.config.steps)
+        return answer
+
+
+def proper(grasp: Tensor) -> Tensor:
+    """The same grasps [..., 25] with rotations whose columns are orthogonal."""
+    return torch.cat([grasp[..., :19], six_numbers(matrix(grasp[..., ROTATION]))], -1)

@@ -1,0 +1,58 @@
+"""A made-up hand and made-up grasps, for machines without the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+EDGES = (0.0675, 0.07125, 0.075, 0.07875, 0.0825)
+"""Of the cubes, in metres."""
+EACH = 64
+"""Grasps of every cube."""
+CHAINS = (
+    ("mcp_joint", "pip", "dip", "fingertip"),
+    ("mcp_joint_2", "pip_2", "dip_2", "fingertip_2"),
+    ("mcp_joint_3", "pip_3", "dip_3", "fingertip_3"),
+    ("pip_4", "thumb_pip", "thumb_dip", "thumb_fingertip"),
+)
+"""Links of the fingers, from the palm on, named as those of the LEAP hand."""
+LENGTH = 0.03
+"""Of a link, in metres."""
+
+
+def stand_in() -> dict[str, Any]:
+    """Arrays as the published files have them: a palm above a cube, and four fingers that hang down at its sides."""
+    generator = np.random.default_rng(0)
+    edge = np.repeat(np.array(EDGES, np.float32), EACH)
+    count, joints = len(edge), sum(map(len, CHAINS))
+    parents, children, origins, axes = list[str](), list[str](), list[list[float]](), list[list[float]]()
+    for finger, chain in enumerate(CHAINS):
+        angle = finger * np.pi / 2
+        for place, link in enumerate(chain):
+            parents.append(chain[place - 1] if place else "palm_lower")
+            children.append(link)
+            base = [0.05 * np.cos(angle), 0.05 * np.sin(angle), 0.0]
+            origins.append([0.0, 0.0, -LENGTH] if place else base)
+            axes.append([-np.sin(angle), np.cos(angle), 0.0])
+    links = ["palm_lower", *children]
+    above = generator.normal([0.0, 0.0, 0.05], 0.002, (count, 3))
+    above[:, 2] += edge / 2 - EDGES[0] / 2
+    bent = np.tile([-0.1, 0.1, 0.1, 0.1], len(CHAINS))
+    return {
+        "cube_edge": edge,
+        "hand_translation": above,
+        "hand_rotation": np.tile(np.eye(3), (count, 1, 1)),
+        "joints": bent + generator.normal(0, 0.05, (count, joints)),
+        "kinematics_parent": np.array(parents),
+        "kinematics_child": np.array(children),
+        "kinematics_origin_xyz": np.array(origins),
+        "kinematics_origin_rotation": np.tile(np.eye(3), (joints, 1, 1)),
+        "kinematics_axis": np.array(axes),
+        "link": np.array(links),
+        "rotation": np.tile(np.eye(3), (len(links), 1, 1)),
+        "center": np.array([[0.0, 0.0, 0.0 if link == "palm_lower" else -LENGTH / 2] for link in links]),
+        "half_size": np.array(
+            [[0.05, 0.05, 0.005] if link == "palm_lower" else [0.006, 0.006, LENGTH / 2] for link in links]
+        ),
+    }

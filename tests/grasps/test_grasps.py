@@ -1,0 +1,224 @@
+import numpy as np
+import pytest
+import torch
+from running import tiny
+
+from runner.plugin.progress import Progress
+from runner.plugins.grasps.config import CubeGraspsConfig
+from runner.plugins.grasps.cube import on_cubes, read
+from runner.plugins.grasps.encoder import farthest_points, grouped
+from runner.plugins.grasps.geometry import turned, yaw
+from runner.system.errors import UsageError
+from runner.train.assemble import assemble
+
+LEARNERS = ("grasp_diffusion", "grasp_cvae")
+
+
+def made(name="grasp_diffusion", *sets):
+    return assemble(tiny(name, "optimization.fused_optimizer=off", "train.ema=null", *sets))
+
+
+def stirred(pipeline):
+    """Its learner with gates that let something through: all are zero at first."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in pipeline.learner.module.named_parameters():
+            if "modulation" in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draw))
+    return pipeline.learner
+
+
+def inputs_of(pipeline, rows=3):
+    return pipeline.learner.inputs(pipeline.source.draw(rows, Progress("updates", 1)))
+
+
+@pytest.mark.parametrize("encoder", ["pointnet_lite", "pointnet2"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_order_of_points_does_not_matter_and_that_of_grasps_is_kept(name, encoder):
+    pipeline = made(name, f"model.encoder={encoder}")
+    learner, inputs = stirred(pipeline), inputs_of(pipeline)
+    answer = learner.predict(inputs)
+    points = torch.randperm(inputs["cloud"].shape[1], generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        learner.predict({**inputs, "cloud": inputs["cloud"][:, points]}), answer, atol=1e-5, rtol=0
+    )
+    chance = next(key for key in inputs if key != "cloud")
+    torch.testing.assert_close(
+        learner.predict({**inputs, chance: inputs[chance].flip(-2)}), answer.flip(1), atol=1e-5, rtol=0
+    )
+    moved = learner.predict({**inputs, "cloud": 2 * inputs["cloud"]})
+    assert float((moved - answer).abs().max()) > 1e-3  # the cloud is looked at
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_answer_does_not_depend_on_its_neighbours(name):
+    pipeline = made(name)
+    learner, inputs = stirred(pipeline), inputs_of(pipeline)
+    alone = {key: tensor[1:2] for key, tensor in inputs.items()}
+    torch.testing.assert_close(learner.predict(alone), learner.predict(inputs)[1:2], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sets", [(), ("model.sampler=ddim", "model.sampling_steps=2"), ("model.guidance=0.5",)])
+def test_sampled_grasps_have_proper_rotations_and_stay_finite(sets):
+    pipeline = made("grasp_diffusion", *sets)
+    grasp = stirred(pipeline).predict(inputs_of(pipeline))
+    first, second = grasp[..., 19:22], grasp[..., 22:25]
+    torch.testing.assert_close((first * second).sum(-1), torch.zeros(3, 4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(first.norm(dim=-1), torch.ones(3, 4))
+
+
+def test_levels_of_noise_mirror_each_other_and_one_in_ten_sees_no_cloud():
+    pipeline = made("grasp_diffusion", "model.steps=100", "model.sampling_steps=100")
+    batch = {"grasp": torch.zeros(2000, 1, 25)}
+    noise = pipeline.learner.noise(batch, torch.Generator().manual_seed(0))
+    assert torch.equal(noise["level"][:1000] + noise["level"][1000:], torch.full((1000,), 99))
+    assert float(noise["blind"].float().mean()) == pytest.approx(0.1, abs=0.03)
+    assert len(pipeline.learner.noise({"grasp": torch.zeros(5, 1, 25)}, torch.Generator())["level"]) == 5
+
+
+def test_a_clean_grasp_with_the_right_answer_costs_nothing():
+    pipeline = made()
+    batch = pipeline.source.draw(4, Progress("updates", 1))
+    parts = pipeline.learner.restoration(batch["grasp"], batch["grasp"])
+    assert {float(part.abs().max()) for part in parts.values()} == {0.0}
+
+
+def test_the_weight_of_the_divergence_grows():
+    pipeline = made("grasp_cvae")
+    batch = pipeline.source.draw(4, Progress("updates", 1))
+    noise = pipeline.learner.noise(batch, torch.Generator().manual_seed(0))
+    at = [pipeline.learner.loss(batch, noise, Progress("updates", 100, {"updates": n})).also for n in (0, 15, 30, 90)]
+    cost = [float(also["divergence"].sum) for also in at]
+    assert cost[0] == 0
+    assert cost[1] == pytest.approx(cost[2] / 2)
+    assert cost[2] == pytest.approx(cost[3])
+
+
+def test_farthest_points_are_far_from_each_other():
+    cloud = torch.cat([torch.zeros(1, 20, 3), torch.ones(1, 1, 3), 3 * torch.ones(1, 1, 3)], 1)
+    assert set(farthest_points(cloud, 3)[0].tolist()) >= {20, 21}
+    centre, near = grouped(cloud, 3, 4)
+    assert centre.shape == (1, 3)
+    assert near.shape == (1, 3, 4)
+    apart = cloud[0, centre[0], 0] > 0  # the others are all in one place
+    assert torch.equal(near[0, apart, 0], centre[0, apart])
+
+
+def test_a_rotation_keeps_the_groups_of_a_cloud():
+    cloud = on_cubes(torch.full((8,), 0.07), 64)
+    turn = yaw(torch.rand(8, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(farthest_points(cloud, 8), farthest_points(cloud @ turn.transpose(1, 2), 8))
+
+
+def test_points_are_on_the_cube():
+    edge = torch.tensor([0.06, 0.08])
+    farthest = on_cubes(edge, 200).abs().amax(2)
+    torch.testing.assert_close(farthest, (edge / 2)[:, None].expand(2, 200))
+
+
+@pytest.mark.parametrize("frame", ["yaw", "object", "random"])
+def test_cloud_and_grasps_are_turned_together(frame):
+    """Turned back, clouds are on an upright cube and grasps are among those that are known."""
+    source = made("grasp_diffusion", f"data.frame={frame}").source
+    batch = source.draw(4, Progress("updates", 1))
+    back = batch["turn"].transpose(1, 2)
+    cloud = batch["cloud"] @ back.transpose(1, 2)
+    torch.testing.assert_close(cloud.abs().amax(2), (batch["edge"] / 2)[:, None].expand(4, 32), atol=1e-6, rtol=0)
+    lower, upper = source.tables["lower"], source.tables["upper"]
+    assert float(batch["grasp"].abs().max()) <= 1 + 1e-5
+    grasp = turned(lower + (batch["grasp"] + 1) / 2 * (upper - lower), back[:, None])
+    known = read(source.config).grasp
+    nearest = (grasp.flatten(0, 1)[:, None] - known).abs().amax(2).amin(1)
+    assert float(nearest.max()) < 1e-5
+
+
+def test_the_unseen_size_is_never_drawn_and_held_out_scenes_stay():
+    one, other = made().source, made().source
+    drawn = torch.cat([one.draw(4, Progress("updates", 1))["edge"] for _ in range(30)])
+    assert len(drawn.unique()) == 4
+    assert float(one.unseen["edge"].unique()) == pytest.approx(0.07875)
+    assert not torch.isin(one.unseen["edge"], drawn).any()
+    for name, tensor in one.held_out.tensors.items():
+        assert torch.equal(tensor, other.held_out.tensors[name])
+
+
+class Known:
+    """Answers with the grasps of the scenes, turned as they are, changed by a function."""
+
+    def __init__(self, source, change=lambda grasp: grasp):
+        self.source, self.change = source, change
+
+    def inputs(self, batch):
+        return batch
+
+    def predict(self, batch):
+        lower, upper = self.source.tables["lower"], self.source.tables["upper"]
+        return self.change(lower + (batch["grasp"] + 1) / 2 * (upper - lower))
+
+    def evaluating(self):
+        return torch.no_grad()
+
+
+def test_what_grasps_are_worth_on_the_published_ones(published):
+    """Real ones, as the simulator held them; and one grasp again and again, which is valid and has no diversity."""
+    root = published("leap_cube_grasps.npz").parent
+    source = made("grasp_diffusion", f"data.root={root}", "data.grasps=16", "data.scenes=40").source
+    real = source.sampled(Known(source), 16, None)
+    assert real["valid"] == pytest.approx(0.988, abs=0.02)
+    assert real["strict"] == pytest.approx(0.948, abs=0.03)
+    assert real["diversity_mm"] == pytest.approx(25.5, abs=2.5)
+    assert real["coverage"] == 1
+    assert real["matched_mm"] < 1e-3
+    assert real["swapped_valid"] < 0.3
+    same = source.sampled(Known(source, lambda grasp: grasp[:, :1].expand_as(grasp)), 16, None)
+    assert same["diversity_mm"] < real["diversity_mm"]
+    quarter = source.sampled(Known(source, lambda grasp: turned(grasp, yaw(torch.tensor(torch.pi / 2)))), 16, None)
+    assert quarter["diversity_mm"] == pytest.approx(real["diversity_mm"], abs=0.1)  # a cube looks the same
+    assert quarter["strict"] == pytest.approx(real["strict"], abs=0.01)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", "half"])
+def test_a_file_that_holds_no_grasps_is_one_clear_line(content, tmp_path):
+    path = tmp_path / "grasps.npz"
+    if content == "half":
+        np.savez(path, cube_edge=np.ones(3))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"data\.file: .*grasps\.npz"):
+        read(CubeGraspsConfig(file=str(path), boxes=str(path)))
+    with pytest.raises(UsageError, match="no such file"):
+        read(CubeGraspsConfig(file=str(tmp_path / "other.npz")))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("model.heads=3", "divide"), ("model.sampling_steps=500", "at most"), ("model.process=flow", "take 'ddim'")],
+)
+def test_settings_that_contradict_each_other_are_refused(setting, said):
+    with pytest.raises(UsageError, match=said):
+        tiny("grasp_diffusion", setting)
+
+
+def test_clouds_are_encoded_once_for_a_sampling_and_again_for_the_next():
+    plain, cached = made(), made("grasp_diffusion", "optimization.condition_cache=on")
+    asked = []
+    cached.slots.wrap("encode", lambda step: lambda cloud: asked.append(cloud) or step(cloud))
+    inputs = inputs_of(plain)
+    answer = stirred(plain).predict(inputs)
+    assert torch.equal(stirred(cached).predict(inputs), answer)
+    assert len(asked) == 1
+    with torch.no_grad():
+        for pipeline in (plain, cached):
+            pipeline.learner.module.encoder.place.bias.add_(1.0)
+    assert torch.equal(cached.learner.predict(inputs), plain.learner.predict(inputs))
+    assert len(asked) == 2
+
+
+def test_guidance_in_one_batch_is_guidance():
+    sets = ("model.guidance=1.5", "model.sampler=ddim")
+    plain, merged = made("grasp_diffusion", *sets), made("grasp_diffusion", *sets, "optimization.merged_guidance=on")
+    inputs = inputs_of(plain)
+    answer = stirred(plain).predict(inputs)
+    torch.testing.assert_close(stirred(merged).predict(inputs), answer, atol=1e-5, rtol=0)
+    without = stirred(made("grasp_diffusion", *sets[1:])).predict(inputs)
+    assert float((answer - without).abs().max()) > 1e-3
