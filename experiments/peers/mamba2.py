@@ -4,19 +4,13 @@
 ``mamba2_shakespeare``; all have AdamW's fused kernel and clip gradients.
 """
 
-import argparse
-from collections.abc import Callable
 from functools import partial
 
 import torch
-from session import keep, take_turns
+from session import Step, assembled, beside, draws, ours
 from torch import nn
 
-from runner.measure.measured import Measured
-from runner.plugin.registry import Registry
-from runner.recipe.loader import load
-from runner.train.assemble import assemble
-
+RECIPE = "mamba2_shakespeare"
 OURS = {
     "ours: the recurrence": ("optimization.chunked_scan=off",),
     "ours: in chunks": (),
@@ -26,18 +20,11 @@ OURS = {
 THEIRS = "transformers"
 
 
-def ours(sets: tuple[str, ...]) -> Callable[[], object]:
-    """An update of the recipe."""
-    measured = Measured(assemble(load("mamba2_shakespeare", ["device=cpu", *sets], Registry()), []))
-    pool, turn = measured.pool(), iter(range(10**9))
-    return lambda: measured.step.update(pool[next(turn) % len(pool)])
-
-
-def theirs() -> Callable[[], object]:
+def theirs() -> Step:
     """The same model in a bare loop, on the same windows, with its own path for processors without a GPU."""
     from transformers import Mamba2Config, Mamba2ForCausalLM
 
-    pipeline = assemble(load("mamba2_shakespeare", ["device=cpu"], Registry()), [])
+    pipeline = assembled(RECIPE)
     settings = pipeline.recipe.model
     chunk = pipeline.recipe.stages["chunked_scan"].chunk
     model = Mamba2ForCausalLM(
@@ -51,10 +38,10 @@ def theirs() -> Callable[[], object]:
     own = sum(each.numel() for each in pipeline.learner.module.parameters())
     assert sum(each.numel() for each in model.parameters()) == own, "not the same model"
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    pool, turn = Measured(pipeline).pool(), iter(range(10**9))
+    drawn = draws(pipeline)
 
     def update() -> None:
-        tokens = pool[next(turn) % len(pool)].batch["tokens"]
+        tokens = next(drawn).batch["tokens"]
         logits = model(tokens[:, :-1]).logits
         optimizer.zero_grad()
         nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
@@ -64,17 +51,6 @@ def theirs() -> Callable[[], object]:
     return update
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=16)
-    arguments = parser.parse_args()
-    builds = {name: partial(ours, sets) for name, sets in OURS.items()} | {THEIRS: theirs}
-    figures = take_turns(builds, THEIRS, arguments.rounds, 1.0)
-    for name, each in figures.items():
-        low, high = each["ci95"]
-        print(f"{name:26} {each['ms']:7.1f} ms   {each['ratio']:.2f} [{low:.2f}, {high:.2f}]", flush=True)
-    keep("mamba2", f"python experiments/peers/mamba2.py --rounds {arguments.rounds}", figures)
-
-
 if __name__ == "__main__":
-    main()
+    builds = {name: partial(ours, RECIPE, *sets) for name, sets in OURS.items()}
+    beside("mamba2", builds | {THEIRS: theirs}, THEIRS, __doc__)

@@ -1,10 +1,12 @@
 """What the comparisons share: blocks that take turns, and one file with all figures and the machine."""
 
+import argparse
+import itertools
 import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -15,10 +17,16 @@ from typing import Any
 import torch
 
 from runner.compare.ratio import ratio
+from runner.measure.measured import Measured
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
 from runner.system.hardware import hardware
+from runner.train.assemble import Assembly, assemble
+from runner.train.step import Drawn
 
 RESULTS = Path(__file__).with_name("results.json")
-PACKAGES = ("torch", "torchrl", "tensordict", "benchmarl", "cpprb", "mpe2", "transformers")
+PACKAGES = ("torch", "torchrl", "tensordict", "benchmarl", "cpprb", "mpe2", "lightning", "transformers",
+            "torch_geometric")  # fmt: skip
 Step = Callable[[], object]
 _own: list[Step] = []
 """The step of this process."""
@@ -80,3 +88,32 @@ def keep(part: str, command: str, figures: object) -> None:
         "figures": figures,
     }
     RESULTS.write_text(json.dumps(known, indent=2) + "\n")
+
+
+def assembled(recipe: str, *sets: str) -> Assembly:
+    """A recipe on the CPU."""
+    return assemble(load(recipe, ["device=cpu", *sets], Registry()), [])
+
+
+def draws(pipeline: Assembly) -> Iterator[Drawn]:
+    """A few of its batches, over and over."""
+    return itertools.cycle(Measured(pipeline).pool())
+
+
+def ours(recipe: str, *sets: str) -> Step:
+    """An update of a recipe."""
+    pipeline = assembled(recipe, *sets)
+    drawn, step = draws(pipeline), Measured(pipeline).step
+    return lambda: step.update(next(drawn))
+
+
+def beside(part: str, builds: Mapping[str, Callable[[], Step]], reference: str, about: str | None) -> None:
+    """A command line: lets steps take turns, prints what they took and keeps it."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--rounds", type=int, default=16)
+    rounds = parser.parse_args().rounds
+    figures = take_turns(builds, reference, rounds, 1.0)
+    for name, each in figures.items():
+        low, high = each["ci95"]
+        print(f"{name:36} {each['ms']:7.1f} ms   {each['ratio']:.2f} [{low:.2f}, {high:.2f}]", flush=True)
+    keep(part, f"python experiments/peers/{part}.py --rounds {rounds}", figures)
