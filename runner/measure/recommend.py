@@ -123,9 +123,10 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
     with_it = result.named(ALL)
     for variant in (alone, with_it):
         if variant is not None and kind in variant.stages and variant.verdict != Outcome.PASS:
-            if variant.effect is not Effect.FASTER:
+            if variant.effect is Effect.FASTER:
+                return f"faster, but not proven harmless: {variant.verdict_summary or NOT_ASKED}"
+            if alone is None:
                 return f"nothing but {variant.name} was measured with it, which is no gain: {variant.ratio}"
-            return f"faster, but not proven harmless: {variant.verdict_summary or NOT_ASKED}"
     if with_it is not None and kind in with_it.stages and with_it.overhead_s > 1:
         return f"its start-up of {with_it.overhead_s:.0f} s is not made up for in {result.planned_updates:,} updates"
     return "no set of stages with it that was measured and passed was faster than this one"
