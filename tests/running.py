@@ -57,8 +57,9 @@ TINY_GRAPH = (  # of digits, which scikit-learn brings
     "train={epochs: 6, batch_size: 1, log_every: 1, evaluate_every: 3, checkpoint_every: 2}", *QUIETLY,
 )  # fmt: skip
 TINY_CONTEXTS = (
-    *("data.root=nowhere", "data.context=6", "data.components=8", "model.width=8", "model.heads=2", "model.layers=1"),
-    "train={updates: 6, batch_size: 8, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    *("data.root=nowhere", "data.context=6", "data.components=8", "data.steps=2"),
+    *("model.width=8", "model.heads=2", "model.layers=1"),
+    "train={updates: 6, batch_size: 64, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",  # few batches are all
     *QUIETLY,
 )
 TINY_MOLECULES = (
