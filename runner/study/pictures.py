@@ -73,9 +73,10 @@ def _front(summary: Summary, canvas: Any) -> None:
     front = sorted((row.values[one], row.values[other]) for row in summary.best)
     axes.plot(*_columns(front), color=VERMILLION, linewidth=0.8)
     _points(axes, summary, ((row.values[one], row.values[other], row) for row in summary.rows if row.values))
-    for row in summary.best:
-        place = row.values[one], row.values[other]
-        axes.annotate(str(row.number), place, (5, 4), textcoords="offset points", annotation_clip=False)
+    for place in dict.fromkeys(front):
+        there = [row.number for row in summary.best if (row.values[one], row.values[other]) == place]
+        text = ", ".join(map(str, sorted(there)))  # trials with equal settings are equal
+        axes.annotate(text, place, (5, 4), textcoords="offset points", annotation_clip=False)
     canvas.suptitle(_title(summary), fontsize=8)
     axes.set(xlabel=_wanted(summary, one), ylabel=_wanted(summary, other))
     axes.margins(0.1)

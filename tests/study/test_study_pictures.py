@@ -82,3 +82,9 @@ def test_no_two_numbers_of_a_logarithmic_scale_run_into_each_other(high, some, t
     numbers = beneath(figures["slice-optimizer.actor.lr"])
     assert some <= {text for *_, text in numbers}
     assert all(one[1] < other[0] for one, other in pairwise(numbers))
+
+
+def test_trials_that_came_to_the_same_are_named_in_one_place(tmp_path, monkeypatch):
+    figures = kept(monkeypatch)
+    draw(summary(rows=[*ROWS, replace(ROWS[1], number=9)]), tmp_path)
+    assert sorted(written(figures["front"].axes[0])) == ["1, 9", "2"]
