@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from runner.plugin.context import Slots
     from runner.plugin.learner import Learner
-    from runner.plugin.source import Source, State
+    from runner.plugin.source import Batch, Source, State
 
 
 class Stage(ABC):
@@ -73,6 +75,11 @@ class Pipeline(Protocol):
     batch_size: int
     shapes_vary: bool
     """Whether batches of one size may have tensors of different shapes."""
+    folder: Path | None
+    """Where stages keep what they make of a finished run; None if nothing is kept."""
+
+    def batches(self) -> Iterator[tuple[Batch, Batch]]:
+        """Batches without end, each with its noise, as updates draw them; there are optimizers by then."""
 
     def note(self, text: str) -> None:
         """Says something about the stage in the closing table."""

@@ -96,6 +96,9 @@ class Watch:
 class Assembly:
     """One learner, one source and the active stages around one set of slots."""
 
+    folder: Path | None = None
+    """Where stages keep what they make of a finished run."""
+
     def __init__(
         self, recipe: Recipe, plugin_files: Sequence[Path], device: torch.device, batch_size: int, resumed: State | None
     ) -> None:
@@ -209,6 +212,16 @@ class Assembly:
     def note(self, text: str) -> None:
         """Adds a note to the stage that prepares, or that is being attached."""
         self._speaking.notes.append(text)
+
+    def batches(self) -> Iterator[tuple[Batch, Batch]]:
+        """Batches without end, each with its noise, as updates draw them."""
+        from runner.train.step import Step  # which knows this pipeline
+
+        step = Step(self)
+        while True:
+            drawn = step.next()
+            yield drawn
+            step.count(drawn.batch)
 
     def next_batch(self, batch_size: int, progress: Progress) -> Batch | None:
         """A batch on the device, or None if the source has nothing to learn from yet."""
