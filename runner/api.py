@@ -19,6 +19,8 @@ from runner.plugin.faces import (
     FileDatasetConfig,
     GradientLearnerConfig,
     LearnerConfig,
+    ServedRequest,
+    ServedResponse,
     Setting,
     SourceConfig,
     StageConfig,
@@ -26,9 +28,11 @@ from runner.plugin.faces import (
 from runner.plugin.files import DataFile, DataName, RecipePath
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress, Unit
+from runner.plugin.prunable import Prunable
 from runner.plugin.source import Batch, Ring, Source, State
 from runner.plugin.stage import Pipeline, Plan, Probe, Stage
 from runner.system.errors import RunnerError, UsageError
+from runner.system.files import replacing
 from runner.system.hardware import available_memory
 from runner.system.tree import map_tensors, tensors
 
@@ -44,9 +48,9 @@ _HEAVY = dict.fromkeys(("DatasetSource", "TensorRows"), "runner.plugin.dataset")
 __all__ = [
     "Batch", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig", "DatasetSource",
     "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig", "Loss",
-    "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "RecipePath", "Ring", "Role", "RunnerError",
-    "Setting", "Slots", "Source", "SourceConfig", "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit",
-    "UsageError", "available_memory", "map_tensors", "restore", "tensors",
+    "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath", "Ring", "Role",
+    "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig", "Stage", "StageConfig", "State",
+    "Statistical", "TensorRows", "Unit", "UsageError", "available_memory", "map_tensors", "replacing", "restore", "tensors",
 ]  # fmt: skip
 
 

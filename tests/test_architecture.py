@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -19,14 +20,16 @@ MAY_IMPORT = {
     "child": BOTTOM | {"recipe"},
     "train": BOTTOM | {"recipe", "tracking", "child"},
     "verify": BOTTOM | {"recipe", "train", "compare", "proof", "child"},
+    "serve": BOTTOM | {"recipe", "train", "tracking", "inference"},
     "measure": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
     "study": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
 }
 """By part of ``runner``; the command line may import everything, and nothing imports it."""
 FAMILY = re.compile(
-    r"(?<![a-z])(?<!user-)(env_steps?|replay|actor|agent|episode|policy|simulates)(?=s?(?![a-z]))", re.IGNORECASE
+    r"(?<![a-z])(?<!user-)(?<!content-security-)(env_steps?|replay|actor|agent|episode|policy|simulates)(?=s?(?![a-z]))",
+    re.IGNORECASE,
 )
-"""Words of one family of experiments; ``refactor`` and HTTP's ``User-Agent`` are none."""
+"""Words of one family of experiments; ``refactor`` and headers of HTTP are none."""
 UNITS = {"env_steps"}
 FAMILY_WORDS = {
     "runner/plugin/progress.py": UNITS,
@@ -121,6 +124,16 @@ def test_a_file_holds_one_thing(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno - node.lineno < LONGEST_FUNCTION, node.name
+
+
+def test_every_package_is_installed():
+    """An editable installation finds them all the same; a wheel does not."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    folders = [path.parent.relative_to(ROOT) for path in (*CORE, *PLUGINS) if path.name == "__init__.py"]
+    found = {
+        ".".join(["runner", *folder.parts] if folder.parts[0] == "plugins" else folder.parts) for folder in folders
+    }
+    assert found | {"runner.recipes"} == set(named)
 
 
 def test_no_two_classes_have_one_name():

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from runner.api import DataFile, DataName, FileDatasetConfig, GradientLearnerConfig, Objective
+from runner.api import (
+    Config,
+    DataFile,
+    DataName,
+    FileDatasetConfig,
+    GradientLearnerConfig,
+    Objective,
+    ServedRequest,
+    ServedResponse,
+)
+
+from .served import DiffusionRequest, GraspRequest, GraspResponse
 
 if TYPE_CHECKING:
     from .cube import CubeGrasps
@@ -37,7 +48,10 @@ class GraspLearnerConfig(GradientLearnerConfig):
 
     learns_from: ClassVar[str] = "grasps"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw", "lr": 4e-4, "max_grad_norm": 1.0}}
-    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"group", "encode"}
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"group", "encode", "restoration"}
+    request: ClassVar[type[ServedRequest]] = GraspRequest
+    response: ClassVar[type[ServedResponse]] = GraspResponse
+    page: ClassVar[str] = "page"
 
     encoder: Literal["pointnet_lite", "pointnet2"] = "pointnet_lite"
     """Neighbourhoods of points, in one level or in two."""
@@ -74,6 +88,7 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     kind: ClassVar[str] = "grasp_diffusion"
     answering: ClassVar[frozenset[str]] = frozenset({"condition", "both"})
     slots: ClassVar[frozenset[str]] = GraspLearnerConfig.slots | answering
+    request: ClassVar[type[ServedRequest]] = DiffusionRequest
 
     process: Literal["ddpm", "flow"] = "ddpm"
     """How noise is mixed in: so that the variance stays, or on a straight line (rectified flow)."""
@@ -135,6 +150,15 @@ class GraspCvaeConfig(GraspLearnerConfig):
         return GraspCvae
 
 
+class AugmentConfig(Config):
+    """By how much samples are changed that are trained on."""
+
+    jitter_mm: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of what is added to every coordinate of a point, in millimetres."""
+    degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
+    """How far cloud and grasps are turned together at most: about z, or with ``frame: random`` about any axis."""
+
+
 class CubeGraspsConfig(FileDatasetConfig):
     """Grasps of the LEAP hand on cubes of five sizes, which a simulator has held, and clouds of points on the cubes.
 
@@ -160,6 +184,10 @@ class CubeGraspsConfig(FileDatasetConfig):
     """Of a sample."""
     frame: Literal["yaw", "object", "random"] = "yaw"
     """How cloud and grasps are turned together: about z, not at all, or anyhow."""
+    clouds: Count | None = None
+    """Clouds of every cube, drawn and turned once, of which samples take theirs; null draws one for every sample."""
+    augment: AugmentConfig = AugmentConfig()
+    """What else is changed in samples that are trained on; held-out ones stay as they are."""
     scenes: Count = 40
     """Samples that evaluation looks at, of the sizes that are trained on; a quarter as many of the other one."""
 

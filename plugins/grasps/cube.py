@@ -9,18 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
-from scipy.spatial.transform import Rotation
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from runner.api import Batch, Context, DatasetSource, Learner, UsageError
 
 from .geometry import Hand, six_numbers, turned, yaw
+from .scenes import Grasps, LearntScenes, Scenes, scaling
 from .stand_in import stand_in
 
 if TYPE_CHECKING:
@@ -40,15 +39,6 @@ COVERED_MM = 20.0
 CHUNK = 64
 """Grasps that are measured at once."""
 _log = logging.getLogger(__name__)
-
-
-class Grasps(NamedTuple):
-    """Grasps in the frames of their cubes: edge [N] in metres, grasp [N, 25]; and the tables of the hand."""
-
-    edge: Tensor
-    grasp: Tensor
-    tables: dict[str, Tensor]
-    digest: str
 
 
 def read(config: CubeGraspsConfig) -> Grasps:
@@ -107,80 +97,6 @@ def _warn(nowhere: str) -> None:
     )
 
 
-def scaling(grasp: Tensor, frame: str) -> tuple[Tensor, Tensor]:
-    """The least and the largest of every number of grasps [N, 25], however they are turned: [25] each."""
-    lower, upper = grasp.amin(0), grasp.amax(0)
-    for first in (0, 19, 22):
-        vector = grasp[:, first : first + 3]
-        reach = {"yaw": vector[:, :2].norm(dim=1).max(), "random": vector.norm(dim=1).max()}.get(frame)
-        if reach is not None:
-            upto = first + (2 if frame == "yaw" else 3)
-            lower[first:upto], upper[first:upto] = -reach, reach
-    middle, half = (lower + upper) / 2, ((upper - lower) / 2).clamp(min=1e-3)
-    return middle - half, middle + half
-
-
-class Scenes(Dataset[dict[str, Tensor]]):
-    """Cubes with clouds and grasps that are drawn anew from torch's generator whenever they are asked for."""
-
-    def __init__(
-        self, grasps: Grasps, rows: Sequence[Tensor], config: CubeGraspsConfig, scale: Tensor, count: int
-    ) -> None:
-        """Keeps what to draw from.
-
-        Args:
-            grasps: all of them.
-            rows: of every size, the numbers of those to draw from.
-            config: of the source.
-            scale: the least and the largest of every number, [2, 25].
-            count: how many scenes there are; their sizes take turns.
-        """
-        self.grasps, self.rows, self.config, self.scale, self.count = grasps, rows, config, scale, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One scene."""
-        if not 0 <= index < self.count:
-            raise IndexError(index)
-        return {name: tensor[0] for name, tensor in self.__getitems__([index]).items()}
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Scenes as a batch."""
-        config, own = self.config, [self.rows[index % len(self.rows)] for index in indices]
-        chosen = torch.stack([rows[torch.randint(len(rows), (config.grasps,))] for rows in own])
-        edge = self.grasps.edge[chosen[:, 0]]
-        turn = drawn_turns(len(own), config.frame)
-        grasp = turned(self.grasps.grasp[chosen], turn[:, None])
-        cloud = on_cubes(edge, config.points) @ turn.transpose(1, 2)
-        lower, upper = self.scale
-        return {
-            "cloud": cloud,
-            "grasp": (grasp - lower) / (upper - lower) * 2 - 1,
-            "edge": edge,
-            "turn": turn,
-        }
-
-
-def drawn_turns(count: int, frame: str) -> Tensor:
-    """Rotations [count, 3, 3] by which scenes are turned."""
-    if frame == "object":
-        return torch.eye(3).expand(count, 3, 3)
-    if frame == "yaw":
-        return yaw(torch.rand(count) * 2 * math.pi)
-    quaternions = torch.randn(count, 4).numpy()
-    return torch.from_numpy(Rotation.from_quat(quaternions).as_matrix()).float()
-
-
-def on_cubes(edge: Tensor, points: int) -> Tensor:
-    """Points drawn uniformly from the surfaces of cubes [B] around the origin: [B, points, 3] in metres."""
-    places = torch.rand(len(edge), points, 3) * 2 - 1
-    face = torch.randint(3, (len(edge), points, 1))
-    side = (torch.randint(2, face.shape) * 2 - 1).float()
-    return places.scatter(2, face, side) * edge[:, None, None] / 2
-
-
 class CubeGrasps(DatasetSource):
     """Scenes to train on; held-out ones that are always the same; what sampled grasps are worth."""
 
@@ -216,7 +132,8 @@ class CubeGrasps(DatasetSource):
 
         others = [(grasps.edge == unseen).nonzero()[:, 0]] if len(sizes) > 1 else held_out
         self.unseen = fixed(others, max(1, config.scenes // 4), 2)
-        return Scenes(grasps, train, config, scale, len(known) // config.grasps), fixed(held_out, config.scenes, 1)
+        learnt = LearntScenes(grasps, train, config, scale, len(known) // config.grasps, self.context.seed)
+        return learnt, fixed(held_out, config.scenes, 1)
 
     def collate(self, samples: Any) -> Batch:
         """Scenes come as a batch already, but for single ones."""

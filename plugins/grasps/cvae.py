@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from runner.api import Batch, Context, Loss, Progress
 
+from .answers import clouds, drawn
 from .learner import NUMBERS, GraspLearner, GraspNetwork, proper, weighed
 
 if TYPE_CHECKING:
     from .config import GraspCvaeConfig
+    from .served import GraspRequest
 
 
 class CvaeNetwork(GraspNetwork):
@@ -57,12 +59,12 @@ class GraspCvae(GraspLearner):
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """What is lost on the way, and the divergence from a normal distribution, which counts more and more."""
         answer, mean, log_variance = self.slots.forward(
-            noise["chance"], self.slots.encode(batch["cloud"]), batch["grasp"]
+            noise["chance"], self.slots.encode(batch["cloud"], batch.get("number")), batch["grasp"]
         )
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1).mean(1)
         grown = min(1.0, progress.fraction / self.config.warmup) if self.config.warmup else 1.0
         weight = self.config.divergence * grown
-        return weighed({**self.restoration(answer, batch["grasp"]), "divergence": weight * divergence})
+        return weighed({**self.slots.restoration(answer, batch["grasp"]), "divergence": weight * divergence})
 
     def inputs(self, batch: Batch) -> Any:
         """Clouds, and chance by the number of the row."""
@@ -70,6 +72,11 @@ class GraspCvae(GraspLearner):
         generator = torch.Generator().manual_seed(0)
         chance = torch.stack([torch.randn(grasps, self.config.latent, generator=generator) for _ in range(rows)])
         return {"cloud": batch["cloud"], "chance": chance.to(self.device)}
+
+    def requested(self, requests: Sequence[GraspRequest]) -> Any:
+        """Clouds and chance."""
+        chance = drawn(requests, requests[0].grasps, self.config.latent)
+        return {"cloud": clouds(requests, self.device), "chance": chance.to(self.device)}
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Tensor:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from runner.api import Prunable
 
 
 class CrossAttention(nn.Module):
@@ -23,6 +27,10 @@ class CrossAttention(nn.Module):
         k, v = self.kv(other).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         gathered: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return gathered
+
+    def prunable(self) -> Iterator[Prunable]:
+        """The heads."""
+        yield Prunable("heads", self.heads, [(self.q, 1), (self.kv, 2)], [self.out], [(self, "heads")])
 
 
 class DitBlock(nn.Module):
@@ -54,6 +62,13 @@ class DitBlock(nn.Module):
         x = x + gates[1] * self.cloud(entered(1), tokens)
         fed: Tensor = x + gates[2] * self.feed(entered(2))
         return fed
+
+    def prunable(self) -> Iterator[Prunable]:
+        """Heads of both attentions, and what is inside of the feed-forward layer."""
+        up, _, down = cast("tuple[nn.Linear, nn.Module, nn.Linear]", tuple(self.feed))
+        yield from self.own.prunable()
+        yield from self.cloud.prunable()
+        yield Prunable("ff", up.out_features, [(up, 1)], [down])
 
 
 class SetTransformer(nn.Module):

@@ -23,9 +23,13 @@ def farthest_points(cloud: Tensor, count: int) -> Tensor:
 
 
 def grouped(cloud: Tensor, centres: int, neighbours: int) -> tuple[Tensor, Tensor]:
-    """Centres [B, M] of a cloud [B, P, 3], and the points nearest to each of them [B, M, N], by number."""
+    """Centres [B, M] of a cloud [B, P, 3], and the points nearest to each of them [B, M, N], by number.
+
+    Those of a cloud are the same bits whatever clouds it comes with.
+    """
     centre = farthest_points(cloud, centres)
-    distance = torch.cdist(picked(cloud, centre), cloud)
+    # As products of matrices, distances would depend on the batch, and close ones would be wrong.
+    distance = torch.cdist(picked(cloud, centre), cloud, compute_mode="donot_use_mm_for_euclid_dist")
     return centre, distance.topk(neighbours, largest=False).indices
 
 
@@ -44,9 +48,9 @@ class PointNetLite(nn.Module):
         self.layers = nn.Sequential(nn.Linear(6, width // 2), nn.ReLU(), nn.Linear(width // 2, width))
         self.place = nn.Linear(3, width)
 
-    def forward(self, cloud: Tensor, centre: Tensor, near: Tensor) -> Tensor:
+    def forward(self, cloud: Tensor, centre: Tensor, neighbour: Tensor) -> Tensor:
         """Tokens [B, M, width] of clouds [B, P, 3], with the numbers of centres [B, M] and neighbours [B, M, N]."""
-        points, middle = picked(cloud, near) / self.scale, picked(cloud, centre) / self.scale
+        points, middle = picked(cloud, neighbour) / self.scale, picked(cloud, centre) / self.scale
         features = torch.cat([points, 4 * (points - middle[:, :, None])], -1)
         tokens: Tensor = self.layers(features).amax(2) + self.place(middle)
         return tokens
@@ -61,9 +65,9 @@ class PointNet2(nn.Module):
         self.first = PointNetLite(width, scale)
         self.second = nn.Sequential(nn.Linear(width + 3, width), nn.ReLU(), nn.Linear(width, width))
 
-    def forward(self, cloud: Tensor, centre: Tensor, near: Tensor) -> Tensor:
+    def forward(self, cloud: Tensor, centre: Tensor, neighbour: Tensor) -> Tensor:
         """As ``PointNetLite``."""
-        tokens: Tensor = self.first(cloud, centre, near)
+        tokens: Tensor = self.first(cloud, centre, neighbour)
         middle = picked(cloud, centre)
         around = torch.cdist(middle, middle).topk(min(8, middle.shape[1]), largest=False).indices
         place = (picked(middle, around) - middle[:, :, None]) / self.scale

@@ -86,6 +86,15 @@ class Hand(nn.Module):
         """The origins of a few links, [..., K, 3] in metres, for grasps [..., 25]."""
         return self.links(grasp)[1].index_select(-2, self.keypoints)
 
+    def boxes(self, grasp: Tensor) -> Tensor:
+        """Where the boxes are, [..., N, 4, 4]: from their own frames to that of the grasps [..., 25], in metres."""
+        rotation, position = self.links(grasp)
+        turn, place = rotation[..., self.box_link, :, :], position[..., self.box_link, :]
+        centre = (turn @ self.box_centre[:, :, None]).squeeze(-1) + place
+        top = torch.cat([turn @ self.box_turn, centre[..., None]], -1)
+        bottom = top.new_tensor([0.0, 0.0, 0.0, 1.0]).expand(*top.shape[:-2], 1, 4)
+        return torch.cat([top, bottom], -2)
+
     def distances(self, grasp: Tensor, edge: Tensor) -> Tensor:
         """How far every link is from a cube around the origin: [B, L] in metres, negative inside.
 

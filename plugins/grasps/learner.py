@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress, Prunable
 
-from .decoder import SetTransformer
+from .answers import clouds, drawn, responses
+from .decoder import DitBlock, SetTransformer
 from .diffusion import ddim, ddpm, kept_signal, straight
 from .encoder import ENCODERS, grouped
 from .geometry import HAND, JOINTS, ROTATION, TRANSLATION, Hand, matrix, six_numbers
 
 if TYPE_CHECKING:
     from .config import GraspDiffusionConfig, GraspLearnerConfig
+    from .served import DiffusionRequest, GraspRequest, GraspResponse
 
 NUMBERS = 25
 """Of a grasp."""
 SCALE = 0.05
 """Metres; about half of an object's size."""
-PLACE_WEIGHT = 20.0
-"""Of what the error of translations and rotations counts, beside that of joints."""
+PARTS = {"translation": (TRANSLATION, 20.0), "rotation": (ROTATION, 20.0), "joints": (JOINTS, 1.0)}
+"""Numbers of a grasp, and what their errors count."""
 KEYPOINT_SCALE = 10.0
 """By which metres are multiplied before their errors count."""
 
@@ -64,19 +66,25 @@ class GraspLearner(GradientLearner):
     """What learners of grasps share."""
 
     module: GraspNetwork
+    sensitive: ClassVar[tuple[str, ...]] = ("encoder", "*.enter", "*.leave", "*.time")
 
     def blocks(self) -> list[nn.Module]:
         """Of the transformer."""
         return list(self.module.transformer.blocks)
 
-    def group(self, cloud: Tensor) -> tuple[Tensor, Tensor]:
-        """The neighbourhoods of clouds, by the numbers of their points."""
+    def prunable(self) -> Iterator[Prunable]:
+        """What its blocks have."""
+        for block in self.module.transformer.blocks:
+            yield from cast(DitBlock, block).prunable()
+
+    def group(self, cloud: Tensor, number: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The neighbourhoods of clouds, by the numbers of their points; clouds that are kept have a number, too."""
         return grouped(cloud, self.config.centres, self.config.neighbours)
 
-    def encode(self, cloud: Tensor) -> Tensor:
-        """Tokens [B, M, width] of clouds [B, P, 3]."""
+    def encode(self, cloud: Tensor, number: Tensor | None = None) -> Tensor:
+        """Tokens [B, M, width] of clouds [B, P, 3]; of those that are kept by the source with their numbers [B]."""
         with torch.no_grad():
-            groups = self.slots.group(cloud)
+            groups = self.slots.group(cloud, number)
         with self.slots.precision():
             tokens: Tensor = self.module.encoder(cloud, *groups)
         return tokens.to(cloud.dtype)
@@ -90,12 +98,20 @@ class GraspLearner(GradientLearner):
         keypoints = [
             self.module.hand.keypoints_of(self.module.metric(each)) * KEYPOINT_SCALE for each in (answer, grasp)
         ]
-        return {
-            "translation": PLACE_WEIGHT * error(answer[..., TRANSLATION], grasp[..., TRANSLATION]),
-            "rotation": PLACE_WEIGHT * error(answer[..., ROTATION], grasp[..., ROTATION]),
-            "joints": error(answer[..., JOINTS], grasp[..., JOINTS]),
-            "keypoints": error(*keypoints),
+        parts = {
+            name: weight * error(answer[..., numbers], grasp[..., numbers]) for name, (numbers, weight) in PARTS.items()
         }
+        return {**parts, "keypoints": error(*keypoints)}
+
+    def refused(self, request: GraspRequest) -> str | None:
+        """A cloud has at least as many points as there are neighbourhoods, and as each of these has."""
+        least = max(self.config.centres, self.config.neighbours)
+        points = len(request.cloud)
+        return f"cloud: {points} points, and this model needs at least {least}" if points < least else None
+
+    def answered(self, requests: Sequence[GraspRequest], outputs: Tensor) -> Sequence[GraspResponse]:
+        """The grasps; measured, and with the hand's boxes, where that is asked for."""
+        return responses(requests, outputs, self.module.hand)
 
 
 def weighed(parts: Mapping[str, Tensor]) -> Loss:
@@ -136,9 +152,11 @@ class GraspDiffusion(GraspLearner):
         """Squared errors of what noisy grasps are taken to be, the mean over each set."""
         grasp, level = batch["grasp"], noise["level"]
         noisy = self.signal[level, None, None] * grasp + self.sigma[level, None, None] * noise["noise"]
-        tokens = torch.where(noise["blind"][:, None, None], self.module.no_cloud, self.slots.encode(batch["cloud"]))
+        tokens = torch.where(
+            noise["blind"][:, None, None], self.module.no_cloud, self.slots.encode(batch["cloud"], batch.get("number"))
+        )
         answer = self.clean(noisy, tokens, level)
-        return weighed(self.restoration(answer, grasp))
+        return weighed(self.slots.restoration(answer, grasp))
 
     def inputs(self, batch: Batch) -> Any:
         """Clouds, and the noise from which as many grasps are made as a sample has, by the number of the row."""
@@ -148,9 +166,29 @@ class GraspDiffusion(GraspLearner):
         noise = torch.stack([torch.randn(steps, grasps, NUMBERS, generator=generator) for _ in range(rows)])
         return {"cloud": batch["cloud"], "noise": noise.to(self.device)}
 
+    def refused(self, request: GraspRequest) -> str | None:
+        """No more steps than levels of noise."""
+        asked, levels = cast("DiffusionRequest", request).steps or 1, self.config.steps
+        return (
+            f"steps: {asked}, and this model knows {levels} levels of noise"
+            if asked > levels
+            else super().refused(request)
+        )
+
+    def requested(self, requests: Sequence[DiffusionRequest]) -> Any:
+        """Clouds and noise; the steps where they are asked for."""
+        steps, grasps = requests[0].steps, requests[0].grasps
+        levels = self.config.steps if self.sampler == "ddpm" and steps is None else 1
+        noise = drawn(requests, levels, grasps, NUMBERS)
+        inputs = {"cloud": clouds(requests, self.device), "noise": noise.to(self.device)}
+        return inputs if steps is None else {**inputs, "steps": steps}
+
     @torch.no_grad()
     def predict(self, inputs: Any) -> Tensor:
-        """Grasps in metres and radians, with proper rotations, [B, G, 25], from clouds and noise [B, steps, G, 25]."""
+        """Grasps in metres and radians, with proper rotations, [B, G, 25], from clouds and noise [B, steps, G, 25].
+
+        Inputs may name the ``steps`` of DDIM, whatever the settings say.
+        """
         cloud, noise = inputs["cloud"], inputs["noise"].transpose(0, 1)
         with self.evaluating():
             tokens = self.slots.condition(cloud)
@@ -158,10 +196,11 @@ class GraspDiffusion(GraspLearner):
             def denoise(x: Tensor, level: int) -> Tensor:
                 return self.denoised(x, tokens(), torch.full((len(x),), level, device=x.device))
 
-            if self.sampler == "ddpm":
+            if self.sampler == "ddpm" and "steps" not in inputs:
                 scaled = ddpm(denoise, noise, self.kept)
             else:
-                scaled = ddim(denoise, noise[0], self.signal, self.sigma, self.sampling_steps)
+                steps = inputs.get("steps", self.sampling_steps)
+                scaled = ddim(denoise, noise[0], self.signal, self.sigma, steps)
             return proper(self.module.metric(scaled))
 
     def condition(self, cloud: Tensor) -> Callable[[], Tensor]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress, Prunable
+
+from .config import ClassesResponse
 
 if TYPE_CHECKING:
-    from .config import ClassifierConfig
+    from .config import ClassifierConfig, ImageRequest
 
 GROUPS = 8
 POOLED = 4
@@ -37,6 +39,11 @@ class ResidualBlock(nn.Module):
         """[B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
         residual = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         return F.relu(self.shortcut(x) + residual)
+
+    def prunable(self) -> Iterator[Prunable]:
+        """Channels between the convolutions, in the groups that are normalised together."""
+        norm = self.norm1
+        yield Prunable("ff", norm.num_groups, [(self.conv1, 1), (norm, 1)], [self.conv2], [(norm, "num_groups")])
 
 
 class ResidualNet(nn.Module):
@@ -68,10 +75,18 @@ class ResidualNet(nn.Module):
 class Classifier(GradientLearner):
     """Softmax cross-entropy on images in [0, 1]."""
 
+    module: ResidualNet
+    sensitive: ClassVar[tuple[str, ...]] = ("stem", "head")
+
     def build(self, config: ClassifierConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
         """The network."""
-        self.shift = config.shift
+        self.shift, self.shape = config.shift, shapes["image"]
         return ResidualNet(shapes["image"], config.widths, context.sizes["classes"])
+
+    def prunable(self) -> Iterator[Prunable]:
+        """What its blocks have."""
+        for block in self.module.blocks:
+            yield from block.prunable()
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """By how many pixels every image is moved, down and to the right; nothing in evaluation."""
@@ -93,6 +108,23 @@ class Classifier(GradientLearner):
     def inputs(self, batch: Batch) -> Any:
         """The images."""
         return batch["image"]
+
+    def refused(self, request: ImageRequest) -> str | None:
+        """Images are of the size of those that it has learnt from."""
+        channels, height, width = self.shape
+        rows = [len(row) for channel in request.image for row in channel]
+        if [len(channel) for channel in request.image] == [height] * channels and set(rows) == {width}:
+            return None
+        return f"image: should be {channels} x {height} x {width} numbers: channels, rows, columns"
+
+    def requested(self, requests: Sequence[ImageRequest]) -> Tensor:
+        """The images."""
+        return torch.tensor([request.image for request in requests], device=self.device)
+
+    def answered(self, requests: Sequence[ImageRequest], outputs: Tensor) -> Sequence[ClassesResponse]:
+        """Their classes."""
+        shares = outputs.float().softmax(-1).clamp(max=1).tolist()
+        return [ClassesResponse(label=each.index(max(each)), probabilities=each) for each in shares]
 
 
 def shifted(image: Tensor, shift: Tensor, largest: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runner.api import DatasetConfig, GradientLearnerConfig, Objective, RecipePath
+from runner.api import DatasetConfig, GradientLearnerConfig, Objective, RecipePath, ServedRequest, ServedResponse
 
 if TYPE_CHECKING:
     from .classifier import Classifier
@@ -16,6 +16,25 @@ if TYPE_CHECKING:
 
 EXTRA = "pip install 'proven-runner[vision]'"
 """Brings what the sources need."""
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ImageRequest(ServedRequest):
+    """An image, as the classifier has learnt to see them."""
+
+    image: list[list[list[Share]]]
+    """[C, H, W], from 0 (black) to 1."""
+
+
+class ClassesResponse(ServedResponse):
+    """What an image shows."""
+
+    label: int
+    """The most probable class."""
+    probabilities: list[Share]
+    """Of every class."""
 
 
 class ClassifierConfig(GradientLearnerConfig):
@@ -36,6 +55,8 @@ class ClassifierConfig(GradientLearnerConfig):
     }
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
     objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.01, unit="share")
+    request: ClassVar[type[ServedRequest]] = ImageRequest
+    response: ClassVar[type[ServedResponse]] = ClassesResponse
 
     widths: list[Annotated[int, Field(ge=8, multiple_of=8)]] = Field(default_factory=lambda: [16, 32], min_length=1)
     """Channels of the blocks: two blocks of every width."""

@@ -20,7 +20,21 @@ from runner.plugin.files import Anchor, DataFile, find, folders
 from runner.plugin.progress import Unit
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     import torch
+
+
+class ServedRequest(Config):
+    """What a served learner is asked, as JSON."""
+
+    def group(self) -> Hashable:
+        """Requests of equal groups can be answered as one batch."""
+        return None
+
+
+class ServedResponse(Config):
+    """What a served learner answers, as JSON."""
 
 
 class Face(Config, ABC):
@@ -56,6 +70,12 @@ class LearnerConfig(JudgedFace, ABC):
     """Those of ``slots`` that no update calls, but ``predict``."""
     depends_on_progress: ClassVar[bool] = False
     """Whether an update looks at how far the training is, so that it is not the same computation in all of them."""
+    request: ClassVar[type[ServedRequest] | None] = None
+    """What it is asked when it is served (``Learner.requested``); None if it cannot be."""
+    response: ClassVar[type[ServedResponse] | None] = None
+    """What it answers then (``Learner.answered``)."""
+    page: ClassVar[str | None] = None
+    """A folder with ``index.html`` that is served beside it, from the folder of the module; None if there is none."""
 
     init_from: Annotated[str | None, Anchor(named=True)] = Field(default=None, exclude=True)
     """A run with whose weights the model begins, where names and shapes are the same: its name, digits or folder."""
@@ -178,6 +198,9 @@ class StageConfig(Face, ABC):
     Asking it changes nothing; ``contract`` and ``inactive`` depend on its fields and the setting alone.
     """
 
+    sections: ClassVar[frozenset[str]] = frozenset({"optimization"})
+    """Where a recipe may switch it on, if it comes from a file: for the training, and for ``inference`` with its model;
+    of an installed one its entry points say so."""
     phase: ClassVar[int]
     """1 removes repeated work, 2 precision and data movement, 3 tunes to the machine; stages attach in this order."""
     claims: ClassVar[frozenset[str]] = frozenset()

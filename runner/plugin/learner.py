@@ -23,6 +23,8 @@ from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
     from runner.plugin.context import Context
+    from runner.plugin.faces import ServedResponse
+    from runner.plugin.prunable import Prunable
     from runner.plugin.source import Batch, State
 
 
@@ -77,6 +79,8 @@ class Learner(ABC):
     """The slots whose outputs the guards look through, in order, when a number stops being finite."""
     compilable: ClassVar[tuple[str, ...]] = ()
     """The slots that ``torch.compile`` can take: functions of tensors, without a host sync or other effects."""
+    sensitive: ClassVar[tuple[str, ...]] = ()
+    """Modules that need their digits when the others are rounded, as patterns of their names: ``head``, ``*.time``."""
 
     def __init__(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         """Builds parameters on ``context.device``; shapes are of a batch's tensors, without the batch dimension."""
@@ -114,6 +118,18 @@ class Learner(ABC):
         """What of a batch ``predict`` answers to: the batch itself unless told."""
         return batch
 
+    def refused(self, request: Any) -> str | None:
+        """Why a request of the config's ``request`` cannot be answered: a key and the reason; None if it can."""
+        return None
+
+    def requested(self, requests: Sequence[Any]) -> Any:
+        """What ``predict`` answers to for requests of one group; the answer to one may not depend on others."""
+        raise TypeError(f"{type(self).__name__} has no requested(requests), which a server needs")
+
+    def answered(self, requests: Sequence[Any], outputs: Any) -> Sequence[ServedResponse]:
+        """One ``response`` of the config for each request, from what ``predict`` said."""
+        raise TypeError(f"{type(self).__name__} has no answered(requests, outputs), which a server needs")
+
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
         """What a held-out batch says about the model; sums and counts are added up over all of them."""
         raise TypeError(f"{type(self).__name__} has no metrics(batch), which evaluation on held-out batches needs")
@@ -128,6 +144,10 @@ class Learner(ABC):
 
     def blocks(self) -> Sequence[nn.Module]:
         """The parts of the model whose activations may be forgotten and computed again, first to last."""
+        return ()
+
+    def prunable(self) -> Iterable[Prunable]:
+        """What can be taken out of the model, layer by layer."""
         return ()
 
     def modules(self) -> Mapping[str, nn.Module]:

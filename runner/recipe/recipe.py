@@ -79,6 +79,31 @@ class TrackingConfig(Config):
     """Whether processor, memory and GPU use are sampled while training."""
 
 
+class ServeConfig(Config):
+    """How a model is served over HTTP."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """The address to listen on; there is no password, so others than 127.0.0.1 are for networks that are trusted."""
+    port: Annotated[int, Field(ge=0, lt=2**16)] = 8000
+    """The port; 0 takes a free one."""
+    max_batch: Count = 32
+    """Requests that are answered together, at most."""
+    wait_ms: Annotated[float, Field(ge=0)] = 20.0
+    """How long a request waits for others to be answered with."""
+    queue: Count = 256
+    """Requests that may wait; to more the answer is 503."""
+    deadline_s: Annotated[float, Field(gt=0)] = 30.0
+    """After which the answer is 504."""
+    max_body_bytes: Count = 2**21
+    """Of a request; to more the answer is 413."""
+    client_s: Annotated[float, Field(gt=0)] = 10.0
+    """How long a client may take to send a request, or to read an answer."""
+    connections: Count = 1024
+    """Clients that may be connected; to more the answer is 503."""
+    drain_s: Count = 30
+    """How long requests are still answered after SIGTERM."""
+
+
 class Head(Config):
     """What a recipe says that no plugin of it has to fit."""
 
@@ -90,6 +115,7 @@ class Head(Config):
     """Where to train: auto (the first GPU, or else the CPU), cpu, cuda, or cuda:N."""
     lr_scheduler: LrSchedulerConfig = ConstantConfig()
     tracking: TrackingConfig = TrackingConfig()
+    serve: ServeConfig = ServeConfig()
 
 
 @dataclass(frozen=True)
@@ -106,8 +132,10 @@ class Recipe:
     lr_scheduler: LrSchedulerConfig
     train: TrainConfig
     tracking: TrackingConfig
+    serve: ServeConfig
     stages: Mapping[str, StageConfig]  # those that are on, in the order in which they attach
     off: tuple[str, ...]  # the stages that the recipe names and switches off
+    inference: Mapping[str, StageConfig]  # those that are on once the model is trained, in the order of attaching
     origins: Mapping[str, Place]  # of every value, by dotted path
 
     def values(self, *, masked: bool = True) -> dict[str, Any]:
@@ -123,6 +151,7 @@ class Recipe:
 
         by_role = {role: optimizer.values() for role, optimizer in self.optimizer.items()}
         stages = {kind: dumped(stage) or "on" for kind, stage in self.stages.items()}
+        answering = {kind: dumped(stage) or "on" for kind, stage in self.inference.items()}
         begun = {} if self.model.init_from is None else {"init_from": self.model.init_from}
         values = {
             "name": self.name,
@@ -136,6 +165,10 @@ class Recipe:
             "optimization": stages | dict.fromkeys(self.off, "off"),
             "tracking": self.tracking.model_dump(mode="json"),
         }
+        if answering:
+            values["inference"] = answering
+        if served := self.serve.model_dump(mode="json", exclude_defaults=True):  # which no training depends on
+            values["serve"] = served
         return dict(redact_values(values)) if masked else values
 
     @property
@@ -167,8 +200,10 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the values; a stage that is off and one that is not named are the same."""
+        """SHA-256 of what is trained; a stage that is off and one that is not named are the same."""
         values = self.values()
+        for later in ("inference", "serve"):
+            values.pop(later, None)
         values["optimization"] = {kind: stage for kind, stage in values["optimization"].items() if stage != "off"}
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -195,11 +230,11 @@ def conflicts(
     model: LearnerConfig | None,
     data: SourceConfig | None,
     train: TrainConfig | None,
-    stages: Mapping[str, StageConfig | None],
+    stages: Mapping[str, Mapping[str, StageConfig | None]],
 ) -> list[Problem]:
     """Everything that contradicts something else; parts that are not valid are None, and not judged.
 
-    ``stages`` are those that are on, in the order in which they attach; ``root`` tells the places.
+    ``stages`` are those that are on, by section, in the order in which they attach; ``root`` tells the places.
     """
     found = list(_of_length(data, train)) if train is not None else []
     if model is not None and data is not None and model.learns_from != data.provides:
@@ -207,23 +242,30 @@ def conflicts(
         found.append(("data.kind", f"'{data.kind}' provides {data.provides} data, but {learner}"))
     elif model is not None and data is not None and (missing := unmeasured(type(model), type(data))):
         found.append(("model.kind", missing))
+    for section, switched in stages.items():
+        found += _of_stages(root, section, model, switched)
+    return [Problem(root.asked(path), path, message) for path, message in found]
+
+
+def _of_stages(
+    root: Node, section: str, model: LearnerConfig | None, stages: Mapping[str, StageConfig | None]
+) -> Iterator[tuple[str, str]]:
     owners: dict[str, str] = {}
     for kind, stage in ((kind, stage) for kind, stage in stages.items() if stage is not None):
-        path = f"optimization.{kind}"
+        path = f"{section}.{kind}"
         for required in stage.requires:
             if required not in stages:
-                off = root.get("optimization", required)
+                off = root.get(section, required)
                 state = f"is switched off ({off.anchor.cited()})" if off is not None else "is not switched on"
-                found.append((path, f"requires '{required}', which {state}: switch it on, or '{kind}' off"))
+                yield path, f"requires '{required}', which {state}: switch it on, or '{kind}' off"
         for slot in sorted(stage.claims):
             owner = owners.setdefault(slot, kind)
             if owner != kind:
-                where = root.asked(f"optimization.{owner}").cited()
-                found.append((path, f"replaces '{slot}', and so does '{owner}' ({where}): switch one of them off"))
+                where = root.asked(f"{section}.{owner}").cited()
+                yield path, f"replaces '{slot}', and so does '{owner}' ({where}): switch one of them off"
         if model is not None:
             lacking = filter(None, map(model.lacks, sorted(stage.claims | stage.wraps)))
-            found += [(path, f"cannot work here: {reason}") for reason in dict.fromkeys(lacking)]
-    return [Problem(root.asked(path), path, message) for path, message in found]
+            yield from ((path, f"cannot work here: {reason}") for reason in dict.fromkeys(lacking))
 
 
 def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.registry import Registry, Section
 from runner.recipe.fill import face_of
-from runner.recipe.recipe import Head, TrackingConfig, TrainConfig
+from runner.recipe.recipe import Head, ServeConfig, TrackingConfig, TrainConfig
 
 Json = dict[str, Any]
 
@@ -40,10 +40,15 @@ def schema(catalog: Registry) -> Json:
         },
         "train": _model(TrainConfig, "train", definitions),
         "optimization": {
-            **_closed({kind: _stage(kind, catalog, definitions) for kind in catalog.kinds("optimization")}),
+            **_stages("optimization", catalog, definitions),
             "description": "Speed-ups and memory savings: each on, off, or on with settings.",
         },
+        "inference": {
+            **_stages("inference", catalog, definitions),
+            "description": "What a trained model is made faster and smaller by: each on, off, or on with settings.",
+        },
         "tracking": _model(TrackingConfig, "tracking", definitions),
+        "serve": _model(ServeConfig, "serve", definitions),
     }
     document = {"$schema": DIALECT, "title": "Recipe", **_closed(properties), "$defs": definitions}
     return dict(_loosened(document))
@@ -64,8 +69,12 @@ def _section(section: Section, description: str, catalog: Registry, definitions:
     return {"description": description, "anyOf": forms}
 
 
-def _stage(kind: str, catalog: Registry, definitions: Json) -> Json:
-    settings = _plugin("optimization", kind, catalog, definitions)
+def _stages(section: Section, catalog: Registry, definitions: Json) -> Json:
+    return _closed({kind: _stage(section, kind, catalog, definitions) for kind in catalog.kinds(section)})
+
+
+def _stage(section: Section, kind: str, catalog: Registry, definitions: Json) -> Json:
+    settings = _plugin(section, kind, catalog, definitions)
     description = settings.pop("description", "")
     if settings.get("properties") == {}:
         return {"description": description, **_SWITCH}

@@ -1,0 +1,142 @@
+"""Requests that wait for a short while, so that a model answers several of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from runner.plugin.faces import ServedRequest
+from runner.recipe.recipe import ServeConfig
+from runner.serve.model import Answer
+
+Answers = Callable[[Sequence[ServedRequest]], Sequence[Answer]]
+"""Computes one answer for each request of a group."""
+
+
+class QueueFullError(Exception):
+    """As many requests wait as may wait."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after} s")
+        self.retry_after = retry_after
+        """Seconds."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    request: ServedRequest
+    group: Hashable
+    future: asyncio.Future[bytes]
+    since: float
+
+
+class Batcher:
+    """Collects requests of equal groups into batches, and computes one batch after another in a thread of its own."""
+
+    def __init__(self, answers: Answers, settings: ServeConfig, began: Callable[[int], object]) -> None:
+        """Keeps what to do.
+
+        Args:
+            answers: computes a batch, in the thread.
+            settings: sizes and waiting times.
+            began: is told the size of every batch.
+        """
+        self._answers, self._settings, self._began = answers, settings, began
+        self._waiting: list[_Waiting] = []
+        self._changed = asyncio.Event()
+        self._work: SimpleQueue[tuple[list[_Waiting], asyncio.Future[None]]] = SimpleQueue()
+        self._seconds = 0.0
+        self._thread: threading.Thread | None = None
+        self.cut_off = 0
+        """Requests that the server stopped before they were answered."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether none can wait any more."""
+        return self.waiting >= self._settings.queue
+
+    async def ask(self, request: ServedRequest) -> bytes:
+        """The answer as JSON.
+
+        Raises:
+            QueueFullError: too many wait already.
+            TimeoutError: the deadline has passed.
+            Exception: what the model raised.
+        """
+        if self.full:
+            batches = math.ceil(self.waiting / self._settings.max_batch)
+            raise QueueFullError(max(1, math.ceil(batches * self._seconds)))
+        loop = asyncio.get_running_loop()
+        each = _Waiting(request, request.group(), loop.create_future(), loop.time())
+        self._waiting.append(each)
+        self._changed.set()
+        try:
+            async with asyncio.timeout(self._settings.deadline_s):
+                return await each.future
+        except asyncio.CancelledError:
+            self.cut_off += 1
+            raise
+        finally:
+            with suppress(ValueError):  # its turn has come
+                self._waiting.remove(each)
+
+    async def run(self) -> None:
+        """Computes what is asked, until it is cancelled."""
+        # A daemon: a batch that does not end must not keep the process from ending.
+        self._thread = threading.Thread(target=self._compute, name="model", daemon=True)
+        self._thread.start()
+        loop = asyncio.get_running_loop()
+        while True:
+            batch, began = await self._next(), loop.time()
+            self._began(len(batch))
+            done = loop.create_future()
+            self._work.put((batch, done))
+            await done
+            self._seconds = loop.time() - began
+
+    async def _next(self) -> list[_Waiting]:
+        """The oldest request with others of its group, once there are enough of them or it has waited long enough."""
+        loop, settings = asyncio.get_running_loop(), self._settings
+        while True:
+            left: float | None = None
+            if self._waiting:
+                first = self._waiting[0]
+                alike = [each for each in self._waiting if each.group == first.group][: settings.max_batch]
+                left = first.since + settings.wait_ms / 1e3 - loop.time()
+                if len(alike) == settings.max_batch or left <= 0:
+                    taken = set(alike)
+                    self._waiting = [each for each in self._waiting if each not in taken]
+                    return alike
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+    def _compute(self) -> None:
+        while True:
+            batch, done = self._work.get()
+            answers = self._answers([each.request for each in batch])
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                done.get_loop().call_soon_threadsafe(_hand_out, batch, answers, done)
+
+
+def _hand_out(batch: Sequence[_Waiting], answers: Sequence[Answer], done: asyncio.Future[None]) -> None:
+    for each, answer in zip(batch, answers, strict=True):
+        if each.future.done():  # its deadline has passed
+            continue
+        if isinstance(answer, Exception):
+            each.future.set_exception(answer)
+        else:
+            each.future.set_result(answer)
+    if not done.done():
+        done.set_result(None)

@@ -1,0 +1,62 @@
+"""What a served model is: a learner that answers requests of its own form."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.plugin.faces import LearnerConfig, ServedRequest, ServedResponse
+from runner.plugin.learner import Learner
+from runner.system.errors import UsageError
+from runner.system.secrets import redact
+
+_log = logging.getLogger(__name__)
+
+Answer = bytes | Exception
+"""JSON, or why there is none."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A learner with the forms of its requests and answers."""
+
+    name: str
+    """Of the run, or of the version."""
+    learner: Learner
+    request: type[ServedRequest]
+    response: type[ServedResponse]
+    page: Path | None
+    """A folder with ``index.html``."""
+    about: dict[str, Any]
+    """What else a client may want to know."""
+
+    def answers(self, requests: Sequence[ServedRequest]) -> list[Answer]:
+        """One for each request of a group; where they cannot be had together, each is asked for alone."""
+        try:
+            return [*self._together(requests)]
+        except Exception as error:
+            if len(requests) == 1:
+                _log.warning("a request failed: %s: %s", type(error).__name__, redact(str(error)).partition("\n")[0])
+                return [error]
+        return [answer for request in requests for answer in self.answers([request])]
+
+    def _together(self, requests: Sequence[ServedRequest]) -> list[bytes]:
+        with torch.inference_mode():
+            outputs = self.learner.predict(self.learner.requested(requests))
+            answered = self.learner.answered(requests, outputs)
+        return [each.model_dump_json().encode() for each in answered]
+
+
+def served(name: str, learner: Learner, config: LearnerConfig, about: dict[str, Any]) -> ServedModel:
+    """The learner as it is served; a ``UsageError`` if its config declares no form of requests."""
+    if config.request is None or config.response is None:
+        raise UsageError(f"{name}: learner '{config.kind}' cannot be served: it declares no request and response")
+    file = sys.modules[type(config).__module__].__file__
+    page = None if config.page is None or file is None else Path(file).parent / config.page
+    return ServedModel(name, learner, config.request, config.response, page, {"kind": config.kind, **about})

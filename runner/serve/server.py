@@ -1,0 +1,92 @@
+"""The server's process: its socket, its signals and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+
+import uvicorn
+
+from runner.recipe.recipe import ServeConfig
+from runner.serve.app import make_app
+from runner.serve.limits import PatientProtocol
+from runner.serve.model import ServedModel
+from runner.system.errors import ExitCode, UsageError
+
+
+def bound(settings: ServeConfig) -> socket.socket:
+    """A socket on the address of the settings, which does not listen yet; a ``UsageError`` if it cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    found = socket.socket(family)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just left is free
+        found.bind((settings.host, settings.port))
+    except OSError as error:
+        found.close()
+        place = f"{settings.host}:{settings.port}"
+        raise UsageError(f"cannot listen on {place}: {error.strerror or error}; name another serve.port") from error
+    return found
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of the server."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class AnnouncingServer(uvicorn.Server):
+    """uvicorn's server, which says where it is once it answers, and ends without killing its process."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._announce = announce
+        self.signals: list[int] = []
+        """By which it was told to end."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to answer."""
+        await super().startup(sockets)
+        self._announce()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends at SIGTERM and Ctrl-C when all is answered; uvicorn's own would then raise them once more."""
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Remembers by what."""
+        self.signals.append(sig)
+        super().handle_exit(sig, frame)
+
+
+def serve(
+    model: ServedModel, settings: ServeConfig, listener: socket.socket, announce: Callable[[str], object]
+) -> ExitCode:
+    """Answers requests until SIGTERM or Ctrl-C, and then those that were asked before.
+
+    Returns:
+        0 if all of them were answered after SIGTERM, 130 after Ctrl-C; 143 if some took longer than ``drain_s``.
+    """
+    app = make_app(model, settings)
+    patient = type("Protocol", (PatientProtocol,), {"patience": settings.client_s})
+    config = uvicorn.Config(
+        app, http=patient, ws="none", loop="asyncio", lifespan="on", log_config=None, access_log=False,
+        server_header=False, timeout_graceful_shutdown=settings.drain_s, limit_concurrency=settings.connections,
+    )  # fmt: skip
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what matters is in the answers and in our own messages
+    server = AnnouncingServer(config, lambda: announce(address_of(listener)))
+    with closing(listener):
+        asyncio.run(server.serve([listener]))
+    if app.state.batcher.cut_off:
+        return ExitCode.TERMINATED
+    return ExitCode.INTERRUPTED if signal.SIGINT in server.signals else ExitCode.DONE
