@@ -27,7 +27,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})  # of distributions, 
 _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
 _DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--no-color")
 _COMPUTES = ("torch", "numpy")
-_TOOL_EXTRAS = frozenset({"nvidia", "plots"})  # of the runner: no result depends on them; others bring what computes
+_TOOL_EXTRAS = frozenset({"nvidia", "plots", "serve"})  # no result depends on them; others bring what computes
 _DEVELOPMENT = frozenset({"dev", "docs", "lint", "reference", "test", "testing", "tests"})  # extras that no run uses
 
 
