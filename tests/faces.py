@@ -152,6 +152,7 @@ class FakeCatalog:
         "model": (Net, Pair),
         "data": (Sim, Table, Words),
         "optimization": (Cache, Merge, Stack, Rival),
+        "inference": (Cache, Merge),
     }
 
     def kinds(self, section: Section) -> Sequence[str]:

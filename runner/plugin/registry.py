@@ -22,11 +22,13 @@ from runner.system.names import shown_path, suggestion
 GROUP = "runner.plugins"
 """The entry-point group; its names are ``section.kind``, its objects are faces."""
 
-Section = Literal["model", "data", "optimization"]
+Section = Literal["model", "data", "optimization", "inference"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 PROVIDER_DIGITS = 12
 """Of the SHA-256 of a plugin file, which stand for its version."""
-_FACES: dict[Section, type[Any]] = {"model": LearnerConfig, "data": SourceConfig, "optimization": StageConfig}
+_FACES: dict[Section, type[Any]] = {
+    "model": LearnerConfig, "data": SourceConfig, "optimization": StageConfig, "inference": StageConfig
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,16 @@ class Registry:
         # The last one is what the old API registered.
         bases: list[tuple[Section, type[Any]]] = [*_FACES.items(), ("optimization", Stage)]
         faces = [(section, face) for face in own for section, base in bases if issubclass(face, base)]
-        faces = [(section, face) for section, face in faces if "kind" in vars(face)]
+        faces = [(section, face) for section, face in faces if "kind" in vars(face) and _stands_in(face, section)]
         if not faces:
             raise UsageError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
         for section, face in faces:
             self._add(section, vars(face)["kind"], provider, partial(getattr, module, face.__name__))
+
+
+def _stands_in(face: type[Any], section: Section) -> bool:
+    """Whether a recipe can name a face from a file in a section that it fits."""
+    return not issubclass(face, StageConfig) or section in face.sections
 
 
 def _provider(found: Distribution | None) -> Provider:

@@ -114,15 +114,15 @@ def face_of(catalog: Registry, section: Section, kind: str) -> Any:
     return None
 
 
-def stages(root: Node, catalog: Registry, problems: list[Problem]) -> dict[str, StageConfig | None]:
-    """The stages that are on, in the order in which they attach; None instead of the settings if they are not valid."""
+def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]) -> dict[str, StageConfig | None]:
+    """The stages of a section that are on, in the order of attaching; None instead of settings that are not valid."""
     found: dict[str, StageConfig | None] = {}
-    section, known = root.get("optimization") or replace(root, value={}), catalog.kinds("optimization")
+    section, known = root.get(name) or replace(root, value={}), catalog.kinds(name)
     if not isinstance(section.value, dict):
-        problems.append(Problem(section.place, "optimization", f"should be a mapping of stages, got {section.shown}"))
+        problems.append(Problem(section.place, name, f"should be a mapping of stages, got {section.shown}"))
         return found
     for kind, node in section.value.items():
-        path = f"optimization.{kind}"
+        path = f"{name}.{kind}"
         is_switch = isinstance(node.value, bool | str) and node.value in _SWITCH
         if kind not in known:
             problems.append(Problem(node.anchor, path, f"unknown stage{suggestion(kind, known)}"))
@@ -132,7 +132,7 @@ def stages(root: Node, catalog: Registry, problems: list[Problem]) -> dict[str, 
         elif not is_switch or _SWITCH[node.value]:
             found[kind] = None
             try:
-                face = catalog.get("optimization", kind)
+                face = catalog.get(name, kind)
             except RunnerError as error:
                 problems.append(Problem(node.anchor, path, str(error)))
             else:
@@ -192,7 +192,9 @@ def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
     """The scalars in a document that are written where a recipe's plugins declare secrets."""
     switches = document.get("optimization") or document
     sections = [(recipe.model, document.get("model")), (recipe.data, document.get("data"))]
-    for config, node in sections + [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]:
+    sections += [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]
+    sections += [(stage, document.get("inference", kind)) for kind, stage in recipe.inference.items()]
+    for config, node in sections:
         if node is not None:
             yield from secret_nodes([type(config)], node)
 

@@ -16,7 +16,7 @@ from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
 from runner.system.names import nearest, shown_path, suggestion
 from runner.system.secrets import MASK, register
 
-PARTS = ("extends", "model", "data", "optimizer", "train", "optimization")
+PARTS = ("extends", "model", "data", "optimizer", "train", "optimization", "inference")
 """The keys of a recipe beside those of ``Head``."""
 SUFFIX = ".yaml"
 VERBS = {"ablation": "runner ablate", "study": "runner study run"}
@@ -98,8 +98,8 @@ def _validated(path: Path, composed: Node, catalog: Registry, problems: list[Pro
     model = plugin_section(root, "model", catalog, problems)
     data = plugin_section(root, "data", catalog, problems)
     optimizer = optimizers(root, model, problems)
-    switched = stages(root, catalog, problems)
-    problems += conflicts(root, model, data, train, switched)
+    switched, answering = (stages(root, section, catalog, problems) for section in ("optimization", "inference"))
+    problems += conflicts(root, model, data, train, {"optimization": switched, "inference": answering})
     if problems or head is None or train is None:
         kinds = [(section, kind) for section in SECTIONS if (kind := root.get(section, "kind")) is not None]
         faces = [face_of(catalog, section, str(kind.value)) for section, kind in kinds]
@@ -110,8 +110,9 @@ def _validated(path: Path, composed: Node, catalog: Registry, problems: list[Pro
     named = root.get("optimization") or replace(root, value={})
     off = tuple(kind for kind in named.children if kind not in on)
     recipe = Recipe(
-        path, **dict(head), train=train, model=model, data=data, optimizer=optimizer, stages=on, off=off, origins={}
-    )
+        path, **dict(head), train=train, model=model, data=data, optimizer=optimizer, stages=on, off=off,
+        inference={kind: stage for kind, stage in answering.items() if stage is not None}, origins={},
+    )  # fmt: skip
     recipe.values(masked=False)  # makes known what no file holds: a plugin's default may come from the environment
     origins = {}
     for written, value in (*((f"optimization.{kind}", None) for kind in named.children), *flatten(recipe.values())):

@@ -134,7 +134,8 @@ def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
 
 def code_of(recipe: Recipe) -> dict[str, str]:
     """Digests of the code that a recipe runs, by package."""
-    return code_digests([type(recipe.model), type(recipe.data), *map(type, recipe.stages.values())])
+    stages = (*recipe.stages.values(), *recipe.inference.values())
+    return code_digests([type(recipe.model), type(recipe.data), *map(type, stages)])
 
 
 def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict[str, Any]:
@@ -160,5 +161,5 @@ def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict
 def _providers(recipe: Recipe, catalog: Registry) -> dict[str, Provider]:
     """Who brought the plugins in use."""
     used: dict[Section, Iterable[str]] = {"model": [recipe.model.kind], "data": [recipe.data.kind]}
-    used["optimization"] = recipe.stages
+    used |= {"optimization": recipe.stages, "inference": recipe.inference}
     return {f"{section}.{kind}": catalog.provider(section, kind) for section in used for kind in used[section]}

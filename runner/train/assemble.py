@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -150,12 +150,22 @@ class Assembly:
         self._recorded = {f"optimization.{kind}": stage.config for kind, stage in asked.items()}
         self._recorded |= {"model": model, "data": data}
 
-    def _is_active(self, stage: StageConfig, setting: Setting) -> bool:
+    def attach_to_learnt(self, stages: Mapping[str, StageConfig]) -> None:
+        """Attaches stages of ``inference`` to a learner that has its weights, in this order; raises as ``assemble``."""
+        self.reports |= {kind: StageReport(kind, active=True) for kind in stages}
+        setting = replace(setting_of(self.recipe, self.device), stages=stages)
+        for kind, stage in stages.items():
+            if self._is_active(stage, setting, "inference"):
+                self.stages[kind] = imported(stage)(stage)
+                self._speaking = self.reports[kind]
+                self.stages[kind].attach(self)
+
+    def _is_active(self, stage: StageConfig, setting: Setting, section: str = "optimization") -> bool:
         report, recipe = self.reports[stage.kind], self.recipe
         try:
             report.reason = stage.inactive(setting)
         except UsageError as error:
-            path = f"optimization.{stage.kind}"
+            path = f"{section}.{stage.kind}"
             # Of the places that have a say in the stage, the one that came last: --set, the file, what it extends.
             places = [place for each, place in recipe.origins.items() if f"{each}.".startswith(f"{path}.")]
             written = [each for each in places if each != DEFAULT]
