@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from runner.api import Context
+from runner.api import Context, Prunable
 
 from .language_model import Decoder, LanguageModel
 
@@ -38,15 +38,19 @@ class TransformerBlock(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         """What every symbol gathers from itself and those before it."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         if x.device.type == "cpu" and q.dtype == torch.bfloat16:  # its backward is slower there than float32's
             with torch.autocast("cpu", enabled=False):
                 y = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), dropout_p=dropout, is_causal=True)
         else:
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return y.transpose(1, 2).reshape(batch, length, width)
+        return y.transpose(1, 2).flatten(2)
+
+    def prunable(self) -> Iterator[Prunable]:
+        """Heads, and what is inside of the feed-forward layer."""
+        yield Prunable("heads", self.heads, [(self.qkv, 3)], [self.attended], [(self, "heads")])
+        yield Prunable("ff", self.up.out_features, [(self.up, 1)], [self.down])
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
@@ -83,12 +87,18 @@ class Gpt(LanguageModel):
     """A transformer of one fixed window."""
 
     module: Transformer
+    sensitive: ClassVar[tuple[str, ...]] = ("embedding", "position")
 
     def build(self, config: GptConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
         """The transformer for windows as long as the source's."""
         (length,) = shapes["tokens"]
         vocabulary = context.sizes["vocabulary"]
         return Transformer(vocabulary, length - 1, config.layers, config.width, config.heads, config.dropout)
+
+    def prunable(self) -> Iterator[Prunable]:
+        """What its blocks have."""
+        for block in self.module.blocks:
+            yield from cast(TransformerBlock, block).prunable()
 
     def decoder(self) -> Decoder:
         """Reads the window of the last symbols anew with every one."""

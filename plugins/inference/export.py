@@ -1,0 +1,142 @@
+"""The network as a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from runner.api import Close, Pipeline, RecipePath, Setting, Stage, StageConfig, UsageError
+
+if TYPE_CHECKING:
+    from runner.api import GradientLearner
+
+    from .network import Asked
+    from .program import Program
+
+EXTRA = "pip install 'proven-runner[inference]'"
+"""Brings ONNX Runtime and torchao."""
+
+
+class ExportConfig(StageConfig):
+    """Answers by a program that was made of the network: one of ``torch.export``, or an ONNX file and ONNX Runtime.
+
+    What is exported is the network behind the slot ``forward``, with the inputs of one real answer as its example;
+    what is around it (the loop of a sampling, the encoder of a condition) stays in Python. The sizes of a batch, of a
+    set or of a sequence may differ later, as far as the network allows. Weights are in the file, or in a
+    ``.onnx.data`` beside it if they are large. Questions of another form are answered by the network itself, and
+    counted.
+
+    When it helps: ONNX Runtime fuses small operations, most of all for small batches on a CPU; and a program can be
+    run without this project.
+    When it hurts: exporting takes seconds; products of large batches cost the same in both.
+    """
+
+    kind: ClassVar[str] = "export"
+    phase: ClassVar[int] = 3
+    wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
+
+    format: Literal["torch", "onnx"] = "onnx"
+    """A ``.pt2`` of ``torch.export``, or ONNX with opset 20."""
+    path: RecipePath | None = None
+    """Where the program is written; unless told, with the run."""
+
+    def contract(self, setting: Setting) -> Close:
+        """The same algebra, by other kernels."""
+        return Close()
+
+    def inactive(self, setting: Setting) -> str | None:
+        """A UsageError beside what traces the network, too, or where ONNX Runtime cannot work."""
+        if "compile" in setting.stages:
+            raise UsageError("compile traces the network, and so does export: switch one of the two off")
+        if self.path is not None and Path(self.path).suffix != SUFFIXES[self.format]:
+            raise UsageError(f"path: should end in {SUFFIXES[self.format]}, as format: {self.format} does")
+        if self.format == "onnx":
+            needs_onnxruntime(setting, "format")
+        return None
+
+    def implementation(self) -> type[Stage]:
+        """The program in the slot."""
+        return Export
+
+
+SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
+
+
+def needs_onnxruntime(setting: Setting, key: str) -> None:
+    """A UsageError where a setting asks for ONNX Runtime and it cannot be had."""
+    from importlib.util import find_spec
+
+    if setting.device.type != "cpu":
+        raise UsageError(f"{key}: ONNX Runtime computes on a CPU here, not on '{setting.device.type}'; device: cpu")
+    missing = [name for name in ("onnx", "onnxruntime", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"{key}: {' and '.join(missing)} not installed: {EXTRA}")
+
+
+class Export(Stage):
+    """Puts the program in the place of the network."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Exports the network, or finds what was exported before, and answers by that.
+
+        Raises:
+            UsageError: the network cannot be exported.
+        """
+        import torch
+
+        from .network import asked, settled
+        from .program import bytes_of, difference
+
+        learner = settled(pipeline, self.config.kind)
+        with torch.no_grad():
+            example = asked(pipeline, learner, self.config.kind)
+            path = self._path(pipeline, learner)
+            self.program = self._found(path, example) or self._made(path, learner, example)
+            off = difference(self.program, example)
+        pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
+        self.bytes = bytes_of(path)
+        pipeline.note(f"{path.name} has {self.bytes:,} bytes; an answer is off by {off:.0e} of its size")
+
+    def closing_notes(self) -> Sequence[str]:
+        """How many questions the program did not fit."""
+        return self.program.notes()
+
+    def _path(self, pipeline: Pipeline, learner: GradientLearner) -> Path:
+        """Where the program is or will be."""
+        from .network import digest, place_of
+
+        suffix, written = SUFFIXES[self.config.format], self.config.path
+        if written is not None:
+            return Path(written)
+        key = digest(learner.module, self.config.format, learner.config.model_dump())
+        return place_of(pipeline, self) / f"{self.config.kind}-{key}{suffix}"
+
+    def _found(self, path: Path, example: Asked) -> Program | None:
+        """What was exported before to a place that says of what."""
+        import torch
+
+        from .program import of_onnx, of_torch, quietly
+
+        if self.config.path is not None or not path.exists():
+            return None
+        try:
+            with quietly():
+                return of_onnx(path, example) if self.config.format == "onnx" else of_torch(torch.export.load(path))
+        except Exception:  # damaged in whatever way: it is made again
+            return None
+
+    def _made(self, path: Path, learner: GradientLearner, example: Asked) -> Program:
+        from .program import exported, of_onnx, of_torch, write_onnx, write_torch
+
+        program = exported(learner.module, example, self.config.kind)
+        try:
+            if self.config.format == "torch":
+                write_torch(program, path)
+                return of_torch(program)
+            write_onnx(program, path, self.config.kind)
+            return of_onnx(path, example)
+        except OSError as error:
+            raise UsageError(f"path: {path} cannot be written: {error.strerror or error}") from error
+        except RuntimeError as error:
+            raise UsageError(f"format: ONNX Runtime cannot run the network: {error}") from error

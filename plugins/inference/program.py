@@ -1,0 +1,182 @@
+"""A network as a program: of ``torch.export``, or in an ONNX file that ONNX Runtime runs."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from runner.api import UsageError, map_tensors, replacing, tensors
+
+from .network import Asked
+
+OPSET = 20
+INLINE_BYTES = 2**30
+"""Up to so many, weights are inside of the ONNX file; a file can have twice as many at most."""
+LOUD = ("torch.onnx", "torch.export", "torch._export", "onnxscript", "onnx_ir", "torchao", "root")
+"""Whose advice is for those who write exporters."""
+
+Form = Sequence[tuple[torch.dtype, tuple[int | None, ...]]]
+"""Of every input: its type, and its sizes, None where they may differ."""
+
+
+class Program:
+    """Answers in the place of a network, as long as the questions are of its form."""
+
+    def __init__(self, call: Callable[..., Any], form: Form) -> None:
+        self.call, self.form = call, form
+        self.others = 0
+        """Questions of another form."""
+
+    def in_place_of(self, module: Callable[[], nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A wrapper for the slot ``forward`` of that network, which answers itself while it is trained."""
+
+        def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*inputs: Any) -> Any:
+                if module().training:
+                    return step(*inputs)
+                if self.fits(inputs):
+                    return self.call(*inputs)
+                self.others += 1
+                return step(*inputs)
+
+            return forward
+
+        return wrapped
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether types and sizes are those of the form."""
+        return len(inputs) == len(self.form) and all(
+            isinstance(tensor, Tensor)
+            and tensor.dtype == dtype
+            and tensor.dim() == len(sizes)
+            and all(fixed is None or fixed == own for fixed, own in zip(sizes, tensor.shape, strict=True))
+            for tensor, (dtype, sizes) in zip(inputs, self.form, strict=True)
+        )
+
+    def notes(self) -> list[str]:
+        """How many questions were of another form."""
+        return [f"{self.others:,} questions of another form, answered by the network itself"] if self.others else []
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Inside the ``with``, exporters keep their advice to themselves."""
+    loggers = [logging.getLogger(None if name == "root" else name) for name in LOUD]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def exported(module: nn.Module, asked: Asked, kind: str) -> ExportedProgram:
+    """The network in evaluation mode, for inputs of as many sizes as it allows.
+
+    Raises:
+        UsageError: it cannot be traced, or takes what is no tensor.
+    """
+    if not all(isinstance(each, Tensor) for each in asked.inputs):
+        raise UsageError(f"{kind}: the network takes inputs that are no tensors")
+    dynamic = tuple(dict.fromkeys(range(tensor.dim()), Dim.AUTO) for tensor in asked.inputs)
+    module.eval()
+    inputs = tuple(tensor.detach().clone() for tensor in asked.inputs)  # no inference tensors
+    try:
+        with quietly(), torch.no_grad():
+            return torch.export.export(module, inputs, dynamic_shapes=dynamic)
+    except Exception as error:  # whatever a network does that cannot be traced
+        raise UsageError(f"{kind}: torch.export cannot trace the network: {_first_line(error)}") from error
+
+
+def of_torch(program: ExportedProgram) -> Program:
+    """Runs it by torch."""
+    names = set(program.graph_signature.user_inputs)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    values = [node.meta["val"] for node in nodes]
+    form = [(each.dtype, tuple(side if isinstance(side, int) else None for side in each.shape)) for each in values]
+    return Program(program.module(check_guards=False), form)  # which the form has checked
+
+
+def write_torch(program: ExportedProgram, path: Path) -> None:
+    """As a ``.pt2``."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    with replacing(path) as partial:
+        partial.write_bytes(buffer.getvalue())
+
+
+def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
+    """As an ONNX file; a UsageError if an operation is unknown there."""
+    try:
+        with quietly():
+            converted = torch.onnx.export(program, dynamo=True, opset_version=OPSET, verbose=False)
+    except Exception as error:  # an operation that ONNX has not
+        raise UsageError(f"{kind}: the network cannot be written as ONNX: {_first_line(error)}") from error
+    assert converted is not None  # with dynamo
+    if sum(tensor.nbytes for tensor in program.state_dict.values()) > INLINE_BYTES:
+        converted.save(path, external_data=True)
+        return
+    with replacing(path) as partial:
+        converted.save(partial, external_data=False)
+
+
+def of_onnx(path: Path, asked: Asked) -> Program:
+    """Runs an ONNX file on as many threads as torch has.
+
+    Raises:
+        RuntimeError: ONNX Runtime cannot run the file.
+    """
+    import onnxruntime  # type: ignore[import-untyped]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own classes, which have no common base
+        raise RuntimeError(f"{path.name}: {_first_line(error)}") from error
+    inputs = session.get_inputs()
+    names = [each.name for each in inputs]
+    form = [
+        (tensor.dtype, tuple(side if isinstance(side, int) else None for side in each.shape))
+        for tensor, each in zip(asked.inputs, inputs, strict=True)
+    ]
+
+    def call(*given: Tensor) -> Any:
+        feed = {name: tensor.detach().numpy() for name, tensor in zip(names, given, strict=True)}
+        found = iter(session.run(None, feed))
+        return map_tensors(lambda _: torch.from_numpy(next(found)), asked.output)
+
+    return Program(call, form)
+
+
+def bytes_of(path: Path) -> int:
+    """Of a program's file, with weights that are beside it."""
+    data = path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
+
+
+def difference(program: Program, asked: Asked) -> float:
+    """How far the program's answer is from the network's, as a share of its size (of all outputs, L2)."""
+    pairs = list(zip(tensors(program.call(*asked.inputs)), tensors(asked.output), strict=True))
+    off = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
+    size = sum(float(other.double().square().sum()) for _, other in pairs)
+    return math.sqrt(off / size) if size else 0.0
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,233 @@
+"""Weights as integers of eight bits."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections.abc import Callable, Sequence
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from runner.api import Pipeline, RunnerError, Setting, Stage, StageConfig, Statistical, UsageError, replacing
+
+from .export import EXTRA, needs_onnxruntime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.api import GradientLearner
+
+    from .network import Asked
+    from .program import Program
+
+
+class QuantiseConfig(StageConfig):
+    """Rounds the weights of the network to eight bits, each output's with a scale of its own.
+
+    ``torchao`` rounds matrices where they are, and with ``activations`` also what is multiplied with them, anew for
+    every row; convolutions and embeddings stay as they are. ``onnxruntime`` exports the network first: matrices with
+    inputs that are rounded as they come, and of a network with convolutions these too, with ranges that a few batches
+    of the run's data show. What the learner calls sensitive (its first and last layers, say) stays in float32, and
+    with it norms and biases.
+
+    When it helps: memory and files, a quarter as large; and time with ``onnxruntime`` on a processor with VNNI.
+    When it hurts: small networks, whose products are too small to be worth the rounding; ``torchao`` on a CPU without
+    a compiler is slower than float32.
+    """
+
+    kind: ClassVar[str] = "quantise"
+    phase: ClassVar[int] = 2
+    wraps: ClassVar[frozenset[str]] = frozenset({"forward"})
+
+    backend: Literal["torchao", "onnxruntime"] = "onnxruntime"
+    """What rounds and multiplies."""
+    activations: bool = True
+    """Whether what is multiplied with weights is rounded, too; ``onnxruntime`` always does."""
+    keep: list[str] = Field(default_factory=list)
+    """Modules that stay as they are, beside those that the learner calls sensitive: names, or patterns (``*.time``)."""
+
+    def contract(self, setting: Setting) -> Statistical:
+        """It rounds."""
+        return Statistical()
+
+    def inactive(self, setting: Setting) -> str | None:
+        """A UsageError where the backend cannot be had, or beside a stage that wants the network for itself."""
+        from importlib.util import find_spec
+
+        if self.backend == "torchao":
+            if find_spec("torchao") is None:
+                raise UsageError(f"backend: torchao is not installed: {EXTRA}")
+            return None
+        needs_onnxruntime(setting, "backend")
+        other = next((kind for kind in ("export", "compile") if kind in setting.stages), None)
+        if other is not None:
+            raise UsageError(f"backend: onnxruntime exports the network itself: switch {other} off, or take torchao")
+        return None
+
+    def implementation(self) -> type[Stage]:
+        """What rounds."""
+        return Quantise
+
+
+CALIBRATION = 8
+"""Batches that show how large the inputs of convolutions are."""
+
+
+class Quantise(Stage):
+    """Rounds the network's weights."""
+
+    program: Program | None = None
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Rounds in place, or puts a program with rounded weights in the place of the network.
+
+        Raises:
+            UsageError: the backend knows nothing of what the network is made of.
+        """
+        from .network import settled
+
+        learner = settled(pipeline, self.config.kind)
+        learner.module.eval()
+        kept = (*learner.sensitive, *self.config.keep)
+        rounds = self._by_torchao if self.config.backend == "torchao" else self._by_onnxruntime
+        rounds(pipeline, learner, kept)
+
+    def closing_notes(self) -> Sequence[str]:
+        """How many questions the program did not fit."""
+        return [] if self.program is None else self.program.notes()
+
+    def _by_torchao(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
+        from torch import nn
+
+        from .network import matches, size
+        from .program import quietly
+
+        with quietly():
+            from torchao.quantization import (  # type: ignore[import-untyped]
+                Int8DynamicActivationInt8WeightConfig,
+                Int8WeightOnlyConfig,
+                quantize_,
+            )
+
+        module = learner.module
+        own = {name: each for name, each in module.named_modules() if not matches(name, kept)}
+        chosen = {name for name, each in own.items() if isinstance(each, nn.Linear)}
+        if not chosen:
+            raise UsageError("backend: torchao rounds matrices alone, and this network has none that are not kept")
+        rounding = Int8DynamicActivationInt8WeightConfig if self.config.activations else Int8WeightOnlyConfig
+        before = size(module)
+        with quietly():
+            quantize_(module, rounding(set_inductor_config=False, version=2), lambda _, name: name in chosen)
+        pipeline.slots.wrap("forward", self._untrained(learner))
+        self.bytes = size(module)
+        others = sum(isinstance(each, nn.Conv1d | nn.Conv2d | nn.Embedding) for each in own.values())
+        left = f"; {others} convolutions or embeddings stay in float32" if others else ""
+        pipeline.note(f"{len(chosen)} matrices in int8: {_bytes(before, self.bytes)}{left}")
+
+    @staticmethod
+    def _untrained(learner: GradientLearner) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """A wrapper for the slot ``forward`` that refuses to train what is rounded."""
+
+        def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*inputs: Any) -> Any:
+                if learner.module.training:
+                    raise RunnerError("quantise: weights of eight bits cannot be trained")
+                return step(*inputs)
+
+            return forward
+
+        return wrapped
+
+    def _by_onnxruntime(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
+        import torch
+
+        from .network import digest, place_of, questions
+        from .program import bytes_of, difference, exported, of_onnx, write_onnx
+
+        kind, settings = self.config.kind, learner.config.model_dump()
+        with torch.no_grad():
+            examples = list(questions(pipeline, learner, kind, CALIBRATION))
+        folder, module = place_of(pipeline, self), learner.module
+        whole = folder / f"export-{digest(module, 'onnx', settings)}.onnx"
+        rounded = folder / f"{kind}-{digest(module, kept, settings)}.onnx"
+        if not whole.exists():
+            write_onnx(exported(module, examples[0], kind), whole, kind)
+        if not rounded.exists():
+            _round(whole, rounded, kept, examples)
+        self.program = of_onnx(rounded, examples[0])
+        pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
+        self.bytes, off = bytes_of(rounded), difference(self.program, examples[0])
+        pipeline.note(f"{_bytes(bytes_of(whole), self.bytes)}; one answer is off by {off:.1%} of its size")
+
+
+def _bytes(before: int, after: int) -> str:
+    return f"{before:,} bytes are {after:,} ({after / before:.2f}x)"
+
+
+def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Asked]) -> None:
+    """Writes an ONNX file with rounded weights; a UsageError if there are none to round."""
+    import onnx
+    from onnxruntime.quantization import (  # type: ignore[import-untyped]
+        QuantType,
+        quant_pre_process,
+        quantize_dynamic,
+        quantize_static,
+    )
+
+    from .network import matches
+    from .program import quietly
+
+    with quietly(), TemporaryDirectory() as folder:
+        shaped = f"{folder}/shaped.onnx"
+        quant_pre_process(whole, shaped, skip_optimization=True, skip_symbolic_shape=True)
+        graph = onnx.load(shaped, load_external_data=False).graph
+        weights = {each.name for each in graph.initializer if len(each.dims) > 1}
+        layers = [n for n in graph.node if n.op_type in ("Conv", "MatMul", "Gemm") and weights & {*n.input}]
+        chosen = [node for node in layers if not matches(_owner(node), kept)]
+        if not chosen:
+            raise UsageError("keep: nothing is left to round")
+        names = [name for node in chosen for name in (node.name, f"{node.name}_MatMul")]  # what becomes of a Gemm
+        common = {"per_channel": True, "nodes_to_quantize": names, "reduce_range": not _has_vnni()}
+        with replacing(rounded) as partial:
+            if any(node.op_type == "Conv" for node in chosen):
+                reader = _reader([each.name for each in graph.input], examples)
+                types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+                quantize_static(shaped, partial, reader, **types, **common)
+            else:
+                quantize_dynamic(shaped, partial, weight_type=QuantType.QInt8, **common)
+
+
+def _owner(node: Any) -> str:
+    """The module that an operation is from: by the name of a weight, or by what the exporter says."""
+    for name in node.input:
+        if name.endswith(".weight"):
+            return str(name).removesuffix(".weight")
+    scopes = next((each.value for each in node.metadata_props if each.key == "pkg.torch.onnx.name_scopes"), "['', '']")
+    return str(literal_eval(scopes)[-2])
+
+
+def _reader(names: Sequence[str], examples: Sequence[Asked]) -> Any:
+    """Inputs one after the other, as calibration reads them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Examples(CalibrationDataReader):  # type: ignore[misc]  # untyped
+        """What the network was asked."""
+
+        def __init__(self) -> None:
+            self.rest = iter(examples)
+
+        def get_next(self) -> dict[str, Any] | None:
+            """Of the next batch; None after the last."""
+            asked = next(self.rest, None)
+            return asked and {name: each.numpy() for name, each in zip(names, asked.inputs, strict=True)}
+
+    return Examples()
+
+
+def _has_vnni() -> bool:
+    """Whether the processor adds up products of eight bits without saturation (else weights have seven)."""
+    import torch
+
+    asks = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(asks and asks())
