@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "child": BOTTOM | {"recipe"},
     "train": BOTTOM | {"recipe", "tracking", "child"},
     "verify": BOTTOM | {"recipe", "train", "compare", "proof", "child"},
+    "inference": BOTTOM | {"recipe", "train", "compare", "proof", "verify"},
     "serve": BOTTOM | {"recipe", "train", "tracking", "inference"},
     "measure": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
     "study": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},

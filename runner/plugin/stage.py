@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 class Stage(ABC):
     """The works of a stage; one object for one pipeline. Torch is imported in its methods or by its module."""
 
+    bytes: int | None = None
+    """Of what it has put in the place of a trained model's network, where it has."""
+
     def __init__(self, config: Any) -> None:
         self.config = config
 
@@ -28,7 +31,10 @@ class Stage(ABC):
 
     @abstractmethod
     def attach(self, pipeline: Pipeline) -> None:
-        """Takes hold of its slots; learner and source exist, optimizers do not yet."""
+        """Takes hold of its slots; learner and source exist, optimizers do not yet.
+
+        As a stage for ``inference``, with optimizers and the weights of a finished run: modules may be replaced.
+        """
 
     def closing_notes(self) -> Sequence[str]:
         """What it has found out by the end of the training, for the closing table."""

@@ -191,7 +191,10 @@ def _kind_of(
 def secrets_of(recipe: Recipe, document: Node) -> Iterator[Node]:
     """The scalars in a document that are written where a recipe's plugins declare secrets."""
     switches = document.get("optimization") or document
-    sections = [(recipe.model, document.get("model")), (recipe.data, document.get("data"))]
+    sections: list[tuple[Config, Node | None]] = [
+        (recipe.model, document.get("model")),
+        (recipe.data, document.get("data")),
+    ]
     sections += [(stage, switches.get(kind)) for kind, stage in recipe.stages.items()]
     sections += [(stage, document.get("inference", kind)) for kind, stage in recipe.inference.items()]
     for config, node in sections:

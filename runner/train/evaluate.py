@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,13 @@ from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError
-from runner.system.places import LOCK_NAME
-from runner.tracking.locked import load_locked
-from runner.tracking.store import Store
-from runner.tracking.workspace import RunFolder, Workspace, folder_of
+from runner.tracking.workspace import RunFolder
 from runner.train.assemble import assemble
 from runner.train.checkpoint import read_manifest
 from runner.train.chosen import Which, load_chosen
 from runner.train.loop import evaluated
 from runner.train.run import RunResult
+from runner.train.trained import trained
 
 
 @dataclass(frozen=True)
@@ -113,27 +111,8 @@ def load_model(
     Raises:
         RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.
     """
-    given = Registry([Path(path) for path in plugins])
-    if str(run).startswith("models:/"):
-        folder = RunFolder(Store(Workspace()).model(str(run)))
-    else:
-        folder = folder_of(run.run_dir if isinstance(run, RunResult) else run)
-
-    def remedy(files: Iterable[Path]) -> str:
-        return f"name them: plugins={[str(path) for path in (*given.files, *files)]}"
-
-    name = str(run) if folder.record() is None else folder.name
-    recipe, _ = load_locked(folder.path / LOCK_NAME, name, assignments(set or {}), given, remedy)
-    _, state = load_chosen(folder, checkpoint)
-    pipeline = assemble(dataclasses.replace(recipe, stages={}), resumed=state["pipeline"])
-    pipeline.load_learnt(state["pipeline"])
-    learner = pipeline.learner
-    for module in learner.modules().values():
-        module.eval()
-    evaluation = learner.evaluating()
-    evaluation.__enter__()
-    vars(learner)["_evaluation"] = evaluation  # which ends, should nobody hold it
-    return learner
+    found = run.run_dir if isinstance(run, RunResult) else run
+    return trained(found, checkpoint, assignments(set or {}), [Path(path) for path in plugins]).pipeline().learner
 
 
 def _refuse(data: SourceConfig, picture: Path) -> None:

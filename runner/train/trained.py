@@ -1,0 +1,83 @@
+"""What a run has left, and the pipeline that answers with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.plugin.registry import Registry
+from runner.plugin.source import State
+from runner.recipe.recipe import Recipe
+from runner.system.errors import UsageError
+from runner.system.places import LOCK_NAME
+from runner.tracking.locked import load_locked
+from runner.tracking.store import Store
+from runner.tracking.workspace import RunFolder, Workspace, folder_of
+from runner.train.assemble import Assembly, assemble
+from runner.train.chosen import Which, load_chosen
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has left: its recipe, its weights, and where it is."""
+
+    name: str
+    recipe: Recipe
+    registry: Registry
+    state: State
+    """Of the pipeline."""
+    folder: Path
+
+    def under(self, recipe: Recipe) -> Trained:
+        """The same weights under another recipe.
+
+        Raises:
+            UsageError: its model is of another kind than the run's.
+        """
+        mine, theirs = recipe.model.kind, self.recipe.model.kind
+        if mine != theirs:
+            raise UsageError(f"recipe '{recipe.name}' is for model '{mine}', and {self.name} has trained '{theirs}'")
+        return replace(self, recipe=recipe)
+
+    def pipeline(self) -> Assembly:
+        """A pipeline without stages whose learner has these weights and is in evaluation mode as long as it lives.
+
+        Raises:
+            CheckpointError: the weights do not fit the recipe.
+        """
+        pipeline = assemble(replace(self.recipe, stages={}), self.registry.files, resumed=self.state)
+        pipeline.load_learnt(self.state)
+        learner = pipeline.learner
+        for module in learner.modules().values():
+            module.eval()
+        evaluation = learner.evaluating()
+        evaluation.__enter__()
+        vars(learner)["_evaluation"] = evaluation  # which ends, should nobody hold it
+        return pipeline
+
+
+def trained(
+    run: Path | str = "latest", checkpoint: Which = "best", sets: Sequence[str] = (), plugins: Sequence[Path] = ()
+) -> Trained:
+    """Finds a run, or a model that MLflow keeps (``models:/m-...``), and reads its weights.
+
+    Args:
+        run: a run's folder, name, digits or MLflow id, ``latest``, or a model.
+        checkpoint: as for ``load_chosen``.
+        sets: assignments over the run's recipe.
+        plugins: Python files with the plugins of the run.
+
+    Raises:
+        RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.
+    """
+    given = Registry(plugins)
+    folder = RunFolder(Store(Workspace()).model(str(run))) if str(run).startswith("models:/") else folder_of(run)
+
+    def remedy(files: Iterable[Path]) -> str:
+        return f"name them: plugins={[str(path) for path in (*given.files, *files)]}"
+
+    name = str(run) if folder.record() is None else folder.name
+    recipe, registry = load_locked(folder.path / LOCK_NAME, name, sets, given, remedy)
+    _, state = load_chosen(folder, checkpoint)
+    return Trained(name, recipe, registry, state["pipeline"], folder.path)
