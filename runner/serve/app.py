@@ -66,6 +66,8 @@ async def _answer(model: ServedModel, batcher: Batcher, request: ServedRequest) 
         return Response(await batcher.ask(request), media_type="application/json")
     except QueueFullError as error:
         return said(503, str(error), retry_after=str(error.retry_after))
+    except asyncio.CancelledError:  # the server's last word: nothing is left to be cancelled
+        return said(503, "the server stops before there is an answer", retry_after="1")
     except TimeoutError:
         return said(504, "the deadline has passed before there was an answer")
     except Exception as error:  # whatever a model raises

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.inference.model import build
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load as read
 from runner.recipe.recipe import ServeConfig
 from runner.serve.model import ServedModel, served
-from runner.system.places import LOCK_NAME
-from runner.tracking.locked import load_locked
-from runner.tracking.workspace import folder_of
-from runner.train.evaluate import load_model
+from runner.train.trained import trained
 
 
 def load(
@@ -20,17 +18,21 @@ def load(
     """A model as it is served, and how.
 
     Args:
-        model: a run, as ``load_model`` understands it.
-        recipe: one whose section ``serve`` is meant, instead of that of the run.
+        model: a run or a version, as ``trained`` understands it.
+        recipe: one whose sections ``inference`` and ``serve`` are meant, instead of those of the run.
         settings: ``A.B.C=VALUE``, of either.
         registry: plugins.
 
     Raises:
         RunnerError: there is no such model, its weights are damaged, or it cannot be served.
     """
-    folder = folder_of(model)
-    own, registry = load_locked(folder.path / LOCK_NAME, folder.name, settings, registry, str)
-    learner = load_model(folder.path, plugins=registry.files)
-    about = {"recipe": own.name, "settings": own.model.model_dump(mode="json")}
-    chosen = read(recipe, settings, registry) if recipe else own
-    return served(folder.name, learner, own.model, about), chosen.serve
+    found = trained(model, sets=() if recipe else settings, plugins=registry.files)
+    if recipe:
+        found = found.under(read(recipe, settings, found.registry))
+    chosen = found.recipe
+    about = {
+        "recipe": chosen.name,
+        "settings": chosen.model.model_dump(mode="json"),
+        "stages": chosen.values()["inference"] if chosen.inference else {},
+    }
+    return served(found.name, build(found).learner, chosen.model, about), chosen.serve
