@@ -20,9 +20,11 @@ from runner.api import UsageError, map_tensors, replacing, tensors
 from .network import Asked
 
 OPSET = 20
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Under which an ONNX node says from which module it is."""
 INLINE_BYTES = 2**30
 """Up to so many, weights are inside of the ONNX file; a file can have twice as many at most."""
-LOUD = ("torch.onnx", "torch.export", "torch._export", "onnxscript", "onnx_ir", "torchao", "root")
+LOUD = ("torch.onnx", "torch.export", "torch._export", "onnxscript", "onnx_ir", "torchao", "torch.utils", "root")
 """Whose advice is for those who write exporters."""
 
 Form = Sequence[tuple[torch.dtype, tuple[int | None, ...]]]
@@ -127,6 +129,9 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
     except Exception as error:  # an operation that ONNX has not
         raise UsageError(f"{kind}: the network cannot be written as ONNX: {_first_line(error)}") from error
     assert converted is not None  # with dynamo
+    for node in converted.model.graph.all_nodes():  # stack traces of the exporter, paths of this machine among them
+        for key in node.metadata_props.keys() - {SCOPES}:
+            del node.metadata_props[key]
     if sum(tensor.nbytes for tensor in program.state_dict.values()) > INLINE_BYTES:
         converted.save(path, external_data=True)
         return

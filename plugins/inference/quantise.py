@@ -203,7 +203,9 @@ def _owner(node: Any) -> str:
     for name in node.input:
         if name.endswith(".weight"):
             return str(name).removesuffix(".weight")
-    scopes = next((each.value for each in node.metadata_props if each.key == "pkg.torch.onnx.name_scopes"), "['', '']")
+    from .program import SCOPES
+
+    scopes = next((each.value for each in node.metadata_props if each.key == SCOPES), "['', '']")
     return str(literal_eval(scopes)[-2])
 
 
