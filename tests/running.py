@@ -85,6 +85,7 @@ BESIDE = {
     "associative_scan": ["optimization.chunked_scan=off"],
     "propagation_cache": ["model.input_dropout=0"],
     "merged_guidance": ["model.guidance=1"],
+    "grouping_cache": ["data.clouds=3"],
 }
 """Settings with which a stage is cheap enough for a test, or can be there at all."""
 COMPANY = {"compile": ("stacked_agents",)}

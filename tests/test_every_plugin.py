@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from interrupted import flat
-from running import RECIPES, tiny, train_here, with_requirements
+from running import BESIDE, RECIPES, tiny, train_here, with_requirements
 
 from runner.api import Close, Exact, Learner, Source, Stage, StageConfig, Statistical
 from runner.plugin.registry import Registry
@@ -132,7 +132,8 @@ def test_a_stage_trains_or_says_why_not_and_keeps_its_contract(kind, name, reque
     recipe = tiny(name, *sets)
     contract = recipe.stages[kind].contract(setting_of(recipe, resolve_device("cpu")))
     if not report.active or isinstance(contract, Exact):
-        assert learnt(staged) == baseline(name, short)
+        given = [each for each in BESIDE.get(kind, ()) if not each.startswith("optimization.")]
+        assert learnt(staged) == baseline(name, short, *given)
 
 
 @pytest.mark.parametrize(("section", "kind"), [("model", k) for k in MODELS] + [("data", k) for k in SOURCES])

@@ -60,22 +60,23 @@ def read(config: CubeGraspsConfig) -> Grasps:
             arrays |= _arrays(path)
             contents.update(path.read_bytes())
         digest = contents.hexdigest()
+    dtype = torch.get_default_dtype()
     try:
         links = ["palm_lower", *arrays["kinematics_child"].tolist()]
-        rotation = torch.tensor(arrays["hand_rotation"], dtype=torch.float32)
-        parts = [torch.tensor(arrays[name], dtype=torch.float32) for name in ("hand_translation", "joints")]
+        rotation = torch.tensor(arrays["hand_rotation"], dtype=dtype)
+        parts = [torch.tensor(arrays[name], dtype=dtype) for name in ("hand_translation", "joints")]
         tables = {
             "parent": torch.tensor([links.index(name) for name in arrays["kinematics_parent"].tolist()]),
-            "origin": torch.tensor(arrays["kinematics_origin_xyz"], dtype=torch.float32),
-            "turn": torch.tensor(arrays["kinematics_origin_rotation"], dtype=torch.float32),
-            "axis": torch.tensor(arrays["kinematics_axis"], dtype=torch.float32),
+            "origin": torch.tensor(arrays["kinematics_origin_xyz"], dtype=dtype),
+            "turn": torch.tensor(arrays["kinematics_origin_rotation"], dtype=dtype),
+            "axis": torch.tensor(arrays["kinematics_axis"], dtype=dtype),
             "keypoints": torch.tensor([links.index(name) for name in KEYPOINTS]),
             "box_link": torch.tensor([links.index(name) for name in arrays["link"].tolist()]),
-            "box_turn": torch.tensor(arrays["rotation"], dtype=torch.float32),
-            "box_centre": torch.tensor(arrays["center"], dtype=torch.float32),
-            "box_half": torch.tensor(arrays["half_size"], dtype=torch.float32),
+            "box_turn": torch.tensor(arrays["rotation"], dtype=dtype),
+            "box_centre": torch.tensor(arrays["center"], dtype=dtype),
+            "box_half": torch.tensor(arrays["half_size"], dtype=dtype),
         }
-        edge = torch.tensor(arrays["cube_edge"], dtype=torch.float32)
+        edge = torch.tensor(arrays["cube_edge"], dtype=dtype)
         return Grasps(edge, torch.cat([*parts, six_numbers(rotation)], 1), tables, digest)
     except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(f"data.file: {paths[0]} and {paths[1]} hold no grasps of this hand: {error}") from error

@@ -84,7 +84,8 @@ class SetTransformer(nn.Module):
     def forward(self, x: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
         """[B, G, inputs] to [B, G, outputs], with tokens [B, M, width] and time in [0, 1], [B]."""
         with torch.autocast(x.device.type, enabled=False):  # bf16 cannot tell neighbouring steps from each other
-            embedded = self.time(waves(time.float(), self.enter.out_features))
+            wider = time.to(torch.promote_types(time.dtype, torch.float32))
+            embedded = self.time(waves(wider, self.enter.out_features))
         y = self.enter(x)
         for block in self.blocks:
             y = block(y, tokens, embedded)

@@ -74,7 +74,9 @@ class Hand(nn.Module):
         angle = grasp[..., JOINTS, None, None]
         cross = self._cross()
         local = self.turn @ (
-            torch.eye(3, device=grasp.device) + angle.sin() * cross + (1 - angle.cos()) * cross @ cross
+            torch.eye(3, dtype=angle.dtype, device=angle.device)
+            + angle.sin() * cross
+            + (1 - angle.cos()) * cross @ cross
         )
         rotations, positions = [matrix(grasp[..., ROTATION])], [grasp[..., TRANSLATION]]
         for joint, parent in enumerate(self.parents):
@@ -106,14 +108,14 @@ class Hand(nn.Module):
             edge: of the cube, [B] in metres.
         """
         rotation, position = self.links(grasp)
-        line = torch.linspace(-1, 1, SURFACE, device=grasp.device)
+        line = torch.linspace(-1, 1, SURFACE, dtype=grasp.dtype, device=grasp.device)
         cube = torch.cartesian_prod(line, line, line)
         surface = cube[(cube.abs() == 1).any(1)]
         boxes = (surface * self.box_half[:, None]) @ self.box_turn.transpose(1, 2) + self.box_centre[:, None]
         points = boxes @ rotation[:, self.box_link].transpose(-1, -2) + position[:, self.box_link, None]
         outside = points.abs() - edge[:, None, None, None] / 2
         signed = outside.clamp(min=0).norm(dim=-1) + outside.amax(-1).clamp(max=0)
-        far = torch.full((len(grasp), len(self.parents) + 1), torch.inf, device=grasp.device)
+        far = torch.full((len(grasp), len(self.parents) + 1), torch.inf, dtype=grasp.dtype, device=grasp.device)
         return far.scatter_reduce(1, self.box_link.expand(len(grasp), -1), signed.amin(2), "amin")
 
     def _cross(self) -> Tensor:

@@ -1,0 +1,49 @@
+"""The gate fails every stage for grasps that is wrong on purpose, and passes those that are right."""
+
+import re
+from pathlib import Path
+
+import mutants
+import pytest
+from running import tiny
+
+from runner.plugin.registry import Registry
+from runner.verify.gate import Options, verify_recipe
+
+REGISTRY = Registry([Path(mutants.__file__)])
+KEPT = "data.clouds=3"
+WRONG = [
+    ("stale_condition_cache", (), "'predict'"),
+    ("grouping_cache_with_jitter", (KEPT, "data.augment={jitter_mm: 5.0}"), r"slot '\w+'"),
+    ("double_scaler", (), r"slot 'backward'|slot 'step'|\.grad"),
+    ("turned_without_its_label", (), r"slot 'next_batch': 'batch\.cloud'"),
+]
+"""Stages, on which data, and what is named."""
+RIGHT = [
+    ("grouping_cache", (KEPT,)),
+    ("merged_losses", ()),
+    ("condition_cache", ()),
+    ("merged_guidance", ("model.guidance=1",)),
+]
+
+
+def verdict(kind, *sets):
+    off = [
+        f"optimization.{each}=off" for each in ("condition_cache", "fused_optimizer", "heap_retention") if each != kind
+    ]
+    recipe = tiny("grasp_diffusion", *off, *sets, f"optimization.{kind}=on", registry=REGISTRY)
+    (row,) = verify_recipe(recipe, REGISTRY, Options(3, budget=0.0, stages=(kind,), horizon=0), lambda _: None).rows
+    return row
+
+
+@pytest.mark.parametrize(("kind", "sets", "named"), WRONG)
+def test_a_wrong_stage_fails_where_it_is_wrong(kind, sets, named):
+    row = verdict(kind, *sets)
+    assert row.verdict == "FAIL", row.summary
+    assert re.search(named, row.summary), row.summary
+
+
+@pytest.mark.parametrize(("kind", "sets"), RIGHT)
+def test_a_right_one_passes(kind, sets):
+    row = verdict(kind, *sets)
+    assert row.verdict == "PASS", row.summary
