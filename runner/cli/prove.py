@@ -35,6 +35,10 @@ Compared = Annotated[int, Option(min=2, help="Updates that are compared for Exac
 Steps = Annotated[int | None, Option(min=1, help="Length of a training for Statistical stages; the recipe's own.")]
 Seeds = Annotated[int, Option(min=8, help="The most pairs of trainings for one stage.")]
 Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Seconds after which no training is begun.")]
+Of = Annotated[
+    str | None,
+    Option("--of", metavar="RUN", help="Look at the recipe's inference section, on the model of this run."),
+]
 Experiment = Annotated[
     str,
     Argument(
@@ -54,18 +58,22 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 def verify(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
     updates: Compared = 12, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0,
-    quiet: Quiet = False, as_json: AsJson = False,
+    of: Of = None, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
 
     Exact: the same bits as without. Close: the same algebra in float64, and no more rounding than the baseline in
     float32. Statistical: whole trainings with paired seeds, until it is clear that no more than the margin is lost.
+    With --of, the stages are those of the recipe's section inference, and what is compared are the answers of a run's
+    model, and its objective.
 
     The exit code is 0 if all pass, 3 if one fails, 4 if something is not clear.
 
     [bold]runner verify marl_phase1[/]
 
     [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
+
+    [bold]runner verify digits_served --of latest[/]
     """
     with working("verify", "reading the recipe", quiet) as bar:
         loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
@@ -74,8 +82,15 @@ def verify(
 
             # Trainings in child processes end, too.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
-            options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
-            report = verify_recipe(loaded, registry, options, bar.say)
+            if of is None:
+                options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
+                report = verify_recipe(loaded, registry, options, bar.say)
+            else:
+                from runner.inference.gate import verify_inference
+                from runner.train.trained import trained
+
+                found = trained(of, plugins=registry.files).under(loaded)
+                report = verify_inference(found, stage or (), bar.say)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
 

@@ -13,9 +13,11 @@ from runner.system.errors import UsageError
 from runner.system.places import LOCK_NAME
 from runner.tracking.locked import load_locked
 from runner.tracking.store import Store
+from runner.tracking.versions import is_version
 from runner.tracking.workspace import RunFolder, Workspace, folder_of
 from runner.train.assemble import Assembly, assemble
 from runner.train.chosen import Which, load_chosen
+from runner.train.versions import fetched
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Trained:
     folder: Path
 
     def under(self, recipe: Recipe) -> Trained:
-        """The same weights under another recipe.
+        """The same weights, model and data, with what another recipe says of inference and serving.
 
         Raises:
             UsageError: its model is of another kind than the run's.
@@ -38,7 +40,8 @@ class Trained:
         mine, theirs = recipe.model.kind, self.recipe.model.kind
         if mine != theirs:
             raise UsageError(f"recipe '{recipe.name}' is for model '{mine}', and {self.name} has trained '{theirs}'")
-        return replace(self, recipe=recipe)
+        later = {"name": recipe.name, "inference": recipe.inference, "serve": recipe.serve, "origins": recipe.origins}
+        return replace(self, recipe=replace(self.recipe, **later))
 
     def pipeline(self) -> Assembly:
         """A pipeline without stages whose learner has these weights and is in evaluation mode as long as it lives.
@@ -60,10 +63,10 @@ class Trained:
 def trained(
     run: Path | str = "latest", checkpoint: Which = "best", sets: Sequence[str] = (), plugins: Sequence[Path] = ()
 ) -> Trained:
-    """Finds a run, or a model that MLflow keeps (``models:/m-...``), and reads its weights.
+    """Finds a run, a model that MLflow keeps (``models:/m-...``) or a version of one, and reads its weights.
 
     Args:
-        run: a run's folder, name, digits or MLflow id, ``latest``, or a model.
+        run: a run's folder, name, digits or MLflow id, ``latest``, a model, ``NAME/NUMBER`` or ``NAME@ALIAS``.
         checkpoint: as for ``load_chosen``.
         sets: assignments over the run's recipe.
         plugins: Python files with the plugins of the run.
@@ -72,7 +75,7 @@ def trained(
         RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.
     """
     given = Registry(plugins)
-    folder = RunFolder(Store(Workspace()).model(str(run))) if str(run).startswith("models:/") else folder_of(run)
+    folder = _folder(str(run))
 
     def remedy(files: Iterable[Path]) -> str:
         return f"name them: plugins={[str(path) for path in (*given.files, *files)]}"
@@ -81,3 +84,9 @@ def trained(
     recipe, registry = load_locked(folder.path / LOCK_NAME, name, sets, given, remedy)
     _, state = load_chosen(folder, checkpoint)
     return Trained(name, recipe, registry, state["pipeline"], folder.path)
+
+
+def _folder(run: str) -> RunFolder:
+    if run.startswith("models:/"):
+        return RunFolder(Store(Workspace()).model(run))
+    return fetched(run) if is_version(run) else folder_of(run)

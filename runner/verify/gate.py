@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from rich import box
@@ -34,7 +34,7 @@ from runner.verify.reach import Reach
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
 from runner.verify.subjects import baseline_step, course, recipe_with, recorded, subject
 from runner.verify.surroundings import answers, draws, questions, same_answers, same_draws
-from runner.verify.variants import ALL, Variant, contract_of, required, variants_of, weakest
+from runner.verify.variants import ALL, Variant, VariantSet, contract_of, required, variants_of, weakest
 
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
 
@@ -111,12 +111,28 @@ def show(report: Verification, console: Console) -> None:
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
     """Compares every active stage alone, with what it requires, and the whole recipe with the baseline."""
-    started = time.perf_counter()
     possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
-    variants = _chosen(possible.variants, options.stages)
+    return judged(recipe, possible, options.stages, Gate(recipe, registry, options, say), say)
+
+
+class Judge(Protocol):
+    """What says whether sets of stages are harmless."""
+
+    def __call__(self, stages: Sequence[str]) -> Verdict:
+        """The verdict on a set."""
+
+    def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
+        """Those of them that did nothing, with the reason; by kind."""
+
+
+def judged(
+    recipe: Recipe, possible: VariantSet, kinds: Sequence[str], gate: Judge, say: Callable[[str], None]
+) -> Verification:
+    """Asks for every active stage alone and for all together, or for these kinds only."""
+    started = time.perf_counter()
+    variants = _chosen(possible.variants, kinds)
     if not variants:
         raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
-    gate = Gate(recipe, registry, options, say)
     rows, inactive = [], dict(possible.inactive)
     for name, variant in variants:
         contract = type(weakest(recipe, variant.stages)).__name__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,20 +74,23 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
 
     At last those of another batch come in the memory of the first.
     """
-    learner, source, batch = pipeline.learner, pipeline.source, batches[0]
-    rows = source.size(batch)
-    whole = type(source).split is Source.split  # or only the source knows how to make a larger one
-
-    def resized(size: int) -> Any:
-        if size < rows:
-            return next(source.split(batch, size))
-        picks = torch.arange(size) % rows
-        return map_tensors(lambda each: each[picks] if each.dim() and len(each) == rows else each, batch)
-
-    inputs = [learner.inputs(resized(size)) for size in _SIZES if whole or size < rows]
+    learner, batch = pipeline.learner, batches[0]
+    inputs = [learner.inputs(each) for each in resized(pipeline.source, batch, _SIZES)]
     asked = [Asked(learner.inputs(batch)), *(Asked(each, training) for each in inputs for training in (False, True))]
     others = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
     return [Update(asked[0], {"learner": state}), *map(Update, asked[1:]), *others]
+
+
+def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batch]:
+    """The first samples of a batch, or all of them again and again, in those of the sizes that can be had."""
+    rows = source.size(batch)
+    whole = type(source).split is Source.split  # or only the source knows how to make a larger one
+    for size in sizes:
+        if size < rows:
+            yield next(source.split(batch, size))
+        elif whole:
+            picks = torch.arange(size) % rows
+            yield map_tensors(lambda each: each[picks] if each.dim() and len(each) == rows else each, batch)  # noqa: B023
 
 
 def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contract: Contract) -> Iterator[Verdict]:
@@ -106,7 +109,7 @@ def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contr
             yield _evaluated(baseline, changed, evaluation) if found else found
             yield from objections(found.evidence, "Close")
     else:
-        yield _alike(baseline, changed, asked)
+        yield alike(baseline, changed, asked)
 
 
 def _evaluated(baseline: Build, changed: Build, evaluation: Update) -> Verdict:
@@ -168,7 +171,8 @@ def same_draws(baseline: Build, changed: Build, updates: int, contract: Contract
     return Verdict(Outcome.PASS, name, f"the same is drawn for {updates} updates")
 
 
-def _alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
+def alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
+    """Whether answers have the same form and are finite where the baseline's are."""
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
         for number, question in enumerate(asked, start=1):

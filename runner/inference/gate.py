@@ -1,0 +1,223 @@
+"""Whether the stages of a recipe's ``inference`` are harmless for the model of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.compare.close import close
+from runner.compare.isolation import StepError, Update
+from runner.compare.noninferiority import NonInferiority
+from runner.compare.subject import Build, Subject
+from runner.compare.verdict import Outcome, Verdict
+from runner.compare.verify import exact
+from runner.inference.model import build
+from runner.plugin.contract import Close, Exact, Objective
+from runner.plugin.source import Batch
+from runner.system.errors import UsageError
+from runner.system.tree import map_tensors, tensors
+from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
+from runner.train.loop import evaluated
+from runner.train.trained import Trained
+from runner.verify.gate import Verification, judged
+from runner.verify.surroundings import alike, resized
+from runner.verify.variants import variants_of, weakest
+
+SIZES = (1, 3, 16)
+"""Of the batches whose answers are compared; who serves a model decides."""
+BATCHES = 3
+"""What a model is asked about, one after the other in the same memory."""
+EVALUATIONS = 8
+"""With other data each, where a seed draws what is evaluated."""
+PARTS = 64
+"""The most parts of held-out data whose metrics are compared in pairs, otherwise."""
+
+
+def verify_inference(found: Trained, kinds: Sequence[str], say: Callable[[str], None]) -> Verification:
+    """Compares every stage of the section alone, and all of them, with the run's model without any.
+
+    Exact and Close: what the model answers, in batches of several sizes and with other content in the same memory.
+    Statistical: the objective, without and with the stage on the same held-out data.
+
+    Raises:
+        UsageError: the recipe has no such section, or none of these stages.
+    """
+    recipe = answering(found)
+    possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
+    return judged(recipe, possible, kinds, InferenceGate(found, say), say)
+
+
+def answering(found: Trained) -> Any:
+    """The recipe with the stages of its ``inference`` in the place of those that it is trained with.
+
+    Raises:
+        UsageError: it has none.
+    """
+    recipe = found.recipe
+    if not recipe.inference:
+        raise UsageError(f"recipe '{recipe.name}' has no section 'inference' with a stage that is on")
+    return replace(recipe, stages=recipe.inference)
+
+
+def questions(pipeline: Assembly) -> Iterator[Any]:
+    """What a model is asked: batches as it is trained on, one of them also in several sizes."""
+    drawn = pipeline.batches()
+    batches = [next(drawn)[0] for _ in range(BATCHES)]
+    for batch in (*batches, *resized(pipeline.source, batches[0], SIZES)):
+        yield pipeline.learner.inputs(batch)
+
+
+class InferenceGate:
+    """Judges sets of stages of one section on one model."""
+
+    def __init__(self, found: Trained, say: Callable[[str], None]) -> None:
+        self.found, self.say, self._recipe = found, say, answering(found)
+        self._reports: dict[tuple[str, ...], list[StageReport]] = {}
+        self.values: dict[tuple[str, ...], list[float]] = {}
+        """Of the objective, by what was evaluated."""
+
+    def __call__(self, stages: Sequence[str]) -> Verdict:
+        """The verdict on a set of stages, by the weakest of their contracts."""
+        contract = weakest(self._recipe, tuple(stages))
+        baseline, changed = self.subject(()), self.subject(tuple(stages))
+        try:
+            if isinstance(contract, Exact):
+                return exact(baseline, changed, self._asked)
+            if isinstance(contract, Close):
+                return close(baseline, changed, self._asked)
+            same = alike(baseline, changed, self._asked)
+            return self._as_good(tuple(stages)) if same else same
+        except (StepError, torch.OutOfMemoryError, MemoryError) as error:
+            summary = f"it cannot be compared: {str(error) or type(error).__name__}"
+            return Verdict(Outcome.INCONCLUSIVE, type(contract).__name__, summary)
+
+    def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
+        """Those of them that have nothing to do, with the reason."""
+        return {each.kind: str(each.reason) for each in self._reports.get(stages, ()) if not each.active}
+
+    def subject(self, stages: tuple[str, ...]) -> Build:
+        """Makes models with these stages, whose step answers."""
+
+        def made() -> Subject:
+            model = build(self.found, stages)
+            self._reports[stages] = list(model.pipeline.reports.values())
+            if torch.get_default_dtype() == torch.float64:  # inputs that are no part of a batch are as they were
+                for module in model.learner.modules().values():
+                    module.register_forward_pre_hook(lambda _, given: map_tensors(_widened, given))
+
+            def answer(inputs: Any) -> dict[str, Any]:
+                return {"predict": model.answer(model.pipeline.transfer(inputs))}
+
+            return Subject(answer, dict(model.learner.modules()), parameters=lambda: ())
+
+        return made
+
+    @cached_property
+    def _asked(self) -> list[Update]:
+        asked = list(questions(build(self.found, ()).pipeline))
+        first = asked[0]
+        others = [Update(each, place=first) for each in asked[1:BATCHES] if _same_form(each, first)]
+        return [Update(first), *others, *map(Update, asked[BATCHES:])]
+
+    def _as_good(self, stages: tuple[str, ...]) -> Verdict:
+        """Whether the objective is no worse with them than its margin allows."""
+        objective = self.found.recipe.objective
+        if objective is None:
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", "the recipe has no objective to judge by")
+        own, theirs = self.evaluations(()), self.evaluations(stages)
+        if len(own) == 1:
+            return self._once(objective, own[0], theirs[0])
+        most = len(own)
+        test = NonInferiority(margin=objective.margin, most=most, relative=objective.unit is None, looks=(most,))
+        begun = self.evaluations(None) if objective.unit is None else [0.0] * len(own)
+        for pair in zip(own, theirs, begun, strict=True):
+            test.add(*(objective.sign * (value - pair[2]) for value in pair[:2]))
+        summary = f"{objective.name}, on {len(test)} parts of what is held out: {test.summary()}"
+        return Verdict(test.conclude(), "Statistical", summary, {"metric": objective.name, **test.evidence()})
+
+    def _once(self, objective: Objective, own: float, theirs: float) -> Verdict:
+        learnt = 1.0 if objective.unit else abs(own - self.evaluations(None)[0])
+        lost, allowed = objective.sign * (own - theirs), objective.margin * learnt
+        outcome = Outcome.PASS if lost <= allowed else Outcome.FAIL
+        how = "loses" if lost > 0 else "gains"
+        summary = (
+            f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all that is held out, once: {how} "
+            f"{abs(lost):.2g}, and may lose {allowed:.2g}"
+        )
+        return Verdict(outcome, "Statistical", summary, {"metric": objective.name, "lost": lost, "allowed": allowed})
+
+    def evaluations(self, stages: tuple[str, ...] | None) -> list[float]:
+        """The objective with these stages, or before the training, on the same data for each: in pairs, if possible."""
+        key = ("before the training",) if stages is None else stages
+        if key not in self.values:
+            self.values[key] = list(self._evaluated(stages))
+        return self.values[key]
+
+    def _evaluated(self, stages: tuple[str, ...] | None) -> Iterator[float]:
+        objective, data = self.found.recipe.objective, self.found.recipe.data
+        assert objective is not None
+        if data.evaluation_seed is not None:
+            first = _at(data, data.evaluation_seed)
+            for number in range(EVALUATIONS):
+                self.say(f"evaluation {number + 1} of {EVALUATIONS}")
+                other = _with(data, data.evaluation_seed, int(first) + 1 + number)
+                yield evaluated(self._pipeline(stages, replace(self.found.recipe, data=other)))[objective.name]
+            return
+        pipeline = self._pipeline(stages, self.found.recipe)
+        parts = _parts(pipeline)
+        means = None if parts is None else list(_means(pipeline, objective.name, parts))
+        yield from means or [evaluated(pipeline)[objective.name]]
+
+    def _pipeline(self, stages: tuple[str, ...] | None, recipe: Any) -> Assembly:
+        found = replace(self.found, recipe=recipe)
+        if stages is None:
+            return assemble(replace(recipe, stages={}), found.registry.files)
+        return build(found, stages).pipeline
+
+
+def _parts(pipeline: Assembly) -> list[Batch] | None:
+    """What is held out, in parts enough for pairs; None if it is not in batches."""
+    held_out = getattr(pipeline.source, "held_out_batches", None)
+    if held_out is None:
+        return None
+    batches: list[Batch] = [pipeline.transfer(each) for each, _ in zip(held_out(), range(PARTS), strict=False)]
+    pieces = -(-2 * EVALUATIONS // len(batches))
+    sizes = [max(1, pipeline.source.size(each) // pieces) for each in batches]
+    parts = [part for each, size in zip(batches, sizes, strict=True) for part in pipeline.source.split(each, size)]
+    return parts[:PARTS] if len(parts) >= EVALUATIONS else None
+
+
+@torch.no_grad()
+def _means(pipeline: Assembly, name: str, parts: Sequence[Batch]) -> Iterator[float]:
+    """The metric on each part; none if the learner measures nothing of that name."""
+    with pipeline.learner.evaluating(), torch.random.fork_rng(devices=[]):
+        for number, part in enumerate(parts):
+            torch.manual_seed(number)
+            found = pipeline.learner.metrics(part)
+            if name not in found:
+                return
+            yield float(found[name].sum) / float(found[name].count)
+
+
+def _same_form(one: Any, other: Any) -> bool:
+    return [each.shape for each in tensors(one)] == [each.shape for each in tensors(other)]
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _at(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def _with(config: Any, path: str, value: Any) -> Any:
+    name, _, rest = path.partition(".")
+    return config.model_copy(update={name: _with(getattr(config, name), rest, value) if rest else value})
