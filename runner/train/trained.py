@@ -40,8 +40,9 @@ class Trained:
         mine, theirs = recipe.model.kind, self.recipe.model.kind
         if mine != theirs:
             raise UsageError(f"recipe '{recipe.name}' is for model '{mine}', and {self.name} has trained '{theirs}'")
-        later = {"name": recipe.name, "inference": recipe.inference, "serve": recipe.serve, "origins": recipe.origins}
-        return replace(self, recipe=replace(self.recipe, **later))
+        name, origins = recipe.name, recipe.origins
+        own = replace(self.recipe, name=name, inference=recipe.inference, serve=recipe.serve, origins=origins)
+        return replace(self, recipe=own)
 
     def pipeline(self) -> Assembly:
         """A pipeline without stages whose learner has these weights and is in evaluation mode as long as it lives.
