@@ -49,8 +49,9 @@ __all__ = [
     "Batch", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig", "DatasetSource",
     "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig", "Loss",
     "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath", "Ring", "Role",
-    "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig", "Stage", "StageConfig", "State",
-    "Statistical", "TensorRows", "Unit", "UsageError", "available_memory", "map_tensors", "replacing", "restore", "tensors",
+    "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig", "Stage",
+    "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError", "available_memory", "map_tensors",
+    "replacing", "restore", "tensors",
 ]  # fmt: skip
 
 

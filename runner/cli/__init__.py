@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import evaluate, plugins, prove, recipes, runs, serve, study, workspace
+from runner.cli import evaluate, models, plugins, prove, recipes, runs, serve, study, workspace
 from runner.cli.common import clean_streams, report, say
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.secrets import redact
@@ -20,13 +20,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
-    runs.run, runs.resume, evaluate.evaluate, serve.serve, workspace.ls, workspace.rm, workspace.sync, prove.verify, prove.ablate,
-    prove.profile, recipes.validate, recipes.show, recipes.recipes, plugins.plugins, recipes.schema, workspace.compare,
-    workspace.ui, workspace.doctor,
+    runs.run, runs.resume, evaluate.evaluate, serve.serve, workspace.ls, workspace.rm, workspace.sync, prove.verify,
+    prove.ablate, prove.profile, recipes.validate, recipes.show, recipes.recipes, plugins.plugins, recipes.schema,
+    workspace.compare, workspace.ui, workspace.doctor,
 ):  # fmt: skip
     app.command()(verb)
 app.add_typer(study.app, name="study")
 app.add_typer(plugins.data, name="data")
+app.add_typer(models.app, name="models")
 
 
 def _version(asked: bool) -> None:

@@ -88,9 +88,12 @@ def verify(
             else:
                 from runner.inference.gate import verify_inference
                 from runner.train.trained import trained
+                from runner.train.versions import record_verification
 
                 found = trained(of, plugins=registry.files).under(loaded)
                 report = verify_inference(found, stage or (), bar.say)
+                if not stage:  # what was looked at in part is not verified
+                    record_verification(of, found, report.outcome, report.objections)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
 

@@ -1,5 +1,7 @@
 """MLflow as the runner uses it: quick to fail, quiet, safe when several come first, and nothing cut in silence."""
 
+from __future__ import annotations
+
 import getpass
 import json
 import logging
@@ -14,7 +16,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psutil
@@ -26,6 +28,9 @@ from runner.system.secrets import redact
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.view import TAG
 from runner.tracking.workspace import Workspace, folder_name
+
+if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
 
 HOST, PORT = "127.0.0.1", 5000
 """Where MLflow's page is shown, unless the port is taken or a server has the page already."""
@@ -166,7 +171,7 @@ class Store:
         location = None if is_http(self.uri) else (self._artifacts / folder_name(name)).as_uri()
         # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
         tags = {"mlflow.experimentKind": "custom_model_development"}
-        with self._telling(f"create experiment '{name}'"):
+        with self.telling(f"create experiment '{name}'"):
             found = self.client.get_experiment_by_name(name)
             try:
                 found = found or self.client.get_experiment(self.client.create_experiment(name, location, tags))
@@ -180,29 +185,29 @@ class Store:
                 f"it: mlflow experiments restore --experiment-id {found.experiment_id}"
             )
         if view and found.tags.get(TAG) != view:
-            with self._telling(f"write to experiment '{name}'"):
+            with self.telling(f"write to experiment '{name}'"):
                 self.client.set_experiment_tag(found.experiment_id, TAG, view)
         return str(found.experiment_id)
 
     def create_run(self, experiment_id: str, name: str, started: int | None = None) -> str:
         """Starts a run of that name, at a time in milliseconds or now, and returns its id."""
-        with self._telling("start a run"):
+        with self.telling("start a run"):
             return str(self.client.create_run(experiment_id, started, _origin(), name).info.run_id)
 
     def run_named(self, experiment_id: str, name: str) -> str | None:
         """The id of the run of that name; None if there is none."""
-        with self._telling("look for a run"):
+        with self.telling("look for a run"):
             found = self.client.search_runs([experiment_id], f"attributes.run_name = '{name}'", max_results=1)
         return str(found[0].info.run_id) if found else None
 
     def rename_run(self, run_id: str, name: str) -> None:
         """Gives a run another name."""
-        with self._telling("name a run"):
+        with self.telling("name a run"):
             self.client.update_run(run_id, name=name)
 
     def delete_run(self, experiment: str, run_id: str | None, name: str) -> list[str]:
         """Deletes a run, by its id or else its name, with all that are below it; returns their ids, none without it."""
-        with self._telling(f"delete run {name}"):
+        with self.telling(f"delete run {name}"):
             found = self.client.get_experiment_by_name(experiment)
             if found is None:
                 return []
@@ -273,11 +278,21 @@ class Store:
         if run.outputs is None or not run.outputs.model_outputs:
             self.client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step)])
 
+    def logged_model(self, run_id: str, folder: Path, step: int) -> LoggedModel:
+        """What MLflow has logged as the model of a run; the folder is logged now where it has nothing yet."""
+        with self.telling("log a model"):
+            wanted = [self.client.get_run(run_id).info.experiment_id], f"source_run_id = '{run_id}'"
+            found = self.client.search_logged_models(*wanted, max_results=1)
+            if not found or found[0].status != "READY":
+                self.log_model(run_id, folder, step)
+                found = self.client.search_logged_models(*wanted, max_results=1)
+            return found[0]
+
     def model(self, uri: str) -> Path:
         """The folder of a logged model (``models:/m-...``), fetched if need be; a ``StorageError`` if it is not had."""
         from mlflow.artifacts import download_artifacts
 
-        with self._telling(f"open {uri}"):
+        with self.telling(f"open {uri}"):
             place = self.client.get_logged_model(uri.removeprefix("models:/")).artifact_location
             return Path(download_artifacts(place, tracking_uri=self.uri))
 
@@ -298,7 +313,7 @@ class Store:
                     _log.warning("MLflow refused %s '%s': %s", kind[:-1], batch[0].key, error)
 
     @contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
+    def telling(self, what: str) -> Iterator[None]:
         """Says what could not be done where MLflow refuses, or one of its drivers."""
         try:
             yield

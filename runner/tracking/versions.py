@@ -1,0 +1,164 @@
+"""Versions of models, as MLflow's registry keeps them: ``NAME/3``, or ``NAME@champion``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.system.errors import UsageError
+from runner.tracking.store import Store
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+CHAMPION = "champion"
+"""The alias of the version that is to be used."""
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_REFERENCE = re.compile(rf"({_NAME})(?:/([1-9][0-9]*)|@({_NAME}))")
+_TAG = "runner."
+"""With which our own tags begin."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What ``runner verify`` has said about a model."""
+
+    outcome: str
+    """PASS, FAIL or INCONCLUSIVE."""
+    recipe: str
+    """Whose stages were judged."""
+    recipe_digest: str
+    stages: dict[str, Any]
+    """The recipe's section ``inference``."""
+    weights: str
+    """SHA-256 of the weights that answered."""
+    summary: str = ""
+    """Of what did not pass."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a model."""
+
+    name: str
+    number: int
+    run: str
+    """The name of the run that has trained it."""
+    weights: str
+    """SHA-256 of its weights."""
+    aliases: tuple[str, ...]
+    created: float
+    """Seconds since 1970."""
+    model: str
+    """MLflow's id of what was logged: ``m-...``."""
+    judgement: Judgement | None
+    """The newest, if there is any."""
+
+    @property
+    def reference(self) -> str:
+        """By which commands name it."""
+        return f"{self.name}/{self.number}"
+
+    def data(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"reference": self.reference, **asdict(self)}
+
+
+def is_version(reference: str) -> bool:
+    """Whether that is how a version is named; a path that is there is none."""
+    return _REFERENCE.fullmatch(reference) is not None and not Path(reference).exists()
+
+
+class Versions:
+    """The registry of a store that has answered; a ``StorageError`` where MLflow refuses."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._client = store, store.client
+
+    def all(self, name: str | None = None) -> list[Version]:
+        """Versions of one model or of all, by name and number."""
+        wanted = "" if name is None else f"name = '{_checked(name)}'"
+        with self._store.telling("list versions of models"):
+            found, token = list[Version](), None
+            while token != "":
+                page = self._client.search_model_versions(wanted, page_token=token)
+                # With their aliases, which the search leaves out.
+                full = [self._client.get_model_version(each.name, str(each.version)) for each in page]
+                found += [_version(each) for each in full if f"{_TAG}weights" in each.tags]
+                token = page.token or ""
+        return sorted(found, key=lambda each: (each.name, each.number))
+
+    def one(self, reference: str) -> Version:
+        """The version of that name; a ``UsageError`` if there is none."""
+        from mlflow.exceptions import MlflowException
+
+        parts = _REFERENCE.fullmatch(reference)
+        if parts is None:
+            raise UsageError(f"'{reference}' is no version of a model: should be NAME/NUMBER or NAME@ALIAS")
+        name, number, alias = parts.groups()
+        with self._store.telling(f"look for {reference}"):
+            try:
+                if alias is not None:
+                    number = str(self._client.get_model_version_by_alias(name, alias).version)
+                found = self._client.get_model_version(name, number)
+            except MlflowException as error:
+                if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                    raise
+                found = None
+        if found is not None and f"{_TAG}weights" in found.tags:
+            return _version(found)
+        there = [f"{each.reference}{''.join(f' @{own}' for own in each.aliases)}" for each in self.all()]
+        said = f"there are: {', '.join(there)}" if there else "there are none; add one: runner models register RUN"
+        raise UsageError(f"no version '{reference}' of a model; {said}")
+
+    def create(self, name: str, run_id: str, facts: Mapping[str, str], place: str) -> Version:
+        """Adds a version, and its model if that is new.
+
+        Args:
+            name: of the model.
+            run_id: MLflow's id of the run that has trained it.
+            facts: ``run``, ``weights`` and ``model``, as a ``Version`` has them.
+            place: where its files are, as MLflow has logged them.
+        """
+        from mlflow.exceptions import MlflowException
+
+        tags = {f"{_TAG}{key}": value for key, value in facts.items()}
+        with self._store.telling(f"register '{name}'"):
+            try:
+                self._client.create_registered_model(_checked(name))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            return _version(self._client.create_model_version(name, place, run_id, tags, model_id=facts["model"]))
+
+    def judge(self, version: Version, judgement: Judgement) -> Version:
+        """Keeps what was said about a version, in place of what was said before."""
+        told = json.dumps(asdict(judgement))
+        with self._store.telling(f"write to {version.reference}"):
+            self._client.set_model_version_tag(version.name, str(version.number), f"{_TAG}judgement", told)
+        return replace(version, judgement=judgement)
+
+    def call(self, version: Version, alias: str) -> Version:
+        """Gives a version an alias, which another one may have had."""
+        with self._store.telling(f"promote {version.reference}"):
+            self._client.set_registered_model_alias(version.name, alias, str(version.number))
+        return self.one(version.reference)
+
+
+def _checked(name: str) -> str:
+    if re.fullmatch(_NAME, name) is None:
+        raise UsageError(f"'{name}' cannot name a model: letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _version(found: ModelVersion) -> Version:
+    tags = {key.removeprefix(_TAG): value for key, value in found.tags.items()}
+    told = tags.get("judgement")
+    return Version(
+        found.name, int(found.version), tags["run"], tags["weights"], tuple(sorted(found.aliases)),
+        found.creation_timestamp / 1e3, tags["model"], None if told is None else Judgement(**json.loads(told)),
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""Runs whose models are given versions; only what ``runner verify`` has passed becomes the champion."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from runner.plugin.source import State
+from runner.system.errors import CheckpointError, ExitCode, RunnerError, UsageError
+from runner.system.files import write_durably
+from runner.system.tree import leaves
+from runner.tracking.store import Store
+from runner.tracking.versions import CHAMPION, Judgement, Version, Versions, is_version
+from runner.tracking.workspace import RunFolder, Workspace, find, folder_of
+from runner.train.checkpoint import checkpoints, load
+from runner.train.loop import CHECKPOINTS
+from runner.train.model import write_model
+
+if TYPE_CHECKING:
+    from runner.train.trained import Trained
+
+VERIFICATION = "verification.json"
+"""In the folder of a run: what ``runner verify`` has said about its model."""
+
+
+class NotVerifiedError(RunnerError):
+    """A version that ``runner verify`` has not passed cannot become the champion."""
+
+    exit_code = ExitCode.GATE_FAILED
+
+
+def weights_digest(pipeline: State) -> str:
+    """SHA-256 of the weights in a pipeline's state: names, types, shapes and bytes, without those of optimizers."""
+    learner = {name: part for name, part in pipeline["learner"].items() if name != "optimizers"}
+    named = {name: leaf for name, leaf in leaves(learner) if isinstance(leaf, torch.Tensor)}
+    found = hashlib.sha256()
+    for name, tensor in sorted(named.items()):
+        found.update(f"{name} {tensor.dtype} {[*tensor.shape]}\n".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def register(run: str, name: str | None = None) -> Version:
+    """Gives the model of a finished run a version; the one that it has, if it has one of that name already.
+
+    Args:
+        run: as ``folder_of`` understands it.
+        name: of the model; that of the recipe unless told.
+
+    Raises:
+        UsageError: there is no such run, or it has not ended well.
+        StorageError: MLflow refuses.
+    """
+    folder = folder_of(run)
+    record = folder.record()
+    if record is None or record.status != "FINISHED" or record.kind != "run":
+        raise UsageError(f"{folder.name} is no finished run: only what was trained to its end is given a version")
+    if record.run_id is None:
+        raise UsageError(f"MLflow does not know {folder.name} yet: runner sync {folder.name}")
+    written = write_model(folder.path)
+    if written is None:
+        raise CheckpointError(f"{folder.name} has no checkpoint that can be used")
+    model, step = written
+    weights = weights_digest(_state(model)["pipeline"])
+    store, name = Store(Workspace()), name or record.recipe
+    versions = Versions(store)
+    known = [each for each in versions.all(name) if (each.run, each.weights) == (folder.name, weights)]
+    if not known:
+        logged = store.logged_model(record.run_id, model, step)
+        facts = {"run": folder.name, "weights": weights, "model": logged.model_id}
+        known = [versions.create(name, record.run_id, facts, logged.artifact_location)]
+    return _judged(versions, known[-1])
+
+
+def promote(name: str, number: int) -> Version:
+    """Makes a version the champion of its model, if ``runner verify`` has passed it.
+
+    Raises:
+        NotVerifiedError: it has not, or what it passed was other weights.
+        UsageError: there is no such version.
+    """
+    versions = Versions(Store(Workspace()))
+    version = _judged(versions, versions.one(f"{name}/{number}"))
+    told, command = version.judgement, f"runner verify RECIPE --of {version.reference}"
+    if told is None:
+        raise NotVerifiedError(f"{version.reference} has not been verified; do it: {command}")
+    if told.weights != version.weights:
+        raise NotVerifiedError(
+            f"{version.reference}: what '{told.recipe}' was verified with is other weights: {command}"
+        )
+    if told.outcome != "PASS":
+        raise NotVerifiedError(
+            f"{version.reference} is not to be promoted: with '{told.recipe}', {told.outcome}: {told.summary}"
+        )
+    return versions.call(version, CHAMPION)
+
+
+def record_verification(reference: Path | str, found: Trained, outcome: str, summary: str) -> Judgement:
+    """Keeps what ``runner verify`` has said about a model: with its version, or in the folder of its run.
+
+    Args:
+        reference: what was verified, as it was named.
+        found: the same, with the recipe whose stages were judged.
+        outcome: PASS, FAIL or INCONCLUSIVE.
+        summary: what to say of stages that did not pass.
+    """
+    recipe = found.recipe
+    stages = recipe.values().get("inference", {})
+    told = Judgement(outcome, recipe.name, recipe.digest, stages, weights_digest(found.state), summary)
+    if is_version(str(reference)):
+        versions = Versions(Store(Workspace()))
+        versions.judge(versions.one(str(reference)), told)
+    else:
+        write_durably(found.folder / VERIFICATION, json.dumps(asdict(told), indent=1) + "\n")
+    return told
+
+
+def fetched(reference: str) -> RunFolder:
+    """The folder of a version's files, fetched if need be, whose weights are those that were registered.
+
+    Raises:
+        UsageError: there is no such version.
+        CheckpointError: a file is damaged, or the weights are others.
+    """
+    store = Store(Workspace())
+    version = Versions(store).one(reference)
+    folder = RunFolder(store.model(f"models:/{version.model}"))
+    weights = weights_digest(_state(folder.path)["pipeline"])
+    if weights != version.weights:
+        raise CheckpointError(
+            f"{reference}: {folder.path} has other weights than were registered: "
+            f"SHA-256 {weights[:12]} instead of {version.weights[:12]}"
+        )
+    return folder
+
+
+def _state(model: Path) -> State:
+    """What a folder of a model holds; a ``CheckpointError`` that names the file that is damaged."""
+    found = checkpoints(model / CHECKPOINTS)
+    if not found:
+        raise CheckpointError(f"{model} holds no model")
+    return load(found[-1])
+
+
+def _judged(versions: Versions, version: Version) -> Version:
+    """The version with what was said about its run's model, if that was the same weights."""
+    with suppress(UsageError, OSError, ValueError, TypeError):  # the run may be elsewhere, or never was verified
+        path = find(Workspace().runs, version.run).path / VERIFICATION
+        told = Judgement(**json.loads(path.read_text()))
+        if told.weights == version.weights and told != version.judgement:
+            return versions.judge(version, told)
+    return version
