@@ -4,7 +4,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
@@ -23,6 +23,9 @@ from runner.cli.common import (
     working,
 )
 from runner.system.errors import ExitCode
+
+if TYPE_CHECKING:
+    from runner.cli.live import LiveBar
 
 StageNames = Annotated[
     list[str] | None,
@@ -93,14 +96,15 @@ def verify(
                 found = trained(of, plugins=registry.files).under(loaded)
                 report = verify_inference(found, stage or (), bar.say)
                 if not stage:  # what was looked at in part is not verified
-                    record_verification(of, found, report.outcome, report.objections)
+                    objections = "; ".join(f"{row.name}: {row.summary}" for row in report.rows if row.verdict != "PASS")
+                    record_verification(of, found, report.outcome, objections)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
 
 
 def ablate(
     experiment: Experiment, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
-    out: ResultFolder = None, fresh: Fresh = False, quiet: Quiet = False, as_json: AsJson = False,
+    out: ResultFolder = None, fresh: Fresh = False, of: Of = None, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure what every stage is worth on this machine.
 
@@ -108,6 +112,8 @@ def ablate(
     What does not fit into the budget is said and left out before the first round; if nothing does, the exit code is 2.
     The report, with tables, plots and the recipe to use, is in [bold].runner/ablations[/]; --out names another folder.
     Given again after an interruption, the same command goes on.
+    With --of, the stages of the recipe's section inference are measured, on a run's model: how long an answer takes,
+    how many bytes it has, and what becomes of its objective.
 
     Exit codes: 0 done, 3 the gate failed a variant, 4 this machine is too noisy to tell.
 
@@ -116,6 +122,8 @@ def ablate(
     [bold]runner ablate marl_phase3 data.followers=1 --budget 300[/]
     """
     with working("ablate", "starting", quiet) as bar:
+        if of is not None:
+            _ablate_inference(experiment, settings(sets, bare), plugin, budget, out, of, bar, as_json)
         from runner.measure.ablate import ablate as measure
         from runner.measure.experiment import load_experiment
         from runner.measure.report import show
@@ -130,6 +138,26 @@ def ablate(
             done = measure(loaded, registry, Workspace(), out, fresh, command, gate, bar)
     output(as_json, done.data, show, done)
     raise Exit(done.exit_code)
+
+
+def _ablate_inference(
+    recipe: str, sets: list[str], plugin: Plugins, budget: float | None, out: Path | None, of: str, bar: "LiveBar",
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Measures a recipe's section ``inference``, and ends the command."""
+    loaded, registry = load_recipe("ablate", recipe, sets, plugin)
+    with bar.phase(f"measuring {loaded.name}"):
+        from runner.inference.ablate import ablate_inference
+        from runner.inference.report import show, write
+        from runner.tracking import Workspace
+        from runner.train.trained import trained
+
+        found = trained(of, plugins=registry.files).under(loaded)
+        folder = out or Workspace().ablations / f"{loaded.name}-of-{found.folder.name}"
+        result = ablate_inference(found, folder, budget or 300.0, bar.say)
+        write(result)
+    output(as_json, result.data, show, result)
+    raise Exit(result.exit_code)
 
 
 def profile(

@@ -83,11 +83,6 @@ class Verification:
         return worst(row.verdict for row in self.rows)
 
     @property
-    def objections(self) -> str:
-        """What is said of stages that did not pass."""
-        return "; ".join(f"{row.name}: {row.summary}" for row in self.rows if row.verdict is not Outcome.PASS)
-
-    @property
     def exit_code(self) -> ExitCode:
         """0, 3 or 4."""
         codes = {Outcome.FAIL: ExitCode.GATE_FAILED, Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE}

@@ -115,7 +115,7 @@ function stage() {
   renderer.setPixelRatio(Math.min(devicePixelRatio, 2));
   const camera = new PerspectiveCamera(40, 1, 0.01, 10);
   camera.up.set(0, 0, 1);
-  camera.position.set(0.34, -0.3, 0.2);
+  camera.position.set(0.3, -0.27, 0.15);
   const scene = new Scene();
   const sun = new DirectionalLight(0xffffff, 2.2);
   sun.position.set(0.4, -0.6, 1);
@@ -123,6 +123,8 @@ function stage() {
   const things = new Group();
   scene.add(things);
   const controls = new OrbitControls(camera, renderer.domElement);
+  controls.target.set(0, 0, -0.025); // between the object and the palm below it
+  controls.update();
   controls.minDistance = 0.1;
   controls.maxDistance = 1.5;
   const render = () => renderer.render(scene, camera);
@@ -131,7 +133,7 @@ function stage() {
     const { clientWidth: width, clientHeight: height } = by("view").parentElement;
     renderer.setSize(width, height, false);
     camera.aspect = width / height;
-    camera.fov = width < height ? 55 : 40;
+    camera.fov = width < 1.2 * height ? 46 : 40;
     camera.updateProjectionMatrix();
     render();
   };
@@ -156,7 +158,7 @@ function draw() {
   view.things.add(...cube(edge), points(answer?.cloud ?? cloud(edge, +by("seed").value)));
   if (answer) {
     const others = by("all").checked ? answer.grasps.filter((_, number) => number !== shown) : [];
-    for (const grasp of others) view.things.add(hand(grasp, 0.12));
+    for (const grasp of others) view.things.add(hand(grasp, 0.035));
     view.things.add(hand(answer.grasps[shown], 1));
   }
   view.render();
@@ -178,8 +180,9 @@ function points(places) {
 
 function hand(grasp, opacity) {
   const group = new Group();
-  const material = new MeshLambertMaterial({ color: colour(grasp.verdict), transparent: opacity < 1, opacity, depthWrite: opacity === 1 });
-  const line = new LineBasicMaterial({ color: colour("ground"), transparent: true, opacity: 0.6 });
+  const mixed = colour("hand").lerp(colour(grasp.verdict), opacity < 1 ? 1 : 0.35); // the verdict is a tinge of the one that is chosen
+  const material = new MeshLambertMaterial({ color: mixed, transparent: opacity < 1, opacity, depthWrite: opacity === 1 });
+  const line = new LineBasicMaterial({ color: colour(grasp.verdict) });
   grasp.boxes.forEach((place, number) => {
     const geometry = new BoxGeometry(...answer.half_sizes[number].map((half) => 2 * half));
     const parts = [new Mesh(geometry, material)];

@@ -1,0 +1,108 @@
+"""Models of families as a server answers with them: by many clients at once, and in a browser."""
+
+import random
+import re
+
+import pytest
+from browser import needs_browser, page
+from serving import asked_together, server, small, workspace_with
+
+from runner.plugin.registry import Registry
+from runner.plugins.grasps.stand_in import stand_in
+from runner.serve.load import load
+
+COUNT = 192
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory, migrated_database):
+    return workspace_with(tmp_path_factory.mktemp("families"), migrated_database)
+
+
+@pytest.fixture(scope="module")
+def grasps(workspace):
+    return small(workspace, "grasp_diffusion")
+
+
+def cloud(seed, points=32):
+    """Points on a cube."""
+    draw = random.Random(seed)
+    places = [[draw.uniform(-0.03, 0.03) for _ in range(3)] for _ in range(points)]
+    for place in places:
+        place[draw.randrange(3)] = draw.choice((-0.03, 0.03))
+    return places
+
+
+def grasp_questions():
+    """Of several shapes, each with a seed of its own; some ask for the same with another seed."""
+    for number in range(COUNT):
+        asked = {"cloud": cloud(number // 2, 32 + number % 2), "seed": number, "grasps": 1 + number % 3}
+        yield asked | ({"steps": 2} if number % 5 == 0 else {}) | ({"edge": 0.06} if number % 7 == 0 else {})
+
+
+def image_questions():
+    draw = random.Random(0)
+    return ({"image": [[[draw.random() for _ in range(8)] for _ in range(8)]]} for _ in range(COUNT))
+
+
+def numbers(answer):
+    """Every number in an answer, in order."""
+    if isinstance(answer, dict):
+        answer = [*answer.values()]
+    if isinstance(answer, list):
+        return [number for each in answer for number in numbers(each)]
+    return [answer] if isinstance(answer, float) else []
+
+
+@pytest.mark.parametrize(("name", "questions"), [("grasp", grasp_questions), ("digits", image_questions)])
+def test_many_at_once_get_the_answers_that_each_would_get_alone(workspace, monkeypatch, request, name, questions):
+    monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
+    run = request.getfixturevalue("grasps") if name == "grasp" else small(workspace, "digits_classifier")
+    model, _ = load(str(run), None, [], Registry())
+    asked = [*questions()]
+    alone = [model.response.model_validate_json(model.answers([model.request(**each)])[0]) for each in asked]
+    with server(workspace, run, "serve.wait_ms=5") as (_, client):
+        together = asked_together(client, asked)
+        sizes = client.get("/metrics").text
+    assert [response.status_code for response in together] == [200] * COUNT
+    for response, expected in zip(together, alone, strict=True):
+        close = pytest.approx(numbers(expected.model_dump(mode="json")), abs=1e-5, rel=1e-4)
+        assert numbers(response.json()) == close  # an untrained network's rotations are made of short columns
+    assert float(re.search(r"^runner_batch_size_count (\S+)$", sizes, re.MULTILINE)[1]) < COUNT / 2
+    assert len({response.text for response in together}) == COUNT
+
+
+def test_what_grasps_cannot_be_asked(workspace, grasps, monkeypatch):
+    monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
+    model, _ = load(str(grasps), None, [], Registry())
+    assert model.learner.refused(model.request(cloud=cloud(0), steps=3)) is None
+    assert "knows 4 levels of noise" in model.learner.refused(model.request(cloud=cloud(0), steps=5))
+    assert "needs at least 4" in model.learner.refused(model.request(cloud=cloud(0, 3)))
+
+
+def test_the_same_seed_gives_the_same_grasps_and_another_one_others(workspace, grasps, monkeypatch):
+    monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
+    model, _ = load(str(grasps), None, [], Registry())
+    first, again, other = (model.request(cloud=cloud(0), seed=seed, grasps=2, boxes=True) for seed in (1, 1, 2))
+    answers = [model.response.model_validate_json(each) for each in model.answers([first, again, other])]
+    first, again, other = (numbers(each.model_dump(mode="json")) for each in answers)
+    assert first == pytest.approx(again, abs=1e-5)
+    assert first != pytest.approx(other, abs=1e-2)
+    assert [len(grasp.boxes) for grasp in answers[0].grasps] == [len(answers[0].half_sizes)] * 2
+
+
+@needs_browser
+def test_the_page_draws_a_hand_and_says_what_its_grasps_are_worth(workspace, grasps, tmp_path):
+    with server(workspace, grasps) as (_, client):
+        options = "--use-angle=swiftshader", "--enable-unsafe-swiftshader"
+        document = page(str(client.base_url), tmp_path, *options)
+        asked = client.get("/metrics").text
+    assert 'runner_requests_total{status="200"} 1.0' in asked
+    assert re.search(r'id="model">grasp_diffusion-\w{8}<', document)
+    assert re.search(r'id="summary">\d+ strict and \d+ more valid of 16, in \d+ ms<', document)
+    assert re.search(r'id="facts">Grasp \d+: \w+, [\d.]+ mm deep, \d+ links within 5 mm<', document)
+    assert len(re.findall(r'role="radio"', document)) == 16
+    assert re.search(r'id="trouble"[^>]* hidden', document)
+    triangles = int(re.search(r'data-triangles="(\d+)"', document)[1])
+    boxes = len(stand_in()["half_size"])
+    assert triangles == 12 * (boxes + 1)  # the hand's, and the cube
