@@ -1,0 +1,162 @@
+"""What every stage of a recipe's ``inference`` is worth on this machine: time, bytes and quality of a run's model."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.compare.clock import Timing, clock
+from runner.compare.ratio import Effect
+from runner.compare.verdict import Outcome, Verdict, worst
+from runner.inference.gate import InferenceGate, answering, questions
+from runner.inference.model import build
+from runner.system.errors import ExitCode, UsageError
+from runner.system.files import write_durably
+from runner.system.hardware import hardware
+from runner.train.assemble import resolve_device
+from runner.train.trained import Trained
+from runner.verify.surroundings import resized
+from runner.verify.variants import AGAIN, BASELINE, VariantSet, variants_of
+
+SIZES = (1, 16)
+"""Of the batches that are timed: one request, and several that came together."""
+FEWEST_SECONDS = 2.0
+"""For the rounds of one comparison; below, nothing can be told."""
+SHARE = 0.6
+"""Of the budget, for rounds; the rest is for building, warming up and the gate."""
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What was measured of one set of stages."""
+
+    name: str
+    stages: tuple[str, ...]
+    timings: Mapping[int, Timing]
+    """Against the baseline, by size of the batch."""
+    bytes: int
+    """Of the model."""
+    value: float | None
+    """Of the objective, the mean of what the gate evaluated; None where it had not to."""
+    verdict: Verdict | None
+    """The gate's; None of the baseline."""
+
+    @property
+    def throughput(self) -> float:
+        """Answers a second in the largest batches."""
+        size = max(self.timings)
+        return size / self.timings[size].changed_ms * 1e3
+
+    def data(self) -> dict[str, Any]:
+        """As one JSON object."""
+        timings = {
+            str(size): {
+                "ms": each.changed_ms, "baseline_ms": each.baseline_ms, "ratio": asdict(each.ratio),
+                "a_a": asdict(each.a_a), "effect": each.effect, "first_s": each.changed_warm_up.first_s,
+            }
+            for size, each in self.timings.items()
+        }  # fmt: skip
+        verdict = None if self.verdict is None else {"verdict": self.verdict.outcome, "summary": self.verdict.summary}
+        return {"name": self.name, "stages": self.stages, "timings": timings, "bytes": self.bytes,
+                "throughput": self.throughput, "value": self.value, "verdict": verdict}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InferenceResult:
+    """What ``runner ablate --of`` says."""
+
+    recipe: str
+    run: str
+    metric: str | None
+    rows: tuple[Answering, ...]
+    """The baseline against itself first."""
+    inactive: Mapping[str, str]
+    machine: Mapping[str, Any]
+    load: float
+    """When it began."""
+    seconds: float
+    folder: Path
+
+    @property
+    def baseline(self) -> Answering:
+        """The model without any stage, against itself."""
+        return self.rows[0]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """3 if the gate failed a set of stages, 4 if the machine is too noisy to tell anything, else 0."""
+        if worst(row.verdict.outcome for row in self.rows if row.verdict) is Outcome.FAIL:
+            return ExitCode.GATE_FAILED
+        noisy = all(timing.effect is not Effect.UNCLEAR for timing in self.baseline.timings.values())
+        return ExitCode.INCONCLUSIVE if noisy else ExitCode.DONE
+
+    def data(self) -> dict[str, Any]:
+        """As one JSON object."""
+        own = {name: getattr(self, name) for name in ("recipe", "run", "metric", "inactive", "load", "seconds")}
+        return own | {"machine": dict(self.machine), "variants": [row.data() for row in self.rows]}
+
+
+def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[[str], None]) -> InferenceResult:
+    """Times every stage alone, and all of them, against the model without, in turns; then asks the gate.
+
+    All of it happens in this process, so that effects of a few percent may be luck: where memory lies.
+
+    Args:
+        found: the run's weights, under the recipe whose stages are measured.
+        folder: where result, report and picture go.
+        budget: seconds for all of it, about.
+        say: is told how far it is.
+
+    Raises:
+        UsageError: the recipe has no such section, the budget is too small, or no stage does anything here.
+    """
+    started, load = time.perf_counter(), os.getloadavg()[0]
+    recipe = answering(found)
+    possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
+    gate = InferenceGate(found, say)
+    seconds = SHARE * budget / (len(SIZES) * len(possible.variants))
+    if seconds < FEWEST_SECONDS:
+        least = FEWEST_SECONDS * len(SIZES) * len(possible.variants) / SHARE
+        raise UsageError(
+            f"a budget of {budget:.0f} s is too small for {len(possible.variants)} variants: {least:.0f} s"
+        )
+    rows = tuple(_measured(found, gate, possible, seconds, say))
+    idle = {kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()}
+    objective = recipe.objective
+    result = InferenceResult(
+        recipe.name, found.name, objective and objective.name, rows, {**possible.inactive, **idle}, hardware(), load,
+        time.perf_counter() - started, folder,
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / RESULT, json.dumps(result.data(), indent=1, default=str) + "\n")
+    return result
+
+
+def _measured(
+    found: Trained, gate: InferenceGate, possible: VariantSet, seconds: float, say: Callable[[str], None]
+) -> Iterator[Answering]:
+    pipeline = build(found, ()).pipeline
+    batch, _ = next(pipeline.batches())
+    sized = dict(zip(SIZES, resized(pipeline.source, batch, SIZES), strict=False))
+    inputs = {size: pipeline.learner.inputs(each) for size, each in sized.items()} or {
+        pipeline.batch_size: next(questions(pipeline))
+    }
+    for variant in possible.variants:
+        name = AGAIN if variant.name == BASELINE else variant.name
+        timings = {}
+        for size, asked in inputs.items():
+            say(f"{name}: batches of {size}")
+            timings[size] = clock(gate.subject(()), gate.subject(variant.stages), [asked], seconds=seconds)
+        verdict = gate(variant.stages) if variant.stages else None
+        if verdict is not None:
+            say(f"{name}: {verdict.outcome}, {verdict.summary}")
+        values = gate.values.get(variant.stages)
+        value = statistics.fmean(values) if values else None
+        yield Answering(name, variant.stages, timings, build(found, variant.stages).bytes, value, verdict)

@@ -1,0 +1,106 @@
+"""The report of what stages for inference are worth: on a terminal, as Markdown, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from runner.compare.ratio import Effect
+from runner.inference.ablate import Answering, InferenceResult
+from runner.system.files import write_durably
+from runner.system.lines import figure, print_wrapped
+from runner.system.plots import BLACK, BLUE, GREY, NO_PLOTS, VERMILLION, draw_all, legend
+from runner.system.secrets import redact
+
+REPORT = "README.md"
+_WIDE = 130  # columns from which on a terminal shows intervals
+_MARKS = {Effect.FASTER: (BLUE, ">"), Effect.SLOWER: (VERMILLION, "<"), Effect.UNCLEAR: (GREY, "o")}
+_HOW_TO_READ = """\
+**x** is the time of one answer of the model without stages over that with them, for a request alone and for sixteen
+together: above 1 is faster. Both were timed in turns, in one process; the interval is that of rounds (bootstrap, 95 %),
+and does not know that others which do the same may be a few percent faster or slower. The first row is the model
+against itself. **MB** are those of the weights, or of the file that answers in their place."""
+
+
+def show(result: InferenceResult, console: Console) -> None:
+    """Prints one row for each set of stages."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    rows = list(_rows(result, intervals=console.width >= _WIDE))
+    for name in rows[0]:
+        is_word = name in ("variant", "verdict")
+        table.add_column(name, justify="left" if is_word else "right", overflow="fold", no_wrap=is_word)
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    console.print(table)
+    for kind, reason in result.inactive.items():
+        print_wrapped(f"{kind}: inactive, {redact(reason)}", console)
+    print_wrapped(f"{result.recipe}, on the model of {result.run}: {result.seconds:.0f} s", console)
+    print_wrapped(f"report: {result.folder / REPORT}", console)
+
+
+def write(result: InferenceResult) -> None:
+    """Leaves the report and its picture in the result's folder."""
+    pictures = draw_all({"ratios": (partial(_ratios, result), (6.4, 1.2 + 0.35 * len(result.rows)))}, result.folder)
+    rows = list(_rows(result))
+    head = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    machine = ", ".join(f"{name} {value}" for name, value in result.machine.items())
+    lines = [
+        f"# What stages are worth for {result.recipe}, once it is trained",
+        "",
+        f"Measured in {result.seconds:.0f} s on: {machine}. Load average when it began: {result.load:.1f}.",
+        "",
+        *head,
+        *("| " + " | ".join(row.values()) + " |" for row in rows),
+        "",
+        *(f"* {row.name}: {redact(row.verdict.summary)}" for row in result.rows if row.verdict is not None),
+        *(f"* `{kind}` is inactive: {redact(reason)}" for kind, reason in result.inactive.items()),
+        "",
+        *(f"![{each.name}]({each.name})" for each in pictures),
+        *([] if pictures else [NO_PLOTS]),
+        "",
+        _HOW_TO_READ,
+        "",
+    ]
+    write_durably(result.folder / REPORT, "\n".join(lines))
+
+
+def _rows(result: InferenceResult, intervals: bool = True) -> Iterator[Mapping[str, str]]:
+    valued = any(row.value is not None for row in result.rows)
+    own = next((row.value for row in result.rows if row.value is not None and not row.stages), None)
+    for row in result.rows:
+        times: dict[str, str] = {}
+        for size, timing in row.timings.items():
+            shown = str(timing.ratio) if intervals else f"{timing.ratio.value:.2f}x"
+            times |= {f"ms, {size}": figure(timing.changed_ms), f"x, {size}": shown}
+        value = own if row.value is None and not row.stages else row.value
+        yield {
+            "variant": row.name,
+            **times,
+            **({"a second": figure(row.throughput)} if intervals else {}),
+            "MB": f"{row.bytes / 1e6:.2f}",
+            **({result.metric or "": "-" if value is None else figure(value)} if valued else {}),
+            "verdict": "-" if row.verdict is None else str(row.verdict.outcome),
+        }
+
+
+def _ratios(result: InferenceResult, canvas: Any) -> None:
+    """The ratio of every set of stages with its interval, a panel for each size of a batch."""
+    rows: Sequence[Answering] = result.rows
+    panels = canvas.subplots(1, len(result.baseline.timings), sharey=True, squeeze=False)[0]
+    for axes, size in zip(panels, result.baseline.timings, strict=True):
+        axes.axvline(1, color=BLACK, linewidth=0.8)
+        for place, row in enumerate(rows):
+            timing = row.timings[size]
+            ratio, (colour, mark) = timing.ratio, _MARKS[timing.effect]
+            axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
+            axes.plot(ratio.value, place, mark, color=colour, markersize=5, label=str(timing.effect))
+        axes.set_xlabel(f"times as fast, {'one request' if size == 1 else f'{size} together'}")
+        axes.set_yticks(range(len(rows)), [row.name for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+    legend(canvas)
