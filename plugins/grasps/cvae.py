@@ -33,7 +33,7 @@ class CvaeNetwork(GraspNetwork):
         With grasps [B, G, 25] it makes those again, from the chance that they might have come from: also mean and
         logarithm of the variance of that, [B, G, latent] each.
         """
-        time = chance.new_zeros(len(chance))
+        time = chance.new_zeros(chance.shape[0])  # which, unlike len, can be traced
         if grasp is None:
             return self.transformer(chance, tokens, time)
         seen = torch.cat([grasp, tokens.mean(1, keepdim=True).expand(-1, grasp.shape[1], -1)], -1)

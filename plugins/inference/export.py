@@ -46,9 +46,8 @@ class ExportConfig(StageConfig):
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """A UsageError beside what traces the network, too, or where ONNX Runtime cannot work."""
-        if "compile" in setting.stages:
-            raise UsageError("compile traces the network, and so does export: switch one of the two off")
+        """A UsageError beside what computes the network otherwise, or where ONNX Runtime cannot work."""
+        refuse_beside(setting, "format", ("amp", "compile"))
         if self.path is not None and Path(self.path).suffix != SUFFIXES[self.format]:
             raise UsageError(f"path: should end in {SUFFIXES[self.format]}, as format: {self.format} does")
         if self.format == "onnx":
@@ -61,6 +60,12 @@ class ExportConfig(StageConfig):
 
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
+
+
+def refuse_beside(setting: Setting, key: str, others: Sequence[str]) -> None:
+    """A UsageError beside stages that change how the network computes, which no program would follow."""
+    if there := [kind for kind in others if kind in setting.stages]:
+        raise UsageError(f"{key}: what is exported is the network alone: switch {' and '.join(there)} off")
 
 
 def needs_onnxruntime(setting: Setting, key: str) -> None:
@@ -95,8 +100,8 @@ class Export(Stage):
             self.program = self._found(path, example) or self._made(path, learner, example)
             off = difference(self.program, example)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
-        self.bytes = bytes_of(path)
-        pipeline.note(f"{path.name} has {self.bytes:,} bytes; an answer is off by {off:.0e} of its size")
+        self.bytes = bytes_of(path) + self.program.outside
+        pipeline.note(f"{path.name} has {bytes_of(path):,} bytes; an answer is off by {off:.0e} of its size")
 
     def closing_notes(self) -> Sequence[str]:
         """How many questions the program did not fit."""

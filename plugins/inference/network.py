@@ -103,7 +103,12 @@ def parameters(module: nn.Module) -> int:
 
 def size(module: nn.Module) -> int:
     """Bytes of its parameters and buffers in a file, whatever they are rounded to."""
-    return sum(tensor.nbytes for tensor in _plain(module.state_dict().values()))
+    return bytes_in(module.state_dict().values())
+
+
+def bytes_in(values: Iterable[Any]) -> int:
+    """The same of tensors."""
+    return sum(tensor.nbytes for tensor in _plain(values))
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

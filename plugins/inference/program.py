@@ -17,11 +17,13 @@ from torch.export import Dim, ExportedProgram
 
 from runner.api import UsageError, map_tensors, replacing, tensors
 
-from .network import Asked
+from .network import Asked, bytes_in
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
 """Under which an ONNX node says from which module it is."""
+OUTSIDE = "bytes_outside"
+"""Under which an ONNX file says how large the weights are that the network has and the program does not use."""
 INLINE_BYTES = 2**30
 """Up to so many, weights are inside of the ONNX file; a file can have twice as many at most."""
 LOUD = ("torch.onnx", "torch.export", "torch._export", "onnxscript", "onnx_ir", "torchao", "torch.utils", "root")
@@ -38,6 +40,8 @@ class Program:
         self.call, self.form = call, form
         self.others = 0
         """Questions of another form."""
+        self.outside = 0
+        """Bytes of weights that the network has, and the program does not use."""
 
     def in_place_of(self, module: Callable[[], nn.Module]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """A wrapper for the slot ``forward`` of that network, which answers itself while it is trained."""
@@ -109,8 +113,13 @@ def of_torch(program: ExportedProgram) -> Program:
     names = set(program.graph_signature.user_inputs)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     values = [node.meta["val"] for node in nodes]
-    form = [(each.dtype, tuple(side if isinstance(side, int) else None for side in each.shape)) for each in values]
+    form = [(each.dtype, tuple(_fixed(side) for side in each.shape)) for each in values]
     return Program(program.module(check_guards=False), form)  # which the form has checked
+
+
+def _fixed(side: Any) -> int | None:
+    """A size that is a number, or has become one while the network was traced (a symbol that stands for it)."""
+    return int(str(side)) if str(side).isdigit() else None
 
 
 def write_torch(program: ExportedProgram, path: Path) -> None:
@@ -132,7 +141,8 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
     for node in converted.model.graph.all_nodes():  # stack traces of the exporter, paths of this machine among them
         for key in node.metadata_props.keys() - {SCOPES}:
             del node.metadata_props[key]
-    if sum(tensor.nbytes for tensor in program.state_dict.values()) > INLINE_BYTES:
+    converted.model.metadata_props[OUTSIDE] = str(_unused(program))
+    if bytes_in(program.state_dict.values()) > INLINE_BYTES:
         converted.save(path, external_data=True)
         return
     with replacing(path) as partial:
@@ -157,7 +167,7 @@ def of_onnx(path: Path, asked: Asked) -> Program:
     inputs = session.get_inputs()
     names = [each.name for each in inputs]
     form = [
-        (tensor.dtype, tuple(side if isinstance(side, int) else None for side in each.shape))
+        (tensor.dtype, tuple(_fixed(side) for side in each.shape))
         for tensor, each in zip(asked.inputs, inputs, strict=True)
     ]
 
@@ -166,7 +176,17 @@ def of_onnx(path: Path, asked: Asked) -> Program:
         found = iter(session.run(None, feed))
         return map_tensors(lambda _: torch.from_numpy(next(found)), asked.output)
 
-    return Program(call, form)
+    program = Program(call, form)
+    program.outside = int(session.get_modelmeta().custom_metadata_map.get(OUTSIDE, 0))
+    return program
+
+
+def _unused(program: ExportedProgram) -> int:
+    """Bytes of weights that no operation reads: of modules that other slots call."""
+    signature = program.graph_signature
+    weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    idle = [weights[node.name] for node in program.graph.nodes if node.name in weights and not node.users]
+    return bytes_in(program.state_dict[name] for name in idle if name in program.state_dict)
 
 
 def bytes_of(path: Path) -> int:

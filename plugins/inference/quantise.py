@@ -11,7 +11,7 @@ from pydantic import Field
 
 from runner.api import Pipeline, RunnerError, Setting, Stage, StageConfig, Statistical, UsageError, replacing
 
-from .export import EXTRA, needs_onnxruntime
+from .export import EXTRA, needs_onnxruntime, refuse_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,9 +60,7 @@ class QuantiseConfig(StageConfig):
                 raise UsageError(f"backend: torchao is not installed: {EXTRA}")
             return None
         needs_onnxruntime(setting, "backend")
-        other = next((kind for kind in ("export", "compile") if kind in setting.stages), None)
-        if other is not None:
-            raise UsageError(f"backend: onnxruntime exports the network itself: switch {other} off, or take torchao")
+        refuse_beside(setting, "backend", ("amp", "compile", "export"))
         return None
 
     def implementation(self) -> type[Stage]:
@@ -157,8 +155,9 @@ class Quantise(Stage):
             _round(whole, rounded, kept, examples)
         self.program = of_onnx(rounded, examples[0])
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
-        self.bytes, off = bytes_of(rounded), difference(self.program, examples[0])
-        pipeline.note(f"{_bytes(bytes_of(whole), self.bytes)}; one answer is off by {off:.1%} of its size")
+        outside = self.program.outside
+        self.bytes, off = bytes_of(rounded) + outside, difference(self.program, examples[0])
+        pipeline.note(f"{_bytes(bytes_of(whole) + outside, self.bytes)}; one answer is off by {off:.1%} of its size")
 
 
 def _bytes(before: int, after: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ class Classifier(GradientLearner):
     def prunable(self) -> Iterator[Prunable]:
         """What its blocks have."""
         for block in self.module.blocks:
-            yield from block.prunable()
+            yield from cast(ResidualBlock, block).prunable()
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """By how many pixels every image is moved, down and to the right; nothing in evaluation."""

@@ -1,0 +1,181 @@
+"""A program answers as the network does, for batches and sequences of other sizes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnx
+import pytest
+import torch
+from learnt import attached, inputs, learnt, off
+from running import tiny
+from torch import nn
+
+from runner.api import UsageError
+from runner.plugins.inference import quantise
+from runner.plugins.inference.export import ExportConfig
+from runner.plugins.inference.network import Asked
+from runner.plugins.inference.program import Program, bytes_of, exported, of_onnx, of_torch, write_onnx
+from runner.plugins.inference.quantise import QuantiseConfig
+from runner.recipe.document import RecipeError
+from runner.train.assemble import setting_of
+
+
+@pytest.mark.parametrize("name", ["shakespeare_gpt", "grasp_cvae"])
+def test_it_answers_as_the_network_does(name, tmp_path):
+    pipeline = learnt(name, "model.layers=1")
+    pipeline.folder = tmp_path
+    asked = inputs(pipeline, 1, 3, 4)
+    asked += [asked[1][:, :5]] if name == "shakespeare_gpt" else []
+    expected = [pipeline.learner.predict(each) for each in asked]
+    (stage,) = attached(pipeline, ExportConfig(format="torch"))
+    pipeline.learner.module.forward = lambda *_: pytest.fail("the network itself was asked")
+    assert [off(pipeline.learner.predict(each), before) for each, before in zip(asked, expected, strict=True)] == [
+        pytest.approx(0, abs=1e-6)
+    ] * len(asked)
+    assert stage.closing_notes() == []
+    (path,) = tmp_path.iterdir()
+    assert stage.bytes == path.stat().st_size
+    assert f"{path.name} has {path.stat().st_size:,} bytes" in pipeline.reports["export"].notes[0]
+
+
+def test_an_onnx_file_answers_as_the_network_does_and_is_rounded_from(tmp_path, monkeypatch):
+    """Convolutions, with ranges that batches show; what is sensitive stays; nothing is made twice."""
+    pipeline = learnt("digits_classifier")
+    pipeline.folder, asked = tmp_path, inputs(pipeline, 1, 3, 64)
+    expected = [pipeline.learner.predict(each) for each in asked]
+    (stage,) = attached(pipeline, ExportConfig())
+    assert all(off(pipeline.learner.predict(each), before) < 1e-5 for each, before in zip(asked, expected, strict=True))
+    assert stage.closing_notes() == []
+    (path,) = tmp_path.iterdir()
+    assert str(Path(__file__).parents[2]).encode() not in path.read_bytes()  # nobody's folders
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("it was exported twice"))
+    errors = []
+    for _ in range(2):
+        pipeline = learnt("digits_classifier")
+        pipeline.folder = tmp_path
+        attached(pipeline, QuantiseConfig())
+        errors.append([off(pipeline.learner.predict(each), other) for each, other in zip(asked, expected, strict=True)])
+        monkeypatch.setattr(quantise, "_round", lambda *_: pytest.fail("it was rounded twice"))
+    assert errors[0] == errors[1]
+    assert 0 < max(errors[0]) < 0.05
+    weights = kinds(next(tmp_path.glob("quantise-*.onnx")))
+    whole = {name for name, kind in weights.items() if kind == onnx.TensorProto.FLOAT and name.endswith("weight")}
+    assert whole == {"stem.0.weight", "head.weight"}
+    assert sum(kind == onnx.TensorProto.INT8 for kind in weights.values()) == 2 * len(pipeline.learner.blocks())
+
+
+def kinds(path):
+    """What the weights of an ONNX file are, by name."""
+    return {each.name: each.data_type for each in onnx.load(path).graph.initializer if len(each.dims) > 1}
+
+
+class Modulated(nn.Module):
+    """Matrices of both sorts that an exporter makes: with a bias of its own, or an addition after the product."""
+
+    def __init__(self):
+        super().__init__()
+        self.time, self.modulation, self.body = nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x, time):
+        return self.body(x) + self.modulation(self.time(time).relu())[:, None]
+
+
+def test_matrices_are_rounded_but_what_is_kept(tmp_path):
+    network, given = Modulated().eval(), (torch.randn(4, 3, 64), torch.randn(4, 8))
+    asked = Asked(given, network(*given).detach())
+    write_onnx(exported(network, asked, "quantise"), tmp_path / "whole.onnx", "quantise")
+    quantise._round(tmp_path / "whole.onnx", tmp_path / "rounded.onnx", ["time"], [asked])
+    weights = kinds(tmp_path / "rounded.onnx")
+    assert sorted(weights.values()) == sorted([onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.INT8])
+    assert {name for name, kind in weights.items() if kind == onnx.TensorProto.FLOAT} == {"time.weight_Transposed"}
+    assert 0 < off(of_onnx(tmp_path / "rounded.onnx", asked).call(*given), asked.output) < 0.02
+    with pytest.raises(UsageError, match="nothing is left"):
+        quantise._round(tmp_path / "whole.onnx", tmp_path / "none.onnx", ["*"], [asked])
+
+
+def test_what_was_exported_is_found_again_unless_it_is_damaged(tmp_path, monkeypatch):
+    made, export = [], torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *given, **named: made.append(given) or export(*given, **named))
+    for damage, exports in ((False, 1), (False, 1), (True, 2)):
+        pipeline = learnt("shakespeare_gpt", "model.layers=1")
+        pipeline.folder = tmp_path
+        for path in tmp_path.iterdir():
+            path.write_bytes(path.read_bytes()[: 100 if damage else None])
+        (asked,) = inputs(pipeline, 3)
+        before = pipeline.learner.predict(asked)
+        attached(pipeline, ExportConfig(format="torch"))
+        assert off(pipeline.learner.predict(asked), before) < 1e-6
+        assert len(made) == exports
+
+
+def test_large_weights_lie_beside_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("runner.plugins.inference.program.INLINE_BYTES", 0)
+    network, given = nn.Linear(64, 64), (torch.randn(4, 64),)
+    asked = Asked(given, network(*given).detach())
+    path = tmp_path / "large.onnx"
+    write_onnx(exported(network, asked, "export"), path, "export")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["large.onnx", "large.onnx.data"]
+    assert bytes_of(path) > 64 * 65 * 4 > path.stat().st_size
+    assert off(of_onnx(path, asked).call(*given), asked.output) < 1e-5
+
+
+class Counted(nn.Module):
+    def forward(self, x):
+        return x * len(x)
+
+
+def test_a_size_that_became_a_number_is_part_of_the_form():
+    given = (torch.ones(4, 2),)
+    program = of_torch(exported(Counted(), Asked(given, 4 * given[0]), "export"))
+    assert program.fits(given)
+    assert not program.fits((torch.ones(3, 2),))
+
+
+def test_what_does_not_fit_is_asked_of_the_network_and_counted():
+    module = nn.Identity().eval()
+    program = Program(lambda *_: "program", [(torch.float32, (None, 2))])
+    forward = program.in_place_of(lambda: module)(lambda *_: "network")
+    fitting = torch.zeros(3, 2)
+    assert forward(fitting) == "program"
+    others = [(torch.zeros(3, 1),), (fitting.double(),), (fitting[0],), (fitting, fitting), (None,)]
+    assert [forward(*each) for each in others] == ["network"] * 5
+    assert program.notes() == ["5 questions of another form, answered by the network itself"]
+    module.train()
+    assert forward(fitting) == "network"
+    assert program.others == 5
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("inputs", [(torch.ones(2, 2),), ("text",)])
+def test_what_cannot_be_traced_is_refused(inputs):
+    with pytest.raises(UsageError, match=r"export: (torch.export cannot trace|the network takes inputs)"):
+        exported(Branching(), Asked(inputs, None), "export")
+
+
+def test_a_path_that_cannot_be_written_is_refused(tmp_path):
+    config = ExportConfig(format="torch", path=str(tmp_path / "no" / "net.pt2"))
+    with pytest.raises(UsageError, match=r"path: .*No such file"):
+        attached(learnt("shakespeare_gpt", "model.layers=1"), config)
+
+
+@pytest.mark.parametrize(
+    ("config", "changed", "said"),
+    [
+        (ExportConfig(path="net.pt2"), {}, "path: should end in .onnx"),
+        (ExportConfig(), {"device": torch.device("cuda:0")}, "format: ONNX Runtime computes on a CPU"),
+        (ExportConfig(), {"stages": {"compile": None}}, "switch compile off"),
+    ],
+)
+def test_what_contradicts_is_refused(config, changed, said):
+    setting = vars(setting_of(tiny("digits_classifier"), torch.device("cpu")))
+    with pytest.raises(UsageError, match=said):
+        config.inactive(SimpleNamespace(**setting | {"stages": {}} | changed))
+
+
+def test_a_learner_without_the_slot_is_refused_with_the_recipe():
+    with pytest.raises(RecipeError, match="no slot 'forward'"):
+        tiny("marl_baseline", "inference.export=on")
