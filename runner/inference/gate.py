@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -82,19 +82,23 @@ class InferenceGate:
         self._reports: dict[tuple[str, ...], list[StageReport]] = {}
         self.values: dict[tuple[str, ...], list[float]] = {}
         """Of the objective, by what was evaluated."""
+        self._verdict = cache(self._judged)
 
     def __call__(self, stages: Sequence[str]) -> Verdict:
         """The verdict on a set of stages, by the weakest of their contracts."""
-        contract = weakest(self._recipe, tuple(stages))
-        baseline, changed = self.subject(()), self.subject(tuple(stages))
+        return self._verdict(tuple(stages))
+
+    def _judged(self, stages: tuple[str, ...]) -> Verdict:
+        contract = weakest(self._recipe, stages)
+        baseline, changed = self.subject(()), self.subject(stages)
         try:
             if isinstance(contract, Exact):
                 return exact(baseline, changed, self._asked)
             if isinstance(contract, Close):
                 found = close(baseline, changed, self._asked)
-                return self._within_tolerance(tuple(stages)) if found.outcome is Outcome.INCONCLUSIVE else found
+                return self._within_tolerance(stages) if found.outcome is Outcome.INCONCLUSIVE else found
             same = alike(baseline, changed, self._asked)
-            return self._as_good(tuple(stages)) if same else same
+            return self._as_good(stages) if same else same
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             return Verdict(Outcome.INCONCLUSIVE, type(contract).__name__, summary)

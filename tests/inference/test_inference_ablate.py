@@ -1,0 +1,47 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+from trainings import classifier
+
+from runner.compare import clock
+from runner.inference import ablate
+from runner.inference.ablate import ablate_inference
+from runner.inference.report import show, write
+from runner.system.errors import UsageError
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    monkeypatch.setattr(ablate, "FEWEST_SECONDS", 0.01)
+    for name in ("BLOCK_SECONDS", "WINDOW_SECONDS"):
+        monkeypatch.setattr(clock, name, 0.001)
+
+
+def test_stages_are_timed_and_judged_and_a_report_is_left(tmp_path, quickly):
+    found = classifier(tmp_path / "run", "inference.prune={ff: 0.5}")
+    result = ablate_inference(found, tmp_path / "report", 2.0, lambda _: None)
+    write(result)
+    rows = {row.name: row for row in result.rows}
+    assert next(iter(rows)) == "baseline again"
+    assert rows.keys() == {"baseline again", "all"}
+    assert rows["all"].bytes < rows["baseline again"].bytes
+    assert rows["all"].verdict.contract == "Statistical"
+    assert 0 <= rows["all"].value <= 1
+    assert {*rows["all"].timings} == {1, 16}
+    kept = json.loads((tmp_path / "report" / "result.json").read_text())
+    assert [each["name"] for each in kept["variants"]] == list(rows)
+    text = (tmp_path / "report" / "README.md").read_text()
+    assert all(f"| {name} |" in text for name in rows)
+    assert "![ratios.png](ratios.png)" in text
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    show(result, console)
+    shown = console.file.getvalue()
+    assert all(name in shown for name in rows)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_budget_that_cannot_tell_anything_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="a budget of 1 s is too small for 2 variants: 13 s"):
+        ablate_inference(classifier(tmp_path, "inference.channels_last=on", updates=1), tmp_path, 1.0, lambda _: None)
