@@ -53,6 +53,9 @@ class GraspLearnerConfig(GradientLearnerConfig):
     response: ClassVar[type[ServedResponse]] = GraspResponse
     page: ClassVar[str] = "page"
 
+    straighten: bool = True
+    """Whether clouds and grasps are turned about z until a cloud stands straight, and answers back: what a quarter turn
+    cannot tell apart need not be learnt at every angle."""
     encoder: Literal["pointnet_lite", "pointnet2"] = "pointnet_lite"
     """Neighbourhoods of points, in one level or in two."""
     centres: Count = 32
@@ -182,8 +185,9 @@ class CubeGraspsConfig(FileDatasetConfig):
     """Of a cloud."""
     grasps: Annotated[int, Field(ge=2)] = 16
     """Of a sample."""
-    frame: Literal["yaw", "object", "random"] = "yaw"
-    """How cloud and grasps are turned together: about z, not at all, or anyhow."""
+    frame: Literal["quarter", "yaw", "object", "random"] = "quarter"
+    """How cloud and grasps are turned together: about z, by at most 45 degrees either way (a cube shows no more of it,
+    and hands come from one side) or by any angle; not at all; or about any axis."""
     clouds: Count | None = None
     """Clouds of every cube, drawn and turned once, of which samples take theirs; null draws one for every sample."""
     augment: AugmentConfig = AugmentConfig()

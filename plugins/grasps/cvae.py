@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from runner.api import Batch, Context, Loss, Progress
 
 from .answers import clouds, drawn
-from .learner import NUMBERS, GraspLearner, GraspNetwork, proper, weighed
+from .learner import NUMBERS, GraspLearner, GraspNetwork, weighed
 
 if TYPE_CHECKING:
     from .config import GraspCvaeConfig
@@ -58,13 +58,12 @@ class GraspCvae(GraspLearner):
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """What is lost on the way, and the divergence from a normal distribution, which counts more and more."""
-        answer, mean, log_variance = self.slots.forward(
-            noise["chance"], self.slots.encode(batch["cloud"], batch.get("number")), batch["grasp"]
-        )
+        grasp, tokens = self.straightened(batch), self.slots.encode(batch["cloud"], batch.get("number"))
+        answer, mean, log_variance = self.slots.forward(noise["chance"], tokens, grasp)
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1).mean(1)
         grown = min(1.0, progress.fraction / self.config.warmup) if self.config.warmup else 1.0
         weight = self.config.divergence * grown
-        return weighed({**self.slots.restoration(answer, batch["grasp"]), "divergence": weight * divergence})
+        return weighed({**self.slots.restoration(answer, grasp), "divergence": weight * divergence})
 
     def inputs(self, batch: Batch) -> Any:
         """Clouds, and chance by the number of the row."""
@@ -83,4 +82,4 @@ class GraspCvae(GraspLearner):
         """Grasps in metres and radians, with proper rotations, [B, G, 25]."""
         with self.evaluating():
             scaled = self.slots.forward(inputs["chance"], self.slots.encode(inputs["cloud"]))
-            return proper(self.module.metric(scaled))
+            return self.placed(scaled, inputs["cloud"])

@@ -15,7 +15,7 @@ from .answers import clouds, drawn, responses
 from .decoder import DitBlock, SetTransformer
 from .diffusion import ddim, ddpm, kept_signal, straight
 from .encoder import ENCODERS, grouped
-from .geometry import HAND, JOINTS, ROTATION, TRANSLATION, Hand, matrix, six_numbers
+from .geometry import HAND, JOINTS, ROTATION, TRANSLATION, Hand, matrix, six_numbers, straightening, turned
 
 if TYPE_CHECKING:
     from .config import GraspDiffusionConfig, GraspLearnerConfig
@@ -47,6 +47,10 @@ class GraspNetwork(nn.Module):
     def metric(self, scaled: Tensor) -> Tensor:
         """Grasps in metres and radians from those scaled to [-1, 1]."""
         return self.lower + (scaled + 1) / 2 * (self.upper - self.lower)
+
+    def scaled(self, metric: Tensor) -> Tensor:
+        """The inverse of ``metric``."""
+        return (metric - self.lower) / (self.upper - self.lower) * 2 - 1
 
 
 class DiffusionNetwork(GraspNetwork):
@@ -85,9 +89,29 @@ class GraspLearner(GradientLearner):
         """Tokens [B, M, width] of clouds [B, P, 3]; of those that are kept by the source with their numbers [B]."""
         with torch.no_grad():
             groups = self.slots.group(cloud, number)
+            turn = self.straightening(cloud)[:, None]
+            cloud = (turn * cloud[..., None, :]).sum(
+                -1
+            )  # no product of matrices, which rounds by the size of the batch
         with self.slots.precision():
             tokens: Tensor = self.module.encoder(cloud, *groups)
         return tokens.to(cloud.dtype)
+
+    def straightening(self, cloud: Tensor) -> Tensor:
+        """How clouds are turned before the network sees them, and grasps with them, [B, 3, 3]."""
+        if self.config.straighten:
+            return straightening(cloud)
+        return torch.eye(3, dtype=cloud.dtype, device=cloud.device).expand(len(cloud), 3, 3)
+
+    def straightened(self, batch: Batch) -> Tensor:
+        """Grasps [B, G, 25], scaled, as the network sees them: turned with their clouds."""
+        turn = self.straightening(batch["cloud"])[:, None]
+        return self.module.scaled(turned(self.module.metric(batch["grasp"]), turn))
+
+    def placed(self, scaled: Tensor, cloud: Tensor) -> Tensor:
+        """Grasps in metres and radians, with proper rotations, turned back to where their clouds are."""
+        back = self.straightening(cloud).transpose(1, 2)[:, None]
+        return proper(turned(self.module.metric(scaled), back))
 
     def restoration(self, answer: Tensor, grasp: Tensor) -> dict[str, Tensor]:
         """How far grasps are from what they should be, both scaled: every part's mean over each set, [B]."""
@@ -150,7 +174,7 @@ class GraspDiffusion(GraspLearner):
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Squared errors of what noisy grasps are taken to be, the mean over each set."""
-        grasp, level = batch["grasp"], noise["level"]
+        grasp, level = self.straightened(batch), noise["level"]
         noisy = self.signal[level, None, None] * grasp + self.sigma[level, None, None] * noise["noise"]
         tokens = torch.where(
             noise["blind"][:, None, None], self.module.no_cloud, self.slots.encode(batch["cloud"], batch.get("number"))
@@ -161,7 +185,8 @@ class GraspDiffusion(GraspLearner):
     def inputs(self, batch: Batch) -> Any:
         """Clouds, and the noise from which as many grasps are made as a sample has, by the number of the row."""
         rows, grasps = batch["grasp"].shape[:2]
-        steps = self.config.steps if self.sampler == "ddpm" else 1
+        # By the settings, not by the sampler that a stage has chosen: both begin with the same noise.
+        steps = self.config.steps if self.config.sampler == "ddpm" else 1
         generator = torch.Generator().manual_seed(0)
         noise = torch.stack([torch.randn(steps, grasps, NUMBERS, generator=generator) for _ in range(rows)])
         return {"cloud": batch["cloud"], "noise": noise.to(self.device)}
@@ -201,7 +226,7 @@ class GraspDiffusion(GraspLearner):
             else:
                 steps = inputs.get("steps", self.sampling_steps)
                 scaled = ddim(denoise, noise[0], self.signal, self.sigma, steps)
-            return proper(self.module.metric(scaled))
+            return self.placed(scaled, cloud)
 
     def condition(self, cloud: Tensor) -> Callable[[], Tensor]:
         """What a sampling asks for the tokens of its clouds at every level."""

@@ -31,10 +31,9 @@ def scaling(grasp: Tensor, frame: str) -> tuple[Tensor, Tensor]:
     """The least and the largest of every number of grasps [N, 25], however they are turned: [25] each."""
     lower, upper = grasp.amin(0), grasp.amax(0)
     for first in (0, 19, 22):
-        vector = grasp[:, first : first + 3]
-        reach = {"yaw": vector[:, :2].norm(dim=1).max(), "random": vector.norm(dim=1).max()}.get(frame)
-        if reach is not None:
-            upto = first + (2 if frame == "yaw" else 3)
+        if frame != "object":
+            upto = first + (3 if frame == "random" else 2)
+            reach = grasp[:, first:upto].norm(dim=1).max()
             lower[first:upto], upper[first:upto] = -reach, reach
     middle, half = (lower + upper) / 2, ((upper - lower) / 2).clamp(min=1e-3)
     return middle - half, middle + half
@@ -130,6 +129,8 @@ def drawn_turns(count: int, frame: str) -> Tensor:
     """Rotations [count, 3, 3] by which scenes are turned."""
     if frame == "object":
         return torch.eye(3).expand(count, 3, 3)
+    if frame == "quarter":
+        return yaw((torch.rand(count) - 0.5) * math.pi / 2)
     if frame == "yaw":
         return yaw(torch.rand(count) * 2 * math.pi)
     quaternions = torch.randn(count, 4).numpy()

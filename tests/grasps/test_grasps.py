@@ -7,7 +7,7 @@ from runner.plugin.progress import Progress
 from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
 from runner.plugins.grasps.encoder import farthest_points, grouped
-from runner.plugins.grasps.geometry import turned, yaw
+from runner.plugins.grasps.geometry import straightening, turned, yaw
 from runner.plugins.grasps.scenes import on_cubes
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble
@@ -20,12 +20,13 @@ def made(name="grasp_diffusion", *sets):
 
 
 def stirred(pipeline):
-    """Its learner with gates that let something through: all are zero at first."""
+    """Its learner with gates that let something through, as all are zero at first, and rotations far from none."""
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in pipeline.learner.module.named_parameters():
             if "modulation" in name:
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draw))
+        pipeline.learner.module.transformer.leave.bias[19:] += torch.tensor([2.0, 0, 0, 0, 2.0, 0])
     return pipeline.learner
 
 
@@ -117,10 +118,18 @@ def test_points_are_on_the_cube():
     torch.testing.assert_close(farthest, (edge / 2)[:, None].expand(2, 200))
 
 
-@pytest.mark.parametrize("frame", ["yaw", "object", "random"])
-def test_cloud_and_grasps_are_turned_together(frame):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(("data.frame=" + frame,) for frame in ("quarter", "yaw", "object", "random")),
+        ("data.augment={degrees: 15.0}",),
+        ("data.augment={degrees: 15.0}", "data.clouds=2"),
+        ("data.augment={degrees: 180.0}", "data.frame=random"),
+    ],
+)
+def test_cloud_and_grasps_are_turned_together(settings):
     """Turned back, clouds are on an upright cube and grasps are among those that are known."""
-    source = made("grasp_diffusion", f"data.frame={frame}").source
+    source = made("grasp_diffusion", *settings).source
     batch = source.draw(4, Progress("updates", 1))
     back = batch["turn"].transpose(1, 2)
     cloud = batch["cloud"] @ back.transpose(1, 2)
@@ -131,6 +140,76 @@ def test_cloud_and_grasps_are_turned_together(frame):
     known = read(source.config).grasp
     nearest = (grasp.flatten(0, 1)[:, None] - known).abs().amax(2).amin(1)
     assert float(nearest.max()) < 1e-5
+
+
+def test_points_are_moved_as_far_as_is_said_and_held_out_ones_are_not():
+    plain, moved = made().source, made("grasp_diffusion", "data.augment={jitter_mm: 2.0}").source
+    batch = [moved.draw(4, Progress("updates", 1)) for _ in range(10)]
+    cloud = torch.cat([each["cloud"] @ each["turn"] for each in batch])
+    off = cloud.abs().amax(2) - torch.cat([each["edge"] for each in batch])[:, None] / 2
+    assert 1e-3 < float(off.abs().mean()) < 3e-3
+    assert torch.equal(plain.held_out.tensors["cloud"], moved.held_out.tensors["cloud"])
+
+
+def test_clouds_that_are_kept_come_again_by_their_number():
+    source = made("grasp_diffusion", "data.clouds=3").source
+    seen = dict[int, torch.Tensor]()
+    for batch in (source.draw(4, Progress("updates", 1)) for _ in range(20)):
+        for number, cloud, edge in zip(batch["number"].tolist(), batch["cloud"], batch["edge"], strict=True):
+            assert torch.equal(seen.setdefault(number, cloud), cloud)
+            assert float((cloud[:, 2].abs().max() - edge / 2).abs()) < 5e-3
+    assert seen.keys() == set(range(12))
+    again = made("grasp_diffusion", "data.clouds=3").source.train.kept["cloud"]
+    assert all(torch.equal(again[number], cloud) for number, cloud in seen.items())
+    other = made("grasp_diffusion", "data.clouds=3", "seed=1").source.train.kept["cloud"]
+    assert not torch.equal(again, other)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ((), "drawn anew"),
+        (("data.clouds=3", "data.augment={jitter_mm: 1.0}"), "jitter_mm"),
+        (("data.clouds=3", "data.augment={degrees: 5.0}"), "degrees"),
+    ],
+)
+def test_neighbourhoods_of_clouds_that_change_are_not_kept(sets, said):
+    with pytest.raises(UsageError, match=said):
+        made("grasp_diffusion", "optimization.grouping_cache=on", *sets)
+
+
+def test_neighbourhoods_of_kept_clouds_are_not_looked_for_again():
+    pipeline = made("grasp_diffusion", "data.clouds=3", "optimization.grouping_cache=on")
+    batch = pipeline.source.draw(4, Progress("updates", 1))
+    plain = grouped(batch["cloud"], 4, 4)
+    pipeline.learner.config, kept = None, pipeline.learner.config  # without it nothing can be grouped
+    for one, other in zip(pipeline.slots.group(batch["cloud"], batch["number"]), plain, strict=True):
+        assert torch.equal(one, other)
+    pipeline.learner.config = kept
+    moved = batch["cloud"].flip(1)
+    for one, other in zip(pipeline.slots.group(moved, batch["number"]), grouped(moved, 4, 4), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_answers_turn_with_their_clouds(name):
+    """Up to quarter turns, which are all that a cloud leaves open; without the setting they do not."""
+    for straighten in (True, False):
+        pipeline = made(name, f"model.straighten={str(straighten).lower()}")
+        learner, inputs = stirred(pipeline), inputs_of(pipeline)
+        answer, turn = learner.predict(inputs), yaw(torch.tensor(0.3))
+        after = learner.predict({**inputs, "cloud": inputs["cloud"] @ turn.T})
+        quarters = [turned(answer, yaw(torch.tensor(0.3 + place * torch.pi / 2))) for place in range(4)]
+        apart = torch.stack([(after - each).abs().amax((1, 2)) for each in quarters]).amin(0)
+        assert (float(apart.max()) < 1e-4) == straighten
+
+
+def test_a_straight_cube_is_found_in_a_cloud():
+    cloud = on_cubes(torch.full((200,), 0.07), 256)
+    turn = yaw(torch.rand(200, generator=torch.Generator().manual_seed(0)) * 6)
+    straight = straightening(cloud @ turn.transpose(1, 2)) @ turn
+    off = 4 * torch.atan2(straight[:, 1, 0], straight[:, 0, 0])
+    assert float(torch.atan2(off.sin(), off.cos()).std() / 4) < 0.03
 
 
 def test_the_unseen_size_is_never_drawn_and_held_out_scenes_stay():
