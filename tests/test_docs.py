@@ -57,10 +57,11 @@ def test_every_verb_is_listed():
     assert set(re.findall(r"^\| `runner (\w+)", DOCS["verbs"].read_text(), re.MULTILINE)) == VERBS
 
 
-def test_every_stage_is_listed_with_its_phase_and_contract():
-    listed = re.findall(r"^\| `(\w+)` \| (\d) \| ([^|]+) \|", DOCS["stages"].read_text(), re.MULTILINE)
+@pytest.mark.parametrize(("page", "section"), [("stages", "optimization"), ("inference", "inference")])
+def test_every_stage_is_listed_with_its_phase_and_contract(page, section):
+    listed = re.findall(r"^\| `(\w+)` \| (\d) \| ([^|]+) \|", DOCS[page].read_text(), re.MULTILINE)
     cards = result_of(runner("plugins", "--json"))["plugins"]
-    stages = [card for card in cards if "phase" in card and card["provider"].startswith("proven-runner ")]
+    stages = [card for card in cards if card["section"] == section and card["provider"].startswith("proven-runner ")]
     assert sorted(listed) == [(card["kind"], str(card["phase"]), " or ".join(card["contract"])) for card in stages]
 
 
