@@ -29,14 +29,15 @@ FILE = re.compile(r"`([\w.]+\.(?:py|yaml|sbatch))`")
 RUN = re.compile(r"\b(?:\w+-)?[0-9a-f]{8}\b")
 """A run by its name or its digits."""
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
-NAMED = re.compile(r"^\w+ (\w+|(data|study) \w+)$")
+NAMED = re.compile(r"^\w+ (\w+|(data|models|study) \w+)$")
 """A verb that is spoken of."""
 ASSIGNMENT = re.compile(r"([\w.]+)=")
 CHECKS = (ROOT / ".ci" / "run").read_text()
 BRIEF = {"verify": ["--horizon", "0", "--updates", "3", "--stage", "forward_cache"]}
 """Options that let a verb look for a moment."""
-OUTCOMES = {"verify": {0, 4}, "ablate": {0, 4}, "validate": {0, 2}, "ui": {130}}
-"""Exit codes: how sure gate and clock are after a moment is not asked here, and one recipe is wrong on purpose."""
+OUTCOMES = {"verify": {0, 4}, "ablate": {0, 4}, "validate": {0, 2}, "ui": {130}, "serve": {130}, "models": {0, 3}}
+"""Exit codes: how sure gate and clock are after a moment is not asked here, one recipe is wrong on
+purpose, and what was not verified is not promoted."""
 ELSEWHERE = {
     "postgresql://user:password@host/studies": "sqlite:///{}/elsewhere.db",
     "https://mlflow.example.org": "sqlite:///{}/server.db",
@@ -228,7 +229,7 @@ def run(words, page, tmp_path):
         assert done.exit_code in OUTCOMES.get(verb, {0}), (words, done.output, done.exception)
         return done.stdout
     child = start(tmp_path / "said", *words)
-    if verb == "ui":
+    if verb in ("ui", "serve"):
         while "http://" not in "".join(path.read_text() for path in (child.out, child.err) if path.exists()):
             assert child.running, child.stderr
             time.sleep(0.1)

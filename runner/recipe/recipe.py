@@ -89,7 +89,7 @@ class ServeConfig(Config):
     max_batch: Count = 32
     """Requests that are answered together, at most."""
     wait_ms: Annotated[float, Field(ge=0)] = 20.0
-    """How long a request waits for others to be answered with."""
+    """How long a request waits for others to be answered with, as long as there are clients that do not wait, too."""
     queue: Count = 256
     """Requests that may wait; to more the answer is 503."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0

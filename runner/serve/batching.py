@@ -52,6 +52,8 @@ class Batcher:
         self._work: SimpleQueue[tuple[list[_Waiting], asyncio.Future[None]]] = SimpleQueue()
         self._seconds = 0.0
         self._thread: threading.Thread | None = None
+        self.clients: Callable[[], float] = lambda: math.inf
+        """How many there are: when all of them wait for an answer, waiting for more is in vain."""
         self.cut_off = 0
         """Requests that the server stopped before they were answered."""
 
@@ -113,7 +115,7 @@ class Batcher:
                 first = self._waiting[0]
                 alike = [each for each in self._waiting if each.group == first.group][: settings.max_batch]
                 left = first.since + settings.wait_ms / 1e3 - loop.time()
-                if len(alike) == settings.max_batch or left <= 0:
+                if len(alike) == settings.max_batch or left <= 0 or self.waiting >= self.clients():
                     taken = set(alike)
                     self._waiting = [each for each in self._waiting if each not in taken]
                     return alike

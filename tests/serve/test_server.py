@@ -1,10 +1,14 @@
 """A server in a process of its own, asked by clients of all sorts."""
 
 import signal
+import socket
 import threading
 
 import pytest
 from serving import Asking, asked_together, connected, metric, obedient, received, server, until, workspace_with
+
+from runner.recipe.recipe import ServeConfig
+from runner.serve.server import bound
 
 SETTINGS = ("serve.max_batch=4", "serve.wait_ms=10", "serve.queue=3", "serve.client_s=0.5", "serve.max_body_bytes=4096")
 WORDS = {"words": [1, 2, 3]}
@@ -119,8 +123,9 @@ def test_a_full_queue_asks_to_come_again(client, tmp_path):
 
 def test_a_deadline_passes_for_who_waits_and_for_who_is_being_answered(place, tmp_path):
     with server(*place, "serve.deadline_s=0.3", "serve.wait_ms=0") as (_, client):
-        begun = [Asking(client, question) for question in ({"words": [1], "after": str(tmp_path / "go")}, WORDS)]
-        late = [each.answered() for each in begun]
+        first = Asking(client, {"words": [1], "after": str(tmp_path / "go")})
+        until(lambda: metric(client, "runner_batch_size_count") == 1)
+        late = [each.answered() for each in (first, Asking(client, WORDS))]
         (tmp_path / "go").touch()
         assert client.post("/predict", json=WORDS).status_code == 200
     line = {"error": "the deadline has passed before there was an answer"}
@@ -149,10 +154,21 @@ def test_an_answer_that_takes_too_long_is_cut_off(place, tmp_path):
     assert "Traceback" not in child.stderr
 
 
+def test_nobody_waits_for_others_when_there_are_none(place):
+    with server(*place, "serve.wait_ms=60000", "serve.deadline_s=20") as (_, client):
+        assert [client.post("/predict", json=WORDS).status_code for _ in range(3)] == [200] * 3
+
+
 def test_ctrl_c_ends_it_too(place):
     with server(*place) as (child, _):
         child.send(signal.SIGINT)
         assert child.wait() == 130
+
+
+def test_answers_are_not_held_back_in_small_packets():
+    """Asyncio sees to that where a socket says that it is TCP's."""
+    with bound(ServeConfig(port=0)) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def test_a_port_that_is_taken_is_said(place, client):
