@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from runner.api import GradientLearner
 
-    from .network import Asked
+    from .network import Question
 
 Count = Annotated[int, Field(ge=1)]
 LARGEST_GRADIENT = 1.0
@@ -122,17 +122,17 @@ class Distil(Stage):
                 optimizer.step()
 
 
-def _lessons(learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline) -> Iterator[Asked]:
+def _lessons(learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline) -> Iterator[Question]:
     """What the run's own loss asks the network for one batch after the other, and what the teacher says."""
     import torch
 
-    from .network import Asked, asking
+    from .network import Question, asking
 
     for batch, noise in pipeline.batches():
-        calls: list[Asked] = []
+        calls: list[Question] = []
 
-        def answer(*inputs: Any, calls: list[Asked] = calls) -> Any:
-            calls.append(Asked(inputs, teacher(*inputs)))
+        def answer(*inputs: Any, calls: list[Question] = calls) -> Any:
+            calls.append(Question(inputs, teacher(*inputs)))
             return calls[-1].output
 
         with torch.no_grad(), asking(learner, answer):
@@ -140,7 +140,7 @@ def _lessons(learner: GradientLearner, teacher: nn.Module, pipeline: Pipeline) -
         yield from calls
 
 
-def _error(student: nn.Module, asked: Asked) -> Tensor:
+def _error(student: nn.Module, asked: Question) -> Tensor:
     """The mean squared difference of every output, added up."""
     import torch
 
@@ -148,7 +148,7 @@ def _error(student: nn.Module, asked: Asked) -> Tensor:
     return torch.stack([(one - other).square().mean() for one, other in pairs]).sum()
 
 
-def _size(asked: Asked) -> Tensor:
+def _size(asked: Question) -> Tensor:
     """What the error of zeros would be."""
     import torch
 

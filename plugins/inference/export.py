@@ -11,7 +11,7 @@ from runner.api import Close, Pipeline, RecipePath, Setting, Stage, StageConfig,
 if TYPE_CHECKING:
     from runner.api import GradientLearner
 
-    from .network import Asked
+    from .network import Question
     from .program import Program
 
 EXTRA = "pip install 'proven-runner[inference]'"
@@ -117,7 +117,7 @@ class Export(Stage):
         key = digest(learner.module, self.config.format, learner.config.model_dump())
         return place_of(pipeline, self) / f"{self.config.kind}-{key}{suffix}"
 
-    def _found(self, path: Path, example: Asked) -> Program | None:
+    def _found(self, path: Path, example: Question) -> Program | None:
         """What was exported before to a place that says of what."""
         import torch
 
@@ -131,7 +131,7 @@ class Export(Stage):
         except Exception:  # damaged in whatever way: it is made again
             return None
 
-    def _made(self, path: Path, learner: GradientLearner, example: Asked) -> Program:
+    def _made(self, path: Path, learner: GradientLearner, example: Question) -> Program:
         from .program import exported, of_onnx, of_torch, write_onnx, write_torch
 
         program = exported(learner.module, example, self.config.kind)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from runner.api import GradientLearner, Pipeline, UsageError, replacing
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """One call of the slot ``forward``."""
 
     inputs: tuple[Any, ...]
@@ -63,7 +63,7 @@ def asking(learner: GradientLearner, answer: Any) -> Iterator[None]:
         vars(slots)["forward"] = before
 
 
-def asked(pipeline: Pipeline, learner: GradientLearner, kind: str) -> Asked:
+def asked(pipeline: Pipeline, learner: GradientLearner, kind: str) -> Question:
     """What ``predict`` asks the network first, for a batch, and its answer.
 
     Raises:
@@ -72,13 +72,13 @@ def asked(pipeline: Pipeline, learner: GradientLearner, kind: str) -> Asked:
     return next(iter(questions(pipeline, learner, kind, 1)))
 
 
-def questions(pipeline: Pipeline, learner: GradientLearner, kind: str, count: int) -> Iterator[Asked]:
+def questions(pipeline: Pipeline, learner: GradientLearner, kind: str, count: int) -> Iterator[Question]:
     """The same of so many batches."""
-    found: list[Asked] = []
+    found: list[Question] = []
 
     def answer(*inputs: Any) -> NoReturn:
         with learner.slots.precision():
-            found.append(Asked(inputs, learner.module(*inputs)))
+            found.append(Question(inputs, learner.module(*inputs)))
         raise _Enough
 
     batches = pipeline.batches()

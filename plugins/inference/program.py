@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from runner.api import UsageError, map_tensors, replacing, tensors
 
-from .network import Asked, bytes_in
+from .network import Question, bytes_in
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -90,7 +90,7 @@ def quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def exported(module: nn.Module, asked: Asked, kind: str) -> ExportedProgram:
+def exported(module: nn.Module, asked: Question, kind: str) -> ExportedProgram:
     """The network in evaluation mode, for inputs of as many sizes as it allows.
 
     Raises:
@@ -149,7 +149,7 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
         converted.save(partial, external_data=False)
 
 
-def of_onnx(path: Path, asked: Asked) -> Program:
+def of_onnx(path: Path, asked: Question) -> Program:
     """Runs an ONNX file on as many threads as torch has.
 
     Raises:
@@ -195,7 +195,7 @@ def bytes_of(path: Path) -> int:
     return path.stat().st_size + (data.stat().st_size if data.exists() else 0)
 
 
-def difference(program: Program, asked: Asked) -> float:
+def difference(program: Program, asked: Question) -> float:
     """How far the program's answer is from the network's, as a share of its size (of all outputs, L2)."""
     pairs = list(zip(tensors(program.call(*asked.inputs)), tensors(asked.output), strict=True))
     off = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from runner.api import GradientLearner
 
-    from .network import Asked
+    from .network import Question
     from .program import Program
 
 
@@ -164,7 +164,7 @@ def _bytes(before: int, after: int) -> str:
     return f"{before:,} bytes are {after:,} ({after / before:.2f}x)"
 
 
-def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Asked]) -> None:
+def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Question]) -> None:
     """Writes an ONNX file with rounded weights; a UsageError if there are none to round."""
     import onnx
     from onnxruntime.quantization import (  # type: ignore[import-untyped]
@@ -208,7 +208,7 @@ def _owner(node: Any) -> str:
     return str(literal_eval(scopes)[-2])
 
 
-def _reader(names: Sequence[str], examples: Sequence[Asked]) -> Any:
+def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
     """Inputs one after the other, as calibration reads them."""
     from onnxruntime.quantization import CalibrationDataReader
 
