@@ -1,0 +1,60 @@
+"""Samples in fewer steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+
+from pydantic import Field
+
+from runner.api import Pipeline, Setting, Stage, StageConfig, Statistical, UsageError
+
+if TYPE_CHECKING:
+    from ..learner import GraspDiffusion
+
+
+class DdimConfig(StageConfig):
+    """Takes noise out in a few steps that add none, instead of at every level (DDIM, arXiv 2010.02502).
+
+    It begins with the noise with which the model's own sampler begins, so that answers can be compared.
+
+    When it helps: an answer takes as many evaluations of the network as there are steps.
+    When it hurts: too few steps make worse grasps; what they cost depends on the model.
+    """
+
+    kind: ClassVar[str] = "ddim"
+    phase: ClassVar[int] = 1
+
+    steps: Annotated[int, Field(ge=1)] = 20
+    """At how many levels of noise the network is asked."""
+
+    def contract(self, setting: Setting) -> Statistical:
+        """Other grasps."""
+        return Statistical()
+
+    def inactive(self, setting: Setting) -> str | None:
+        """Where the model samples like that already.
+
+        Raises:
+            UsageError: the model does not sample, or knows fewer levels of noise.
+        """
+        model = setting.model
+        if model.kind != "grasp_diffusion":
+            raise UsageError(f"learner '{model.kind}' takes no noise out")
+        levels, sampler = getattr(model, "steps", 0), getattr(model, "sampler", None)
+        if self.steps > levels:
+            raise UsageError(f"steps: {self.steps}, and the model knows {levels} levels of noise")
+        same = sampler == "ddim" and getattr(model, "sampling_steps", None) == self.steps
+        return f"model.sampler is ddim, with {self.steps} steps" if same else None
+
+    def implementation(self) -> type[Stage]:
+        """What sets the sampler."""
+        return Ddim
+
+
+class Ddim(Stage):
+    """Tells the learner by which sampler it answers."""
+
+    def attach(self, pipeline: Pipeline) -> None:
+        """Nothing else changes."""
+        learner = cast("GraspDiffusion", pipeline.learner)
+        learner.sampler, learner.sampling_steps = "ddim", self.config.steps

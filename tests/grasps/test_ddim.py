@@ -1,0 +1,85 @@
+"""A trained model that samples in fewer steps, as a stage for inference."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from running import tiny
+
+from runner.plugin.registry import Registry
+from runner.plugins.grasps.diffusion import ddim
+from runner.plugins.grasps.stages.ddim import DdimConfig
+from runner.system.errors import UsageError
+from runner.train.assemble import assemble
+
+LEVELS = ("model.steps=8", "model.sampling_steps=8")
+
+
+def model(*sets, steps=None):
+    """A pipeline with gates that let something through; with the stage, where it has steps."""
+    pipeline = assemble(replace(tiny("grasp_diffusion", *LEVELS, *sets), stages={}))
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in pipeline.learner.module.named_parameters():
+            if "modulation" in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draw))
+    if steps is not None:
+        pipeline.attach_to_learnt({"ddim": DdimConfig(steps=steps)})
+    return pipeline
+
+
+def asked_of(pipeline):
+    return pipeline.learner.inputs(next(model().batches())[0])
+
+
+def test_it_begins_with_the_noise_of_the_model_s_own_sampler():
+    plain, shorter = asked_of(model()), asked_of(model(steps=2))
+    assert plain["noise"].shape[1] == 8
+    assert all(torch.equal(plain[name], shorter[name]) for name in plain)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 8])
+def test_it_is_ddim_from_the_first_noise(steps):
+    plain, shorter = model().learner, model(steps=steps).learner
+    inputs, seen = asked_of(model()), []
+
+    def denoise(x, level):
+        seen.append(level)
+        levels = torch.full((len(x),), level)
+        return plain.denoised(x, plain.slots.encode(inputs["cloud"]), levels)
+
+    with torch.no_grad(), plain.evaluating():
+        scaled = ddim(denoise, inputs["noise"][:, 0], plain.signal, plain.sigma, steps)
+        expected = plain.placed(scaled, inputs["cloud"])
+    assert len(seen) == steps
+    assert torch.equal(shorter.predict(inputs), expected)
+    assert not torch.equal(plain.predict(inputs), expected)
+
+
+def test_the_network_is_asked_once_a_step():
+    pipeline, calls = model(steps=3), []
+    pipeline.learner.module.register_forward_hook(lambda *_: calls.append(1))
+    pipeline.learner.predict(asked_of(pipeline))
+    assert len(calls) == 3
+
+
+def test_a_model_that_samples_like_that_already_has_nothing_of_it():
+    report = model("model.sampler=ddim", "model.sampling_steps=2", steps=2).reports["ddim"]
+    assert (report.active, report.reason) == (False, "model.sampler is ddim, with 2 steps")
+    assert model("model.sampler=ddim", "model.sampling_steps=8", steps=2).reports["ddim"].active
+
+
+def test_more_steps_than_levels_are_refused():
+    with pytest.raises(UsageError, match=r"inference\.ddim: steps: 9, and the model knows 8 levels of noise"):
+        model(steps=9)
+
+
+def test_a_model_that_does_not_sample_is_told():
+    pipeline = assemble(replace(tiny("digits_classifier"), stages={}))
+    with pytest.raises(UsageError, match=r"inference\.ddim: learner 'classifier' takes no noise out"):
+        pipeline.attach_to_learnt({"ddim": DdimConfig()})
+
+
+def test_it_is_a_stage_for_inference_alone():
+    assert Registry().get("inference", "ddim") is DdimConfig
+    assert "ddim" not in Registry().kinds("optimization")
