@@ -47,7 +47,7 @@ class GraspLearnerConfig(GradientLearnerConfig):
     """What learners of grasps share: an encoder of clouds, and a transformer that works on sets of grasps."""
 
     learns_from: ClassVar[str] = "grasps"
-    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw", "lr": 4e-4, "max_grad_norm": 1.0}}
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adamw", "lr": 1.2e-3, "max_grad_norm": 1.0}}
     slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"group", "encode", "restoration"}
     request: ClassVar[type[ServedRequest]] = GraspRequest
     response: ClassVar[type[ServedResponse]] = GraspResponse
@@ -99,6 +99,9 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     """How fast, with ``ddpm``. ``linear_seed`` never reaches noise alone, from which sampling begins all the same."""
     steps: Annotated[int, Field(ge=2, le=1000)] = 100
     """Levels of noise."""
+    min_snr: Annotated[float, Field(gt=0)] | None = 1.0
+    """With how much more signal than noise a level of noise counts in full; with less of it, it counts less, as nothing
+    can be said there (Min-SNR, arXiv 2303.09556). null lets all count the same."""
     sampler: Annotated[Literal["ddpm", "ddim"], Field(validate_default=True)] = "ddpm"
     """Whether fresh noise is added while it is taken out."""
     sampling_steps: Count = 100

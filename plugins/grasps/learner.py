@@ -138,11 +138,12 @@ class GraspLearner(GradientLearner):
         return responses(requests, outputs, self.module.hand)
 
 
-def weighed(parts: Mapping[str, Tensor]) -> Loss:
-    """The sum of the parts, [B] each."""
+def weighed(parts: Mapping[str, Tensor], weight: Tensor | None = None) -> Loss:
+    """The sum of the parts, [B] each, perhaps with a weight for every row, [B]."""
     rows = len(next(iter(parts.values())))
     also = {name: Mean(part.detach().sum(), rows) for name, part in parts.items()}
-    return Loss(torch.stack(list(parts.values())).sum(), rows, also)
+    every = torch.stack(list(parts.values()))
+    return Loss((every if weight is None else weight * every).sum(), rows, also)
 
 
 class GraspDiffusion(GraspLearner):
@@ -156,7 +157,10 @@ class GraspDiffusion(GraspLearner):
         self.sampler, self.sampling_steps, self.guidance = config.sampler, config.sampling_steps, config.guidance
         kept = kept_signal(config.schedule, config.steps)
         signal, sigma = straight(config.steps) if config.process == "flow" else (kept.sqrt(), (1 - kept).sqrt())
-        self.kept, self.signal, self.sigma = (each.float().to(self.device) for each in (kept, signal, sigma))
+        full = config.min_snr
+        weight = torch.ones_like(kept) if full is None else (signal / sigma).square().clamp(max=full) / full
+        tables = (kept, signal, sigma, weight)
+        self.kept, self.signal, self.sigma, self.weight = (each.float().to(self.device) for each in tables)
 
     def build(self, config: GraspDiffusionConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
         """The network for scaled grasps."""
@@ -180,7 +184,7 @@ class GraspDiffusion(GraspLearner):
             noise["blind"][:, None, None], self.module.no_cloud, self.slots.encode(batch["cloud"], batch.get("number"))
         )
         answer = self.clean(noisy, tokens, level)
-        return weighed(self.slots.restoration(answer, grasp))
+        return weighed(self.slots.restoration(answer, grasp), self.weight[level])
 
     def inputs(self, batch: Batch) -> Any:
         """Clouds, and the noise from which as many grasps are made as a sample has, by the number of the row."""

@@ -6,8 +6,10 @@ from running import tiny
 from runner.plugin.progress import Progress
 from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
+from runner.plugins.grasps.diffusion import kept_signal
 from runner.plugins.grasps.encoder import farthest_points, grouped
 from runner.plugins.grasps.geometry import straightening, turned, yaw
+from runner.plugins.grasps.learner import weighed
 from runner.plugins.grasps.scenes import on_cubes
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble
@@ -83,6 +85,19 @@ def test_a_clean_grasp_with_the_right_answer_costs_nothing():
     batch = pipeline.source.draw(4, Progress("updates", 1))
     parts = pipeline.learner.restoration(batch["grasp"], batch["grasp"])
     assert {float(part.abs().max()) for part in parts.values()} == {0.0}
+
+
+def test_levels_with_little_signal_count_as_much_as_there_is_of_it():
+    weight = made("grasp_diffusion", "model.steps=100", "model.min_snr=2.0").learner.weight
+    assert float(weight[0]) == 1.0
+    assert bool((weight[1:] <= weight[:-1]).all())
+    kept = kept_signal("cosine", 100)
+    assert float(weight[50]) == pytest.approx(float(kept[50] / (1 - kept[50]) / 2), rel=1e-5)
+    learner = made("grasp_diffusion", "model.min_snr=null").learner
+    assert learner.weight.tolist() == [1.0] * 4
+    parts = {"joints": torch.tensor([1.0, 3.0])}
+    assert float(weighed(parts, torch.tensor([1.0, 0.5])).sum) == 2.5
+    assert float(weighed(parts).also["joints"].sum) == 4.0
 
 
 def test_the_weight_of_the_divergence_grows():
