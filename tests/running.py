@@ -76,7 +76,7 @@ TINY_GRASPS = (
 )
 SMALL = {
     "grasp_diffusion": ("model.steps=4", "model.sampling_steps=4", *TINY_GRASPS), "grasp_cvae": TINY_GRASPS,
-    "grasp_serve": ("model.steps=4", "model.sampling_steps=4", *TINY_GRASPS),
+    "grasp_serve": ("model.steps=4", "model.sampling_steps=4", "inference.ddim.steps=2", *TINY_GRASPS),
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "shakespeare": TINY_GPT, "mamba2": TINY_MAMBA2,
     "gcn": TINY_GRAPH, "emma": TINY_GRAPH, "pgt": TINY_CONTEXTS, "gps": TINY_MOLECULES, "graphgpt": TINY_MOLECULES,
 }  # fmt: skip
