@@ -110,7 +110,8 @@ class Quantise(Stage):
 
         module = learner.module
         own = {name: each for name, each in module.named_modules() if not matches(name, kept)}
-        chosen = {name for name, each in own.items() if isinstance(each, nn.Linear)}
+        # One of a single column would keep a scale for every weight, which torchao refuses.
+        chosen = {name for name, each in own.items() if isinstance(each, nn.Linear) and each.in_features > 1}
         if not chosen:
             raise UsageError("backend: torchao rounds matrices alone, and this network has none that are not kept")
         rounding = Int8DynamicActivationInt8WeightConfig if self.config.activations else Int8WeightOnlyConfig

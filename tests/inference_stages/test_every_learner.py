@@ -1,0 +1,40 @@
+"""Every learner that ships can be made smaller, or says why not."""
+
+import pytest
+from learnt import inputs, learnt
+from running import RECIPES, tiny
+
+from runner.api import UsageError, tensors
+from runner.plugins.inference.distil import DistilConfig
+from runner.plugins.inference.prune import PruneConfig
+from runner.plugins.inference.quantise import QuantiseConfig
+
+LEARNERS = {tiny(path.stem).model.kind: path.stem for path in sorted(RECIPES.glob("*.yaml"), reverse=True)}
+CONFIGS = {
+    "prune": PruneConfig(heads=0.5, ff=0.5),
+    "distil": DistilConfig(layers=1, updates=1),
+    "quantise": QuantiseConfig(backend="torchao"),
+}
+WORKS = {
+    "prune": {"classifier", "gpt", "grasp_cvae", "grasp_diffusion"},
+    "distil": {"gpt", "gps", "graph_gpt", "grasp_cvae", "grasp_diffusion", "mamba2"},
+    "quantise": set(LEARNERS) - {"classifier", "masac"},
+}
+"""Learners by stage; the others are refused."""
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_it_works_or_says_why_not(learner):
+    layers = ("model.layers=2",) if hasattr(tiny(LEARNERS[learner]).model, "layers") else ()
+    works = set()
+    for kind, config in CONFIGS.items():
+        pipeline = learnt(LEARNERS[learner], *layers, updates=0)
+        try:
+            pipeline.attach_to_learnt({kind: config})
+        except UsageError as error:
+            assert any(word in str(error) for word in (kind, *type(config).model_fields)), error
+            continue
+        (asked,) = inputs(pipeline, pipeline.batch_size)
+        assert all(tensor.isfinite().all() for tensor in tensors(pipeline.learner.predict(asked)))
+        works.add(kind)
+    assert works == {kind for kind, learners in WORKS.items() if learner in learners}
