@@ -25,7 +25,7 @@ from runner.plugin.faces import (
     SourceConfig,
     StageConfig,
 )
-from runner.plugin.files import DataFile, DataName, RecipePath
+from runner.plugin.files import Anchor, DataFile, DataName, RecipePath
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.prunable import Prunable
@@ -46,9 +46,9 @@ _HEAVY = dict.fromkeys(("DatasetSource", "TensorRows"), "runner.plugin.dataset")
 """Where the names are that need torch."""
 
 __all__ = [
-    "Batch", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig", "DatasetSource",
-    "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig", "Loss",
-    "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath", "Ring", "Role",
+    "Anchor", "Batch", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig",
+    "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
+    "LearnerConfig", "Loss", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath", "Ring", "Role",
     "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig", "Stage",
     "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError", "available_memory", "map_tensors",
     "replacing", "restore", "tensors",

@@ -95,7 +95,7 @@ class Distil(Stage):
         homes = [name for name, module in learner.module.named_modules() if list(module.children()) == blocks]
         if len(blocks) != whole or not homes:
             kind = learner.config.kind
-            raise UsageError(f"layers: learner '{kind}' has {whole}, and {len(blocks)} blocks (Learner.blocks)")
+            raise UsageError(f"distil: layers: learner '{kind}' has {whole}, and {len(blocks)} blocks (Learner.blocks)")
         last, of = whole - 1, max(1, self.config.layers - 1)
         kept = {round(place * last / of) for place in range(self.config.layers)}
         student = deepcopy(learner.module)

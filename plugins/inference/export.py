@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from runner.api import Close, Pipeline, RecipePath, Setting, Stage, StageConfig, UsageError
+from runner.api import Anchor, Close, Pipeline, Setting, Stage, StageConfig, UsageError
 
 if TYPE_CHECKING:
     from runner.api import GradientLearner
@@ -38,7 +38,7 @@ class ExportConfig(StageConfig):
 
     format: Literal["torch", "onnx"] = "onnx"
     """A ``.pt2`` of ``torch.export``, or ONNX with opset 20."""
-    path: RecipePath | None = None
+    path: Annotated[str | None, Anchor()] = None
     """Where the program is written; unless told, with the run."""
 
     def contract(self, setting: Setting) -> Close:
@@ -142,6 +142,6 @@ class Export(Stage):
             write_onnx(program, path, self.config.kind)
             return of_onnx(path, example)
         except OSError as error:
-            raise UsageError(f"path: {path} cannot be written: {error.strerror or error}") from error
+            raise UsageError(f"export: path: {path} cannot be written: {error.strerror or error}") from error
         except RuntimeError as error:
-            raise UsageError(f"format: ONNX Runtime cannot run the network: {error}") from error
+            raise UsageError(f"export: format: ONNX Runtime cannot run the network: {error}") from error

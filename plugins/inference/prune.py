@@ -95,7 +95,7 @@ class Prune(Stage):
         gone = {group: int(getattr(self.config, group.kind) * group.units + 1e-9) for group in groups}
         if not any(gone.values()):
             of = ", ".join(f"{kind}: {getattr(self.config, kind)}" for kind in sorted({group.kind for group in groups}))
-            raise UsageError(f"{of} is less than one unit of any layer; take more, or switch the stage off")
+            raise UsageError(f"prune: {of} is less than one unit of any layer; take more, or switch the stage off")
         return {group: count for group, count in gone.items() if count}
 
     def _train(self, learner: GradientLearner, pipeline: Pipeline) -> None:

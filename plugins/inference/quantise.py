@@ -113,7 +113,7 @@ class Quantise(Stage):
         # One of a single column would keep a scale for every weight, which torchao refuses.
         chosen = {name for name, each in own.items() if isinstance(each, nn.Linear) and each.in_features > 1}
         if not chosen:
-            raise UsageError("backend: torchao rounds matrices alone, and this network has none that are not kept")
+            raise UsageError("quantise: backend: torchao rounds matrices alone, and here are none that are not kept")
         rounding = Int8DynamicActivationInt8WeightConfig if self.config.activations else Int8WeightOnlyConfig
         before = size(module)
         with quietly():
@@ -186,7 +186,7 @@ def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Q
         layers = [n for n in graph.node if n.op_type in ("Conv", "MatMul", "Gemm") and weights & {*n.input}]
         chosen = [node for node in layers if not matches(_owner(node), kept)]
         if not chosen:
-            raise UsageError("keep: nothing is left to round")
+            raise UsageError("quantise: keep: nothing is left to round")
         names = [name for node in chosen for name in (node.name, f"{node.name}_MatMul")]  # what becomes of a Gemm
         common = {"per_channel": True, "nodes_to_quantize": names, "reduce_range": not _has_vnni()}
         with replacing(rounded) as partial:

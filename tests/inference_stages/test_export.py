@@ -7,16 +7,18 @@ import onnx
 import pytest
 import torch
 from learnt import attached, inputs, learnt, off
-from running import tiny
+from running import RECIPES, tiny
 from torch import nn
 
 from runner.api import UsageError
+from runner.plugin.registry import Registry
 from runner.plugins.inference import quantise
 from runner.plugins.inference.export import ExportConfig
 from runner.plugins.inference.network import Question
 from runner.plugins.inference.program import Program, bytes_of, exported, of_onnx, of_torch, write_onnx
 from runner.plugins.inference.quantise import QuantiseConfig
 from runner.recipe.document import RecipeError
+from runner.recipe.loader import load
 from runner.train.assemble import setting_of
 
 
@@ -174,6 +176,13 @@ def test_what_contradicts_is_refused(config, changed, said):
     setting = vars(setting_of(tiny("digits_classifier"), torch.device("cpu")))
     with pytest.raises(UsageError, match=said):
         config.inactive(SimpleNamespace(**setting | {"stages": {}} | changed))
+
+
+def test_a_path_starts_at_the_recipe(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        f"extends: {RECIPES / 'digits_classifier.yaml'}\ninference: {{export: {{path: out/net.onnx}}}}\n"
+    )
+    assert load(tmp_path / "mine.yaml", [], Registry()).inference["export"].path == str(tmp_path / "out" / "net.onnx")
 
 
 def test_a_learner_without_the_slot_is_refused_with_the_recipe():
