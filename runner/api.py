@@ -48,10 +48,10 @@ _HEAVY = dict.fromkeys(("DatasetSource", "TensorRows"), "runner.plugin.dataset")
 __all__ = [
     "Anchor", "Batch", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig",
     "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
-    "LearnerConfig", "Loss", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath", "Ring", "Role",
-    "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig", "Stage",
-    "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError", "available_memory", "map_tensors",
-    "replacing", "restore", "tensors",
+    "LearnerConfig", "Loss", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath",
+    "Ring", "Role", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig",
+    "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError", "available_memory",
+    "map_tensors", "replacing", "restore", "tensors",
 ]  # fmt: skip
 
 
