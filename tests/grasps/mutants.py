@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import torch
 
-from runner.api import Close, Exact, Stage, StageConfig
+from runner.api import Exact, Stage, StageConfig
 from runner.plugins.grasps.geometry import yaw
 
 
-def wrong(kind, promise=Close, wraps=()):
-    """Registers a stage's works with settings that promise the same digits, or the same bits."""
+def wrong(kind, wraps):
+    """Registers a stage's works with settings that promise the same bits."""
 
     def register(works):
         namespace = {
@@ -21,7 +21,7 @@ def wrong(kind, promise=Close, wraps=()):
             "kind": kind,
             "phase": 1,
             "wraps": frozenset(wraps),
-            "contract": lambda self, setting: promise(),
+            "contract": lambda self, setting: Exact(),
             "implementation": lambda self: works,
         }
         face = type(StageConfig)(f"{works.__name__}Config", (StageConfig,), namespace, use_attribute_docstrings=False)
@@ -31,7 +31,7 @@ def wrong(kind, promise=Close, wraps=()):
     return register
 
 
-@wrong("stale_condition_cache", Exact, ["condition"])
+@wrong("stale_condition_cache", ["condition"])
 class StaleConditionCache(Stage):
     """Keeps the tokens of a cloud when the weights change."""
 
@@ -48,7 +48,7 @@ class StaleConditionCache(Stage):
         pipeline.slots.wrap("condition", stale)
 
 
-@wrong("grouping_cache_with_jitter", Exact, ["group"])
+@wrong("grouping_cache_with_jitter", ["group"])
 class GroupingCacheWithJitter(Stage):
     """Keeps the neighbourhoods of a cloud by its number, although its points are moved whenever it is drawn."""
 
@@ -69,7 +69,7 @@ class GroupingCacheWithJitter(Stage):
         pipeline.slots.wrap("group", remembering)
 
 
-@wrong("double_scaler", Close, ["backward"])
+@wrong("double_scaler", ["backward"])
 class DoubleScaler(Stage):
     """Scales the loss for half precision once more than is taken back before the optimizer's step."""
 
@@ -77,7 +77,7 @@ class DoubleScaler(Stage):
         pipeline.slots.wrap("backward", lambda step: lambda loss, *rest: step(2.0**10 * loss, *rest))
 
 
-@wrong("turned_without_its_label", Close, ["next_batch"])
+@wrong("turned_without_its_label", ["next_batch"])
 class TurnedWithoutItsLabel(Stage):
     """Turns clouds by 15 degrees, and leaves the grasps where they were."""
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 from running import tiny
 
+from runner.inference.gate import InferenceGate
 from runner.plugin.registry import Registry
 from runner.plugins.grasps.diffusion import ddim
 from runner.plugins.grasps.stages.ddim import DdimConfig
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble
+from runner.train.trained import Trained
 
 LEVELS = ("model.steps=8", "model.sampling_steps=8")
 
@@ -83,3 +85,28 @@ def test_a_model_that_does_not_sample_is_told():
 def test_it_is_a_stage_for_inference_alone():
     assert Registry().get("inference", "ddim") is DdimConfig
     assert "ddim" not in Registry().kinds("optimization")
+
+
+def drawn(seed):
+    pipeline = model(f"data.scene_seed={seed}")
+    return pipeline.source.held_out.tensors, next(iter(pipeline.source.held_out_batches())), pipeline.learner
+
+
+def test_another_seed_of_the_scenes_draws_other_clouds_and_other_noise():
+    (scenes, batch, learner), (others, other, again) = drawn(0), drawn(1)
+    assert not torch.equal(scenes["cloud"], others["cloud"])
+    assert not torch.equal(learner.inputs(batch)["noise"], again.inputs(other)["noise"])
+    assert torch.equal(others["cloud"], drawn(1)[0]["cloud"])
+    assert torch.equal(scenes["edge"], others["edge"])
+
+
+def test_the_gate_judges_it_by_eight_evaluations_in_pairs(tmp_path):
+    """One is luck: of a model that was trained, one lost 0.025 of ``strict``, and eight others 0.056 in the mean."""
+    registry = Registry()
+    recipe = tiny("grasp_diffusion", *LEVELS, "train.ema=null", "inference.ddim={steps: 2}", registry=registry)
+    pipeline = assemble(recipe, registry.files)
+    gate = InferenceGate(Trained("here", recipe, registry, pipeline.state_dict(), tmp_path), lambda _: None)
+    verdict = gate(("ddim",))
+    assert [len(gate.values[stages]) for stages in ((), ("ddim",))] == [8, 8]
+    assert len(set(gate.values[()])) + len(set(gate.values["ddim",])) > 2
+    assert "once" not in verdict.summary

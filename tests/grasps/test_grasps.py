@@ -87,6 +87,19 @@ def test_a_clean_grasp_with_the_right_answer_costs_nothing():
     assert {float(part.abs().max()) for part in parts.values()} == {0.0}
 
 
+@pytest.mark.parametrize("name", LEARNERS)
+def test_one_squared_error_for_all_parts_is_each_of_them(name):
+    plain, merged = made(name), made(name, "optimization.merged_losses=on")
+    grasp = plain.source.draw(4, Progress("updates", 1))["grasp"]
+    answer = torch.randn(grasp.shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    parts, gradients = [], []
+    for pipeline in (plain, merged):
+        parts.append(pipeline.slots.restoration(answer, grasp))
+        gradients += torch.autograd.grad(torch.stack([*parts[-1].values()]).sum(), answer)
+    torch.testing.assert_close(*parts)
+    torch.testing.assert_close(*gradients)
+
+
 def test_levels_with_little_signal_count_as_much_as_there_is_of_it():
     weight = made("grasp_diffusion", "model.steps=100", "model.min_snr=2.0").learner.weight
     assert float(weight[0]) == 1.0

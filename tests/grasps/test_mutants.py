@@ -16,23 +16,19 @@ WRONG = [
     ("stale_condition_cache", (), "'predict'"),
     ("grouping_cache_with_jitter", (KEPT, "data.augment={jitter_mm: 5.0}"), r"slot '\w+'"),
     ("double_scaler", (), r"slot 'backward'|slot 'step'|\.grad"),
-    ("turned_without_its_label", (), r"slot 'next_batch': 'batch\.cloud'"),
+    ("turned_without_its_label", (), "slot 'next_batch': 'cloud'"),
 ]
 """Stages, on which data, and what is named."""
-RIGHT = [
-    ("grouping_cache", (KEPT,)),
-    ("merged_losses", ()),
-    ("condition_cache", ()),
-    ("merged_guidance", ("model.guidance=1",)),
-]
 
 
 def verdict(kind, *sets):
     off = [
         f"optimization.{each}=off" for each in ("condition_cache", "fused_optimizer", "heap_retention") if each != kind
     ]
-    recipe = tiny("grasp_diffusion", *off, *sets, f"optimization.{kind}=on", registry=REGISTRY)
-    (row,) = verify_recipe(recipe, REGISTRY, Options(3, budget=0.0, stages=(kind,), horizon=0), lambda _: None).rows
+    recipe = tiny(
+        "grasp_diffusion", "data.scenes=1", "model.layers=1", *off, *sets, f"optimization.{kind}=on", registry=REGISTRY
+    )
+    (row,) = verify_recipe(recipe, REGISTRY, Options(2, budget=0.0, stages=(kind,), horizon=0), lambda _: None).rows
     return row
 
 
@@ -43,7 +39,6 @@ def test_a_wrong_stage_fails_where_it_is_wrong(kind, sets, named):
     assert re.search(named, row.summary), row.summary
 
 
-@pytest.mark.parametrize(("kind", "sets"), RIGHT)
-def test_a_right_one_passes(kind, sets):
-    row = verdict(kind, *sets)
+def test_a_right_one_passes():
+    row = verdict("grouping_cache", KEPT)
     assert row.verdict == "PASS", row.summary
