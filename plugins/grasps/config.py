@@ -179,6 +179,7 @@ class CubeGraspsConfig(FileDatasetConfig):
     headline: ClassVar[tuple[str, ...]] = ("strict", "valid", "diversity_mm")
     objective: ClassVar[Objective] = Objective("strict", "maximize", margin=0.05, unit="share")
     files: ClassVar[tuple[DataFile, ...]] = (GRASPS, BOXES)
+    evaluation_seed: ClassVar[str] = "scene_seed"
 
     file: DataName = GRASPS.name
     """A path of an .npz, relative to the recipe; or the name of a file in the folders of data."""
@@ -197,6 +198,8 @@ class CubeGraspsConfig(FileDatasetConfig):
     """What else is changed in samples that are trained on; held-out ones stay as they are."""
     scenes: Count = 40
     """Samples that evaluation looks at, of the sizes that are trained on; a quarter as many of the other one."""
+    scene_seed: Annotated[int, Field(ge=0)] = 0
+    """From which these are drawn, and the noise in which grasps are found for them."""
 
     def wanted(self) -> tuple[DataFile, ...]:
         """The published files that are named."""

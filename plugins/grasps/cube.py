@@ -128,8 +128,9 @@ class CubeGrasps(DatasetSource):
 
         def fixed(rows: Sequence[Tensor], count: int, seed: int) -> dict[str, Tensor]:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                return Scenes(grasps, rows, config, scale, count).__getitems__(range(count))
+                torch.manual_seed(seed + 2 * config.scene_seed)
+                scenes = Scenes(grasps, rows, config, scale, count).__getitems__(range(count))
+            return {**scenes, "draw": torch.full((count,), config.scene_seed)}
 
         others = [(grasps.edge == unseen).nonzero()[:, 0]] if len(sizes) > 1 else held_out
         self.unseen = fixed(others, max(1, config.scenes // 4), 2)

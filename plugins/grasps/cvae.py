@@ -68,7 +68,7 @@ class GraspCvae(GraspLearner):
     def inputs(self, batch: Batch) -> Any:
         """Clouds, and chance by the number of the row."""
         rows, grasps = batch["grasp"].shape[:2]
-        generator = torch.Generator().manual_seed(0)
+        generator = self.chance(batch)
         chance = torch.stack([torch.randn(grasps, self.config.latent, generator=generator) for _ in range(rows)])
         return {"cloud": batch["cloud"], "chance": chance.to(self.device)}
 

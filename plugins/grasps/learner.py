@@ -127,6 +127,10 @@ class GraspLearner(GradientLearner):
         }
         return {**parts, "keypoints": error(*keypoints)}
 
+    def chance(self, batch: Batch) -> torch.Generator:
+        """From which the noise of ``inputs`` comes; other scenes that are held out have other noise."""
+        return torch.Generator().manual_seed(int(batch["draw"][0]) if "draw" in batch else 0)
+
     def refused(self, request: GraspRequest) -> str | None:
         """A cloud has at least as many points as there are neighbourhoods, and as each of these has."""
         least = max(self.config.centres, self.config.neighbours)
@@ -191,7 +195,7 @@ class GraspDiffusion(GraspLearner):
         rows, grasps = batch["grasp"].shape[:2]
         # By the settings, not by the sampler that a stage has chosen: both begin with the same noise.
         steps = self.config.steps if self.config.sampler == "ddpm" else 1
-        generator = torch.Generator().manual_seed(0)
+        generator = self.chance(batch)
         noise = torch.stack([torch.randn(steps, grasps, NUMBERS, generator=generator) for _ in range(rows)])
         return {"cloud": batch["cloud"], "noise": noise.to(self.device)}
 
