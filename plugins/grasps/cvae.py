@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from runner.api import Batch, Context, Loss, Progress
 
 from .answers import clouds, drawn
-from .learner import NUMBERS, GraspLearner, GraspNetwork, weighed
+from .learner import GraspLearner, weighed
+from .network import NUMBERS, GraspNetwork
 
 if TYPE_CHECKING:
     from .config import GraspCvaeConfig

@@ -12,58 +12,20 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress, Prunable
 
 from .answers import clouds, drawn, responses
-from .decoder import DitBlock, SetTransformer
+from .decoder import DitBlock
 from .diffusion import ddim, ddpm, kept_signal, straight
-from .encoder import ENCODERS, grouped
-from .geometry import HAND, JOINTS, ROTATION, TRANSLATION, Hand, matrix, six_numbers, straightening, turned
+from .encoder import grouped
+from .geometry import JOINTS, ROTATION, TRANSLATION, matrix, six_numbers, straightening, turned
+from .network import NUMBERS, DiffusionNetwork, GraspNetwork
 
 if TYPE_CHECKING:
-    from .config import GraspDiffusionConfig, GraspLearnerConfig
+    from .config import GraspDiffusionConfig
     from .served import DiffusionRequest, GraspRequest, GraspResponse
 
-NUMBERS = 25
-"""Of a grasp."""
-SCALE = 0.05
-"""Metres; about half of an object's size."""
 PARTS = {"translation": (TRANSLATION, 20.0), "rotation": (ROTATION, 20.0), "joints": (JOINTS, 1.0)}
 """Numbers of a grasp, and what their errors count."""
 KEYPOINT_SCALE = 10.0
 """By which metres are multiplied before their errors count."""
-
-
-class GraspNetwork(nn.Module):
-    """An encoder of clouds and a transformer that makes sets of grasps, with the tables of the hand."""
-
-    def __init__(self, config: GraspLearnerConfig, inputs: int, tables: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.encoder = ENCODERS[config.encoder](config.width, SCALE)
-        self.transformer = SetTransformer(inputs, NUMBERS, config.width, config.layers, config.heads)
-        self.hand = Hand({name: tables[name] for name in HAND})
-        self.lower: Tensor
-        self.upper: Tensor
-        self.register_buffer("lower", tables["lower"].clone())
-        self.register_buffer("upper", tables["upper"].clone())
-
-    def metric(self, scaled: Tensor) -> Tensor:
-        """Grasps in metres and radians from those scaled to [-1, 1]."""
-        return self.lower + (scaled + 1) / 2 * (self.upper - self.lower)
-
-    def scaled(self, metric: Tensor) -> Tensor:
-        """The inverse of ``metric``."""
-        return (metric - self.lower) / (self.upper - self.lower) * 2 - 1
-
-
-class DiffusionNetwork(GraspNetwork):
-    """With tokens that stand for no cloud."""
-
-    def __init__(self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]) -> None:
-        super().__init__(config, NUMBERS, tables)
-        self.no_cloud = nn.Parameter(0.02 * torch.randn(config.width))
-
-    def forward(self, noisy: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
-        """What noisy grasps [B, G, 25] are taken to be, with tokens [B, M, width], at times [B] in [0, 1]."""
-        answer: Tensor = self.transformer(noisy, tokens, time)
-        return answer
 
 
 class GraspLearner(GradientLearner):

@@ -42,7 +42,8 @@ class MergedLosses(Stage):
         """Keeps the parts' weights as a matrix, [25 + 3 * links, 4]."""
         import torch
 
-        from ..learner import KEYPOINT_SCALE, NUMBERS, PARTS
+        from ..learner import KEYPOINT_SCALE, PARTS
+        from ..network import NUMBERS
 
         learner = cast("GraspLearner", pipeline.learner)
         hand = learner.module.hand

@@ -1,0 +1,56 @@
+"""The networks of learners of grasps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .decoder import SetTransformer
+from .encoder import ENCODERS
+from .geometry import HAND, Hand
+
+if TYPE_CHECKING:
+    from .config import GraspLearnerConfig
+
+NUMBERS = 25
+"""Of a grasp."""
+SCALE = 0.05
+"""Metres; about half of an object's size."""
+
+
+class GraspNetwork(nn.Module):
+    """An encoder of clouds and a transformer that makes sets of grasps, with the tables of the hand."""
+
+    def __init__(self, config: GraspLearnerConfig, inputs: int, tables: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.encoder = ENCODERS[config.encoder](config.width, SCALE)
+        self.transformer = SetTransformer(inputs, NUMBERS, config.width, config.layers, config.heads)
+        self.hand = Hand({name: tables[name] for name in HAND})
+        self.lower: Tensor
+        self.upper: Tensor
+        self.register_buffer("lower", tables["lower"].clone())
+        self.register_buffer("upper", tables["upper"].clone())
+
+    def metric(self, scaled: Tensor) -> Tensor:
+        """Grasps in metres and radians from those scaled to [-1, 1]."""
+        return self.lower + (scaled + 1) / 2 * (self.upper - self.lower)
+
+    def scaled(self, metric: Tensor) -> Tensor:
+        """The inverse of ``metric``."""
+        return (metric - self.lower) / (self.upper - self.lower) * 2 - 1
+
+
+class DiffusionNetwork(GraspNetwork):
+    """With tokens that stand for no cloud."""
+
+    def __init__(self, config: GraspLearnerConfig, tables: Mapping[str, Tensor]) -> None:
+        super().__init__(config, NUMBERS, tables)
+        self.no_cloud = nn.Parameter(0.02 * torch.randn(config.width))
+
+    def forward(self, noisy: Tensor, tokens: Tensor, time: Tensor) -> Tensor:
+        """What noisy grasps [B, G, 25] are taken to be, with tokens [B, M, width], at times [B] in [0, 1]."""
+        answer: Tensor = self.transformer(noisy, tokens, time)
+        return answer
