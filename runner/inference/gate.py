@@ -24,9 +24,9 @@ from runner.system.tree import map_tensors, tensors
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
 from runner.train.loop import evaluated
 from runner.train.trained import Trained
-from runner.verify.gate import Verification, judged
 from runner.verify.surroundings import alike, resized
 from runner.verify.variants import variants_of, weakest
+from runner.verify.verification import Verification, judged
 
 TOLERANCE = 1e-5
 """Of the largest number in an answer, by which others may be off in float32."""
@@ -165,13 +165,13 @@ class InferenceGate:
     def _once(self, objective: Objective, own: float, theirs: float) -> Verdict:
         learnt = 1.0 if objective.unit else abs(own - self.evaluations(None)[0])
         lost, allowed = objective.sign * (own - theirs), objective.margin * learnt
-        outcome = Outcome.PASS if lost <= allowed else Outcome.FAIL
         how = "loses" if lost > 0 else "gains"
         summary = (
-            f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all that is held out, once: {how} "
-            f"{abs(lost):.2g}, and may lose {allowed:.2g}"
+            f"{objective.name}: {own:.4g} without, {theirs:.4g} with it, on all that is held out: {how} "
+            f"{abs(lost):.2g}, where {allowed:.2g} may be lost; one pair is too few to tell"
         )
-        return Verdict(outcome, "Statistical", summary, {"metric": objective.name, "lost": lost, "allowed": allowed})
+        evidence = {"metric": objective.name, "lost": lost, "allowed": allowed}
+        return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence)
 
     def evaluations(self, stages: tuple[str, ...] | None) -> list[float]:
         """The objective with these stages, or before the training, on the same data for each: in pairs, if possible."""

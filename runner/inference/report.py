@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -12,11 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.compare.ratio import Effect
-from runner.inference.ablate import Answering, InferenceResult
 from runner.system.files import write_durably
 from runner.system.lines import figure, print_wrapped
 from runner.system.plots import BLACK, BLUE, GREY, NO_PLOTS, VERMILLION, draw_all, legend
 from runner.system.secrets import redact
+
+if TYPE_CHECKING:
+    from runner.inference.ablate import Answering, InferenceResult
 
 REPORT = "README.md"
 _WIDE = 130  # columns from which on a terminal shows intervals

@@ -7,15 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.horizon import APART, LongRun, long_run, same_algebra, same_bits
@@ -26,15 +22,14 @@ from runner.plugin.contract import Contract, Statistical
 from runner.plugin.registry import Registry
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
-from runner.system.errors import ExitCode, UsageError
-from runner.system.secrets import redact
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
 from runner.verify.patches import belongings, patches
 from runner.verify.reach import Reach
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
 from runner.verify.subjects import baseline_step, course, recipe_with, recorded, subject
 from runner.verify.surroundings import answers, draws, questions, same_answers, same_draws
-from runner.verify.variants import ALL, Variant, VariantSet, contract_of, required, variants_of, weakest
+from runner.verify.variants import contract_of, required, variants_of, weakest
+from runner.verify.verification import Verification, judged
 
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
 
@@ -56,109 +51,10 @@ class Options:
     horizon_seconds: float = 15.0  # that such a run may take for each of the two
 
 
-@dataclass(frozen=True)
-class StageVerdict:
-    """What was found about one set of stages."""
-
-    name: str  # the stage, or ``all`` for the recipe as a whole
-    stages: tuple[str, ...]
-    contract: str  # what they promise together
-    verdict: Outcome
-    summary: str
-    evidence: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What ``runner verify`` says."""
-
-    recipe: str
-    rows: tuple[StageVerdict, ...]
-    inactive: dict[str, str]  # stages that have nothing to do here, with the reason
-    seconds: float
-
-    @property
-    def outcome(self) -> Outcome:
-        """FAIL if anything failed, else INCONCLUSIVE if anything is not clear."""
-        return worst(row.verdict for row in self.rows)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """0, 3 or 4."""
-        codes = {Outcome.FAIL: ExitCode.GATE_FAILED, Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE}
-        return codes.get(self.outcome, ExitCode.DONE)
-
-    def data(self) -> dict[str, Any]:
-        """As one JSON object."""
-        return {"recipe": self.recipe, "verdict": self.outcome, "seconds": self.seconds, "inactive": self.inactive,
-                "stages": [asdict(row) for row in self.rows]}  # fmt: skip
-
-
-def show(report: Verification, console: Console) -> None:
-    """Prints one row for every stage and one for the recipe as a whole."""
-    colours = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
-    stage, verdict = (Column(title, no_wrap=True) for title in ("stage", "verdict"))
-    table = Table(stage, "contract", verdict, Column("evidence", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in report.rows:
-        outcome = Text(row.verdict, style=colours[row.verdict])
-        table.add_row(Text(row.name), row.contract, outcome, Text(redact(row.summary)))
-    for kind, reason in report.inactive.items():
-        table.add_row(Text(kind), "", "inactive", Text(redact(reason)), style="dim")
-    console.print(table)
-    whole = (report.outcome, colours[report.outcome])
-    console.print(Text.assemble(f"{report.recipe}: ", whole, f" in {report.seconds:.0f} s"))
-
-
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
     """Compares every active stage alone, with what it requires, and the whole recipe with the baseline."""
     possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
     return judged(recipe, possible, options.stages, Gate(recipe, registry, options, say), say)
-
-
-class Judge(Protocol):
-    """What says whether sets of stages are harmless."""
-
-    def __call__(self, stages: Sequence[str]) -> Verdict:
-        """The verdict on a set."""
-
-    def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
-        """Those of them that did nothing, with the reason; by kind."""
-
-
-def judged(
-    recipe: Recipe, possible: VariantSet, kinds: Sequence[str], gate: Judge, say: Callable[[str], None]
-) -> Verification:
-    """Asks for every active stage alone and for all together, or for these kinds only."""
-    started = time.perf_counter()
-    variants = _chosen(possible.variants, kinds)
-    if not variants:
-        raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
-    rows, inactive = [], dict(possible.inactive)
-    for name, variant in variants:
-        contract = type(weakest(recipe, variant.stages)).__name__
-        say(f"{name}: {contract} ...")
-        found = gate(variant.stages)
-        say(f"{name}: {found.outcome}, {found.summary}")
-        idle = gate.idle(variant.stages)
-        if name in idle and found.outcome is not Outcome.FAIL:
-            inactive[name] = idle[name]
-        else:
-            rows.append(StageVerdict(name, variant.stages, contract, found.outcome, found.summary, found.evidence))
-    if not rows:
-        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in inactive.items())
-        raise UsageError(f"no stage of recipe '{recipe.name}' does anything here ({reasons})")
-    return Verification(recipe.name, tuple(rows), inactive, time.perf_counter() - started)
-
-
-def _chosen(variants: Sequence[Variant], kinds: Sequence[str]) -> list[tuple[str, Variant]]:
-    """The sets to look at with the name to show: stages in their order, then the whole."""
-    by_name = {name: variant for variant in variants for name in variant.names}
-    every = [(name, variant) for name, variant in by_name.items() if variant.stages and " + " not in name]
-    every.sort(key=lambda pair: pair[0] == ALL)
-    unknown = set(kinds) - by_name.keys()
-    if unknown:
-        raise UsageError(f"no active stage '{min(unknown)}'; there are: {', '.join(name for name, _ in every)}")
-    return [pair for pair in every if not kinds or pair[0] in kinds]
 
 
 class Gate:

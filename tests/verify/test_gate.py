@@ -12,9 +12,10 @@ from runner.plugin.registry import Registry
 from runner.plugins.marl.roles import AgentsRole
 from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.system.errors import ExitCode, UsageError
-from runner.verify.gate import Gate, Options, StageVerdict, Verification, quick, verify_recipe
+from runner.verify.gate import Gate, Options, quick, verify_recipe
 from runner.verify.statistical import NOT_BEGUN
 from runner.verify.variants import weakest
+from runner.verify.verification import StageVerdict, Verification
 
 REGISTRY = Registry()
 MIXED = tuple(f"optimization.{kind}=on" for kind in ("amp", "fused_optimizer"))
