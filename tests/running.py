@@ -19,6 +19,9 @@ from runner.train.loop import Nowhere as NoDisplay
 from runner.train.run import RunResult, run
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+SERVED = {"grasp_serve"}
+"""Recipes that are trained as those that they extend."""
+TRAINED = sorted({path.stem for path in RECIPES.glob("*.yaml")} - SERVED)
 TINY = (
     "model.hidden=[8, 8]",
     "data.envs=4",
@@ -116,7 +119,7 @@ def with_requirements(kind: str, name: str = "marl_baseline") -> list[str]:
 def host_of(kind: str) -> str:
     """A recipe that ships and that a stage can work with: the flagship's baseline, or else another family's."""
     first = ("marl_baseline", "digits_classifier", "shakespeare_gpt", "mamba2_shakespeare")
-    for name in (*first, *sorted(path.stem for path in RECIPES.glob("*.yaml") if path.stem not in first)):
+    for name in (*first, *(name for name in TRAINED if name not in first)):
         try:
             recipe = tiny(name, *with_requirements(kind, name))
             if not recipe.stages[kind].prepares:

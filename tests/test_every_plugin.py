@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from interrupted import flat
-from running import BESIDE, RECIPES, tiny, train_here, with_requirements
+from running import BESIDE, TRAINED, tiny, train_here, with_requirements
 
 from runner.api import Close, Exact, Learner, Source, Stage, StageConfig, Statistical
 from runner.plugin.registry import Registry
@@ -18,7 +18,7 @@ from runner.train.step import Step
 REGISTRY = Registry()
 STAGES = REGISTRY.kinds("optimization")
 MODELS, SOURCES = REGISTRY.kinds("model"), REGISTRY.kinds("data")
-SHIPPED = {path.stem: tiny(path.stem) for path in sorted(RECIPES.glob("*.yaml"))}
+SHIPPED = {name: tiny(name) for name in TRAINED}
 LEARNERS = {recipe.model.kind: name for name, recipe in reversed(SHIPPED.items())}
 """A recipe that ships for every learner: the first by name, which has the fewest stages."""
 PLAINEST = {(recipe.model.kind, recipe.data.kind): name for name, recipe in reversed(SHIPPED.items())}

@@ -7,7 +7,7 @@ import time
 import pytest
 from children import start
 from interrupted import arguments, learnt, same, survives, train
-from running import RECIPES, host_of, tiny, with_requirements
+from running import TRAINED, host_of, tiny, with_requirements
 from toy_runs import written
 
 from runner.plugin.registry import Registry
@@ -20,7 +20,7 @@ INSIDE = {
     "shakespeare_gpt": "shakespeare_gpt_phase3", "mamba2_shakespeare": "mamba2_shakespeare_phase3",
 }  # fmt: skip
 """Recipes all of whose stages are in another of the same model and data, which is killed for both."""
-SHIPPED = sorted({path.stem for path in RECIPES.glob("*.yaml")} - INSIDE.keys())
+SHIPPED = sorted({*TRAINED} - INSIDE.keys())
 STAGES = Registry().kinds("optimization")
 CHEAP = {name: ("optimization.compile=off",) for name in SHIPPED if name.endswith("phase3")}
 IN_SAVE = ("checkpoint.tensors=torn@2", "checkpoint.state=kill@2", "checkpoint.synced=kill@2", "checkpoint.pruned=kill")
