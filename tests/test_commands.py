@@ -10,6 +10,7 @@ import sys
 import time
 from importlib.metadata import requires
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 from runner.child.spawn import Child
 from runner.cli import app
+from runner.inference import ablate
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -217,15 +219,18 @@ def with_runs(command, runs):
 def run(words, page, tmp_path):
     """Runs the runner; returns what it printed."""
     verb = words[0]
-    if verb == "ablate" and not words[1].endswith(".yaml"):  # a recipe has no setting for fewer rounds
+    if "--of" in words:
+        words += ["--budget", "2"] if verb == "ablate" else []
+    elif verb == "ablate" and not words[1].endswith(".yaml"):  # a recipe has no setting for fewer rounds
         Path("ablation.yaml").write_text(f"kind: ablation\nname: small\nrecipe: {words[1]}\n")
         shrink(Path("ablation.yaml"))
         words[1] = "ablation.yaml"
     elif verb in ("run", "verify") and len(words) > 1:
         words = in_small(words, small_settings(words[1], page))
-    words += BRIEF.get(verb, [])
+    words += BRIEF.get(verb, []) if "--of" not in words else []
     if words[:2] == ["study", "run"] or verb in ("verify", "ablate") or "--seeds" in words:
-        done = CliRunner().invoke(app, words)  # here, where children start in a moment
+        with patch.object(ablate, "FEWEST_SECONDS", 0.01):
+            done = CliRunner().invoke(app, words)  # here, where children start in a moment
         assert done.exit_code in OUTCOMES.get(verb, {0}), (words, done.output, done.exception)
         return done.stdout
     child = start(tmp_path / "said", *words)

@@ -189,9 +189,9 @@ class CubeGraspsConfig(FileDatasetConfig):
     """Of a cloud."""
     grasps: Annotated[int, Field(ge=2)] = 16
     """Of a sample."""
-    frame: Literal["quarter", "yaw", "object", "random"] = "quarter"
-    """How cloud and grasps are turned together: about z, by at most 45 degrees either way (a cube shows no more of it,
-    and hands come from one side) or by any angle; not at all; or about any axis."""
+    frame: Literal["yaw", "quarter", "object", "random"] = "yaw"
+    """How cloud and grasps are turned together: about z by any angle, or by at most 45 degrees either way (a cube shows
+    no more of it, and hands come from one side); not at all; or about any axis."""
     clouds: Count | None = None
     """Clouds of every cube, drawn and turned once, of which samples take theirs; null draws one for every sample."""
     augment: AugmentConfig = AugmentConfig()

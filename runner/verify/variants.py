@@ -121,7 +121,10 @@ def _inactive(recipe: Recipe, kinds: Collection[str], device: torch.device) -> d
     setting = setting_of(recipe, device, kinds)
     reasons: dict[str, str] = {}
     for kind, stage in setting.stages.items():
-        reason = stage.inactive(setting)
+        try:
+            reason = stage.inactive(setting)
+        except UsageError as error:
+            raise UsageError(f"{kind}: {error}") from None
         lacking = next((other for other in stage.requires if other in reasons or other not in setting.stages), None)
         if reason is None and lacking is not None:
             reason = f"it requires '{lacking}', which is inactive: {reasons.get(lacking, 'it is off')}"

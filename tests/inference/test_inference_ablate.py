@@ -39,7 +39,7 @@ def test_stages_are_timed_and_judged_and_a_report_is_left(tmp_path, quickly):
     show(result, console)
     shown = console.file.getvalue()
     assert all(name in shown for name in rows)
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 80
 
 
 def test_a_budget_that_cannot_tell_anything_is_refused(tmp_path):
