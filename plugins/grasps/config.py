@@ -144,7 +144,7 @@ class GraspCvaeConfig(GraspLearnerConfig):
 
     latent: Count = 32
     """Numbers of chance."""
-    divergence: Annotated[float, Field(ge=0)] = 1e-3
+    divergence: Annotated[float, Field(ge=0)] = 0.2
     """Weight of the divergence from a normal distribution."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """Share of the training in which that weight grows from zero."""
