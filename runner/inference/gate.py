@@ -95,8 +95,8 @@ class InferenceGate:
             if isinstance(contract, Exact):
                 return exact(baseline, changed, self._asked)
             if isinstance(contract, Close):
-                found = close(baseline, changed, self._asked)
-                return self._within_tolerance(stages) if found.outcome is Outcome.INCONCLUSIVE else found
+                found = self._same_algebra(baseline, changed)
+                return self._within_tolerance(stages) if found is None else found
             same = alike(baseline, changed, self._asked)
             return self._as_good(stages) if same else same
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
@@ -130,6 +130,14 @@ class InferenceGate:
         first = asked[0]
         others = [Update(each, place=first) for each in asked[1:BATCHES] if _same_form(each, first)]
         return [Update(first), *others, *map(Update, asked[BATCHES:])]
+
+    def _same_algebra(self, baseline: Build, changed: Build) -> Verdict | None:
+        """What a comparison in float64 says; None where there is none."""
+        try:
+            found = close(baseline, changed, self._asked)
+        except UsageError:  # of a stage that cannot be attached in float64
+            return None
+        return None if found.outcome is Outcome.INCONCLUSIVE else found
 
     def _within_tolerance(self, stages: tuple[str, ...]) -> Verdict:
         """Whether answers in their own precision are off by no more than ``TOLERANCE``: for what has no float64."""

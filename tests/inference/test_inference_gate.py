@@ -105,6 +105,19 @@ def test_what_has_no_float64_is_compared_in_its_own_precision(found):
     assert "1e-05 is allowed" in report.rows[0].summary
 
 
+def test_what_cannot_be_attached_in_float64_is_compared_in_its_own_precision(found, monkeypatch):
+    attach = Wrapping.attach
+
+    def refusing(self, pipeline):
+        if torch.get_default_dtype() == torch.float64:
+            raise UsageError("no program of this type")
+        attach(self, pipeline)
+
+    monkeypatch.setattr(Wrapping, "attach", refusing)
+    assert judged(found, stage("refusing", Close(), rounded_otherwise)).rows[0].verdict == "PASS"
+    assert judged(found, stage("wrong", Close(), in_one_size)).rows[0].verdict == "FAIL"
+
+
 def test_each_stage_is_judged_alone_and_then_all(found):
     one, other = stage("one", Exact(), nothing), stage("other", Exact(), remembered)
     report = judged(found, one, other)
