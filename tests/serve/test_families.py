@@ -66,7 +66,7 @@ def test_many_at_once_get_the_answers_that_each_would_get_alone(workspace, monke
         sizes = client.get("/metrics").text
     assert [response.status_code for response in together] == [200] * COUNT
     for response, expected in zip(together, alone, strict=True):
-        # An untrained network's rotations are made of short columns, so that they round more; another answer is 0.1 off.
+        # An untrained network's rotations are made of short columns, which rounds more; another answer is 0.1 off.
         close = pytest.approx(numbers(expected.model_dump(mode="json")), abs=1e-3, rel=1e-3)
         assert numbers(response.json()) == close
     assert float(re.search(r"^runner_batch_size_count (\S+)$", sizes, re.MULTILINE)[1]) < COUNT
