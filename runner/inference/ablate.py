@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ FEWEST_SECONDS = 2.0
 """For the rounds of one comparison; below, nothing can be told."""
 SHARE = 0.6
 """Of the budget, for rounds; the rest is for building, warming up and the gate."""
-RESULT = "result.json"
+RESULT = "inference.json"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,9 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
         raise UsageError(
             f"a budget of {budget:.0f} s is too small for {len(possible.variants)} variants: {least:.0f} s"
         )
-    rows = tuple(_measured(found, gate, possible, seconds, say))
+    measured = list(_measured(found, gate, possible, seconds, say))
+    means = {stages: statistics.fmean(values) for stages, values in gate.values.items()}
+    rows = tuple(replace(row, value=means.get(row.stages)) for row in measured)
     idle = {kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()}
     objective = recipe.objective
     result = InferenceResult(
@@ -157,6 +159,4 @@ def _measured(
         verdict = gate(variant.stages) if variant.stages else None
         if verdict is not None:
             say(f"{name}: {verdict.outcome}, {verdict.summary}")
-        values = gate.values.get(variant.stages)
-        value = statistics.fmean(values) if values else None
-        yield Answering(name, variant.stages, timings, build(found, variant.stages).bytes, value, verdict)
+        yield Answering(name, variant.stages, timings, build(found, variant.stages).bytes, None, verdict)

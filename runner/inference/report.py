@@ -74,19 +74,17 @@ def write(result: InferenceResult) -> None:
 
 def _rows(result: InferenceResult, intervals: bool = True) -> Iterator[Mapping[str, str]]:
     valued = any(row.value is not None for row in result.rows)
-    own = next((row.value for row in result.rows if row.value is not None and not row.stages), None)
     for row in result.rows:
         times: dict[str, str] = {}
         for size, timing in row.timings.items():
-            shown = str(timing.ratio) if intervals else f"{timing.ratio.value:.2f}x"
+            shown = str(timing.ratio) if intervals else f"{timing.ratio.value:.3g}x"
             times |= {f"ms, {size}": figure(timing.changed_ms), f"x, {size}": shown}
-        value = own if row.value is None and not row.stages else row.value
         yield {
             "variant": row.name,
             **times,
             **({"a second": figure(row.throughput)} if intervals else {}),
             "MB": f"{row.bytes / 1e6:.2f}",
-            **({result.metric or "": "-" if value is None else figure(value)} if valued else {}),
+            **({result.metric or "": "-" if row.value is None else figure(row.value)} if valued else {}),
             "verdict": "-" if row.verdict is None else str(row.verdict.outcome),
         }
 

@@ -29,8 +29,9 @@ def test_stages_are_timed_and_judged_and_a_report_is_left(tmp_path, quickly):
     assert rows["all"].bytes < rows["baseline again"].bytes
     assert rows["all"].verdict.contract == "Statistical"
     assert 0 <= rows["all"].value <= 1
+    assert 0 <= rows["baseline again"].value <= 1
     assert {*rows["all"].timings} == {1, 16}
-    kept = json.loads((tmp_path / "report" / "result.json").read_text())
+    kept = json.loads((tmp_path / "report" / "inference.json").read_text())
     assert [each["name"] for each in kept["variants"]] == list(rows)
     text = (tmp_path / "report" / "README.md").read_text()
     assert all(f"| {name} |" in text for name in rows)
