@@ -1,7 +1,7 @@
 # Serves a model of a workspace that is mounted: docker run ... IMAGE MODEL [RECIPE]; docs/serving.md has the whole command.
 FROM python:3.12-slim
 
-ENV PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RUNNER_WORKSPACE=/work/.runner
+ENV PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RUNNER_WORKSPACE=/srv/.runner
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY runner runner
@@ -11,10 +11,10 @@ COPY recipes recipes
 RUN pip install --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt 'torch==2.13.0+cpu' \
     && pip install -c constraints.txt '.[serve,vision]' \
     && useradd --create-home --uid 10001 runner \
-    && mkdir -p /work/.runner && chown runner /work/.runner
+    && mkdir -p /srv/.runner && chown runner /srv/.runner
 
 USER runner
-WORKDIR /work
+WORKDIR /srv
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=3s --start-period=60s \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=2)"]

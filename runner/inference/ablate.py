@@ -133,7 +133,7 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
     idle = {kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()}
     objective = recipe.objective
     result = InferenceResult(
-        recipe.name, found.name, objective and objective.name, rows, {**possible.inactive, **idle}, hardware(), load,
+        recipe.name, found.name, objective.name if objective else None, rows, {**possible.inactive, **idle}, hardware(), load,
         time.perf_counter() - started, folder,
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from runner.compare.verify import exact
 from runner.inference.model import build
 from runner.plugin.contract import Close, Exact, Objective
 from runner.plugin.source import Batch
+from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.system.tree import map_tensors, tensors
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
@@ -54,7 +55,7 @@ def verify_inference(found: Trained, kinds: Sequence[str], say: Callable[[str], 
     return judged(recipe, possible, kinds, InferenceGate(found, say), say)
 
 
-def answering(found: Trained) -> Any:
+def answering(found: Trained) -> Recipe:
     """The recipe with the stages of its ``inference`` in the place of those that it is trained with.
 
     Raises:
@@ -203,7 +204,7 @@ class InferenceGate:
         means = None if parts is None else list(_means(pipeline, objective.name, parts))
         yield from means or [evaluated(pipeline)[objective.name]]
 
-    def _pipeline(self, stages: tuple[str, ...] | None, recipe: Any) -> Assembly:
+    def _pipeline(self, stages: tuple[str, ...] | None, recipe: Recipe) -> Assembly:
         found = replace(self.found, recipe=recipe)
         if stages is None:
             return assemble(replace(recipe, stages={}), found.registry.files)
