@@ -133,8 +133,8 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
     idle = {kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()}
     objective = recipe.objective
     result = InferenceResult(
-        recipe.name, found.name, objective.name if objective else None, rows, {**possible.inactive, **idle}, hardware(), load,
-        time.perf_counter() - started, folder,
+        recipe.name, found.name, objective.name if objective else None, rows, {**possible.inactive, **idle},
+        hardware(), load, time.perf_counter() - started, folder,
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / RESULT, json.dumps(result.data(), indent=1, default=str) + "\n")
