@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from runner.api import DataFile, DataName, FileDatasetConfig, GradientLearnerConfig, Objective, Unit
+from runner.api import (
+    DataFile,
+    DataName,
+    FileDatasetConfig,
+    GradientLearnerConfig,
+    Objective,
+    ServedRequest,
+    ServedResponse,
+    Unit,
+)
 
 if TYPE_CHECKING:
     from .gpt import Gpt
@@ -26,6 +35,29 @@ TINY_SHAKESPEARE = DataFile(
 )
 
 
+class TextRequest(ServedRequest):
+    """A text that is to be continued."""
+
+    prompt: Annotated[str, Field(min_length=1, max_length=10_000)]
+    """How it begins."""
+    characters: Annotated[int, Field(ge=1, le=10_000)] = 200
+    """How many to write."""
+    temperature: Annotated[float, Field(ge=0.01, le=100)] = 0.8
+    """How boldly: below 1, likely characters become likelier."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """What is written follows from it, whatever else is asked at the same time."""
+
+    def group(self) -> Hashable:
+        """Prompts of one length, and as many characters."""
+        return len(self.prompt), self.characters
+
+
+class TextResponse(ServedResponse):
+    """What comes after the prompt."""
+
+    text: str
+
+
 class LanguageModelConfig(GradientLearnerConfig, ABC):
     """What predicts the next symbol from those before it."""
 
@@ -35,6 +67,8 @@ class LanguageModelConfig(GradientLearnerConfig, ABC):
     }
     headline: ClassVar[tuple[str, ...]] = ("nats_per_character",)
     objective: ClassVar[Objective] = Objective("nats_per_character", "minimize", margin=0.02, unit="nats")
+    request: ClassVar[type[ServedRequest]] = TextRequest
+    response: ClassVar[type[ServedResponse]] = TextResponse
 
 
 class GptConfig(LanguageModelConfig):

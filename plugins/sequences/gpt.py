@@ -101,13 +101,14 @@ class Gpt(LanguageModel):
             yield from cast(TransformerBlock, block).prunable()
 
     def decoder(self) -> Decoder:
-        """Reads the window of the last symbols anew with every one."""
-        window: list[Tensor] = []
+        """Reads the window of the last symbols anew every time."""
+        window = torch.empty(0, dtype=torch.long, device=self.device)
 
         def decode(symbols: Tensor) -> Tensor:
-            window.append(symbols)
-            del window[: -len(self.module.position.weight)]
-            logits: Tensor = self.slots.forward(torch.stack(window, 1))
+            nonlocal window
+            window = torch.cat([window, symbols], 1) if len(window) else symbols
+            window = window[:, -len(self.module.position.weight) :]
+            logits: Tensor = self.slots.forward(window)
             return logits[:, -1]
 
         return decode

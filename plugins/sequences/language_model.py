@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from runner.api import Batch, GradientLearner, Loss, Mean, Progress
+from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress
+
+from .config import TextResponse
+
+if TYPE_CHECKING:
+    from .config import LanguageModelConfig, TextRequest
 
 Decoder = Callable[[Tensor], Tensor]
-"""Takes the next symbol of every row, [B], and answers with the logits of the one after it, [B, vocabulary]."""
+"""Takes the next symbols of every row, [B, T], and answers with the logits of the one after them, [B, vocabulary]."""
 
 
 class LanguageModel(GradientLearner):
     """Cross-entropy of every symbol of a window but the first."""
+
+    def __init__(self, config: LanguageModelConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
+        super().__init__(config, shapes, context)
+        symbols = context.tables.get("characters")
+        self.characters = [] if symbols is None else [chr(code) for code in symbols.tolist()]
+        """What the symbols stand for, if the source says it."""
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Its sum, in nats, over all symbols."""
@@ -39,23 +51,53 @@ class LanguageModel(GradientLearner):
         """Begins to read symbol by symbol, in evaluation mode and without gradients."""
 
     @torch.no_grad()
-    def write(self, prompt: Tensor, count: int, temperature: float = 1.0) -> Tensor:
-        """Goes on with a text, drawing from torch's global generator.
+    def write(self, prompt: Tensor, draws: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+        """Goes on with texts; each follows from its own row alone.
 
         Args:
             prompt: symbols to begin with, [B, T], at least one.
-            count: how many symbols to draw, at least one.
-            temperature: what logits are divided by; below 1, likely symbols become likelier.
+            draws: by which every further symbol is chosen, [B, count], uniform between 0 and 1.
+            temperature: what logits are divided by, one for all or [B, 1]; below 1, likely symbols become likelier.
 
         Returns:
-            The drawn symbols, [B, count].
+            The further symbols, [B, count].
         """
-        written: list[Tensor] = []
+        written = []
         with self.evaluating():
-            decode = self.decoder()
-            for symbols in prompt.unbind(1):
-                logits = decode(symbols)
-            for _ in range(count):
-                logits = decode(written[-1]) if written else logits
-                written.append(torch.multinomial((logits / temperature).softmax(-1), 1).squeeze(1))
-        return torch.stack(written, 1)
+            decode, symbols = self.decoder(), prompt
+            for draw in torch.split(draws, 1, dim=1):
+                shares = (decode(symbols).float() / temperature).softmax(-1).cumsum(-1)
+                symbols = torch.searchsorted(shares, draw * shares[:, -1:]).clamp(max=shares.shape[1] - 1)
+                written.append(symbols)
+        return torch.cat(written, 1)
+
+    def predict(self, inputs: Any) -> Any:
+        """The logits of every symbol of windows; what comes after prompts, where inputs are those of ``write``."""
+        return self.write(**inputs) if isinstance(inputs, Mapping) else super().predict(inputs)
+
+    def refused(self, request: TextRequest) -> str | None:
+        """A prompt has only characters that the model was trained on."""
+        if not self.characters:
+            return "this model was not trained on characters"
+        unknown = sorted({*request.prompt} - {*self.characters})
+        return f"prompt: this model has never seen {', '.join(map(repr, unknown))}" if unknown else None
+
+    def requested(self, requests: Sequence[TextRequest]) -> Mapping[str, Tensor]:
+        """What ``write`` is given."""
+        numbers = {character: number for number, character in enumerate(self.characters)}
+        count = requests[0].characters
+        draws = [torch.rand(count, generator=torch.Generator().manual_seed(each.seed)) for each in requests]
+        inputs = {
+            "prompt": torch.tensor([[numbers[character] for character in each.prompt] for each in requests]),
+            "draws": torch.stack(draws),
+            "temperature": torch.tensor([[each.temperature] for each in requests]),
+        }
+        return {name: tensor.to(self.device) for name, tensor in inputs.items()}
+
+    def answered(self, requests: Sequence[TextRequest], outputs: Tensor) -> Sequence[TextResponse]:
+        """What comes after the prompts."""
+        return [TextResponse(text=self.text(row)) for row in outputs]
+
+    def text(self, symbols: Tensor) -> str:
+        """What symbols [T] stand for."""
+        return "".join(self.characters[symbol] for symbol in symbols.tolist())

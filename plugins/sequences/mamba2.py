@@ -157,7 +157,8 @@ class Mamba2(LanguageModel):
 
         def decode(symbols: Tensor) -> Tensor:
             nonlocal memories
-            logits, memories = self.module.step(symbols, memories)
+            for each in symbols.unbind(1):
+                logits, memories = self.module.step(each, memories)
             return logits
 
         return decode

@@ -69,7 +69,8 @@ class Text(DatasetSource):
         cut, context = int(len(tokens) * (1 - config.held_out)), config.context
         if cut <= context or cut == len(tokens):
             raise UsageError(f"data.file: {path} has {len(tokens):,} characters, too few for windows of {context:,}")
-        self.sizes, self._characters = {"vocabulary": len(characters)}, characters
+        self.sizes = {"vocabulary": len(characters)}
+        self.tables = {"characters": torch.from_numpy(characters.astype(np.int32))}
         return Windows(tokens[:cut], context, stride=1), Windows(tokens[cut - 1 :], context, stride=context)
 
     def tokens(self, batch: Batch) -> int:
@@ -93,8 +94,9 @@ class Text(DatasetSource):
         if not isinstance(learner, LanguageModel):
             raise UsageError(f"learner '{type(learner).__name__}' has no method 'write': it is no LanguageModel")
         prompt = self.held_out.tokens[1 : PROMPT + 1].long()
-        written = torch.cat([prompt, learner.write(prompt[None], WRITTEN, TEMPERATURE)[0]])
-        path.write_text("".join(map(chr, self._characters[written.cpu().numpy()])) + "\n", encoding="utf-8")
+        draws = torch.rand(1, WRITTEN, device=prompt.device)
+        written = torch.cat([prompt, learner.write(prompt[None], draws, TEMPERATURE)[0]])
+        path.write_text(learner.text(written) + "\n", encoding="utf-8")
 
     def fingerprint(self) -> str:
         """The file's SHA-256."""

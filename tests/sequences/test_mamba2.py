@@ -108,8 +108,10 @@ def test_symbol_by_symbol_the_answers_are_those_of_the_whole(text, name):
     tokens = torch.randint(learner.context.sizes["vocabulary"], (3, 12))
     with torch.no_grad(), learner.evaluating():
         decode = learner.decoder()
-        found = torch.stack([decode(symbols) for symbols in tokens.unbind(1)], 1)
+        found = torch.stack([decode(symbols) for symbols in tokens.split(1, 1)], 1)
+        at_once = learner.decoder()(tokens)
     torch.testing.assert_close(found, learner.predict(tokens), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[:, -1], at_once, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -130,7 +132,27 @@ def test_what_was_learnt_by_heart_is_written_down(text, tmp_path, name):
 def test_a_decoder_may_read_on_after_its_window(text):
     learner = pipeline(text, name="shakespeare_gpt").learner
     prompt = torch.zeros(2, 1, dtype=torch.long)
-    assert learner.write(prompt, 30).shape == (2, 30)
+    assert learner.write(prompt, torch.rand(2, 30)).shape == (2, 30)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_symbols_are_drawn_as_often_as_the_model_finds_them_likely(text, name):
+    learner = pipeline(text, name=name).learner
+    with torch.no_grad():
+        for parameter in learner.module.parameters():
+            parameter.mul_(3)  # shares that differ
+    count, prompt = 20_000, torch.tensor([[0, 1, 2]])
+    shares = (learner.predict(prompt)[0, -1] / 0.5).softmax(-1)
+    drawn = learner.write(prompt.expand(count, 3), torch.rand(count, 1), temperature=0.5)
+    found = torch.bincount(drawn[:, 0], minlength=len(shares)) / count
+    assert shares.max() > 2 * shares.min()
+    torch.testing.assert_close(found, shares, rtol=0, atol=5 * 0.5 / count**0.5)
+
+
+def test_the_ends_of_a_draw_are_symbols(text):
+    learner = pipeline(text, name="shakespeare_gpt").learner
+    written = learner.write(torch.zeros(2, 1, dtype=torch.long), torch.tensor([[0.0], [1.0]]))
+    assert 0 <= int(written.min()) <= int(written.max()) < learner.context.sizes["vocabulary"]
 
 
 @pytest.mark.parametrize("stage", ["chunked_scan={chunk: 5}", "associative_scan=on"])

@@ -45,6 +45,14 @@ def image_questions():
     return ({"image": [[[draw.random() for _ in range(8)] for _ in range(8)]]} for _ in range(COUNT))
 
 
+def text_questions():
+    """Of several lengths; some ask for the same with another seed."""
+    draw = random.Random(0)
+    for number in range(COUNT):
+        prompt = "".join(draw.choices("abcdefgh ", k=1 + number % 3))
+        yield {"prompt": prompt, "seed": number, "characters": 10 + 10 * (number % 2), "temperature": 1.5}
+
+
 def numbers(answer):
     """Every number in an answer, in order."""
     if isinstance(answer, dict):
@@ -54,10 +62,18 @@ def numbers(answer):
     return [answer] if isinstance(answer, float) else []
 
 
-@pytest.mark.parametrize(("name", "questions"), [("grasp", grasp_questions), ("digits", image_questions)])
+QUESTIONS = {
+    "grasp_diffusion": grasp_questions,
+    "digits_classifier": image_questions,
+    "shakespeare_gpt": text_questions,
+    "mamba2_shakespeare": text_questions,
+}
+
+
+@pytest.mark.parametrize(("name", "questions"), QUESTIONS.items())
 def test_many_at_once_get_the_answers_that_each_would_get_alone(workspace, monkeypatch, request, name, questions):
     monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
-    run = request.getfixturevalue("grasps") if name == "grasp" else small(workspace, "digits_classifier")
+    run = request.getfixturevalue("grasps") if name == "grasp_diffusion" else small(workspace, name)
     model, _ = load(str(run), None, [], Registry())
     asked = [*questions()]
     alone = [model.response.model_validate_json(model.answers([model.request(**each)])[0]) for each in asked]
@@ -69,6 +85,7 @@ def test_many_at_once_get_the_answers_that_each_would_get_alone(workspace, monke
         # An untrained network's rotations are made of short columns, which rounds more; another answer is 0.1 off.
         close = pytest.approx(numbers(expected.model_dump(mode="json")), abs=1e-3, rel=1e-3)
         assert numbers(response.json()) == close
+        assert response.json().get("text") == getattr(expected, "text", None)
     assert float(re.search(r"^runner_batch_size_count (\S+)$", sizes, re.MULTILINE)[1]) < COUNT
     assert len({response.text for response in together}) == COUNT
 
@@ -79,6 +96,13 @@ def test_what_grasps_cannot_be_asked(workspace, grasps, monkeypatch):
     assert model.learner.refused(model.request(cloud=cloud(0), steps=3)) is None
     assert "knows 4 levels of noise" in model.learner.refused(model.request(cloud=cloud(0), steps=5))
     assert "needs at least 4" in model.learner.refused(model.request(cloud=cloud(0, 3)))
+
+
+def test_what_a_language_model_cannot_be_asked(workspace, monkeypatch):
+    monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
+    model, _ = load(str(small(workspace, "shakespeare_gpt")), None, [], Registry())
+    assert model.learner.refused(model.request(prompt="to be")) is None
+    assert model.learner.refused(model.request(prompt="日本日")) == "prompt: this model has never seen '日', '本'"
 
 
 def test_the_same_seed_gives_the_same_grasps_and_another_one_others(workspace, grasps, monkeypatch):
