@@ -106,6 +106,8 @@ class GraspDiffusionConfig(GraspLearnerConfig):
     """Whether fresh noise is added while it is taken out."""
     sampling_steps: Count = 100
     """At how many levels ``ddim`` asks the network."""
+    eta: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How much fresh noise ``ddim`` adds in every step: none, up to as much as ``ddpm``."""
     guidance: Annotated[float, Field(ge=0)] = 0.0
     """How far answers are pushed away from those without a cloud (classifier-free guidance); 0 asks once a step."""
     unconditional: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -124,6 +126,13 @@ class GraspDiffusionConfig(GraspLearnerConfig):
         if sampler == "ddpm" and info.data.get("process") == "flow":
             raise ValueError("'ddpm' has no meaning on a straight line: take 'ddim'")
         return sampler
+
+    @field_validator("eta")
+    @classmethod
+    def _has_a_variance(cls, eta: float, info: ValidationInfo) -> float:
+        if eta and info.data.get("process") == "flow":
+            raise ValueError("should be 0 on a straight line, which no noise is added to")
+        return eta
 
     def implementation(self) -> type[GraspDiffusion]:
         """The learner in torch."""

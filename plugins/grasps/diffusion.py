@@ -43,25 +43,32 @@ Denoise = Callable[[Tensor, int], Tensor]
 """What the signal is taken to be, from a noisy sample and the step that it is at."""
 
 
-def ddim(denoise: Denoise, noise: Tensor, signal: Tensor, sigma: Tensor, steps: int) -> Tensor:
-    """Samples without further noise (Song et al., arXiv 2010.02502, equation 12 with eta 0).
+def ddim(denoise: Denoise, noise: Tensor, signal: Tensor, sigma: Tensor, steps: int, eta: float = 0.0) -> Tensor:
+    """Samples in fewer steps (Song et al., arXiv 2010.02502, equations 12 and 16).
 
     Args:
         denoise: the network.
-        noise: where it begins, [...].
+        noise: where it begins, the last of [T, ...]; with an ``eta`` also what every step adds.
         signal: the share of the signal at every step, [T].
         sigma: that of the noise, [T].
         steps: at how many of them the network is asked.
+        eta: how much of the noise is fresh at every step, 0 to 1; with 1 as much as ``ddpm`` takes. Only where the
+            squares of signal and sigma add up to one.
 
     Returns:
-        Samples like ``noise``.
+        Samples like one of ``noise``.
     """
-    x, places = noise, trailing(steps, len(signal))
+    x, places = noise[-1], trailing(steps, len(signal))
     for place, following in zip(places, [*places[1:], None], strict=True):
         clean = denoise(x, place)
         if following is None:
             return clean
-        x = signal[following] * clean + sigma[following] * (x - signal[place] * clean) / sigma[place]
+        found, kept = (x - signal[place] * clean) / sigma[place], sigma[following]
+        x = signal[following] * clean
+        if eta:
+            fresh = eta * kept / sigma[place] * (1 - (signal[place] / signal[following]).square()).sqrt()
+            x, kept = x + fresh * noise[following], (kept.square() - fresh.square()).clamp(min=0).sqrt()
+        x = x + kept * found
     raise AssertionError("there is at least one step")
 
 

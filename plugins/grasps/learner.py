@@ -120,7 +120,8 @@ class GraspDiffusion(GraspLearner):
 
     def __init__(self, config: GraspDiffusionConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
-        self.sampler, self.sampling_steps, self.guidance = config.sampler, config.sampling_steps, config.guidance
+        self.sampler, self.sampling_steps, self.eta = config.sampler, config.sampling_steps, config.eta
+        self.guidance = config.guidance
         kept = kept_signal(config.schedule, config.steps)
         signal, sigma = straight(config.steps) if config.process == "flow" else (kept.sqrt(), (1 - kept).sqrt())
         full = config.min_snr
@@ -155,8 +156,8 @@ class GraspDiffusion(GraspLearner):
     def inputs(self, batch: Batch) -> Any:
         """Clouds, and the noise from which as many grasps are made as a sample has, by the number of the row."""
         rows, grasps = batch["grasp"].shape[:2]
-        # By the settings, not by the sampler that a stage has chosen: both begin with the same noise.
-        steps = self.config.steps if self.config.sampler == "ddpm" else 1
+        # Whatever the sampler, which a stage may choose: all begin with the same noise.
+        steps = 1 if self.config.process == "flow" else self.config.steps
         generator = self.chance(batch)
         noise = torch.stack([torch.randn(steps, grasps, NUMBERS, generator=generator) for _ in range(rows)])
         return {"cloud": batch["cloud"], "noise": noise.to(self.device)}
@@ -173,7 +174,8 @@ class GraspDiffusion(GraspLearner):
     def requested(self, requests: Sequence[DiffusionRequest]) -> Any:
         """Clouds and noise; the steps where they are asked for."""
         steps, grasps = requests[0].steps, requests[0].grasps
-        levels = self.config.steps if self.sampler == "ddpm" and steps is None else 1
+        fresh = self.eta > 0 or (self.sampler == "ddpm" and steps is None)
+        levels = self.config.steps if fresh else 1
         noise = drawn(requests, levels, grasps, NUMBERS)
         inputs = {"cloud": clouds(requests, self.device), "noise": noise.to(self.device)}
         return inputs if steps is None else {**inputs, "steps": steps}
@@ -195,7 +197,7 @@ class GraspDiffusion(GraspLearner):
                 scaled = ddpm(denoise, noise, self.kept)
             else:
                 steps = inputs.get("steps", self.sampling_steps)
-                scaled = ddim(denoise, noise[0], self.signal, self.sigma, steps)
+                scaled = ddim(denoise, noise, self.signal, self.sigma, steps, self.eta)
             return self.placed(scaled, cloud)
 
     def condition(self, cloud: Tensor) -> Callable[[], Tensor]:

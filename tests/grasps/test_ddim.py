@@ -17,7 +17,7 @@ from runner.train.trained import Trained
 LEVELS = ("model.steps=8", "model.sampling_steps=8")
 
 
-def model(*sets, steps=None):
+def model(*sets, steps=None, eta=0.0):
     """A pipeline with gates that let something through; with the stage, where it has steps."""
     pipeline = assemble(replace(tiny("grasp_diffusion", *LEVELS, *sets), stages={}))
     draw = torch.Generator().manual_seed(0)
@@ -26,7 +26,7 @@ def model(*sets, steps=None):
             if "modulation" in name:
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draw))
     if steps is not None:
-        pipeline.attach_to_learnt({"ddim": DdimConfig(steps=steps)})
+        pipeline.attach_to_learnt({"ddim": DdimConfig(steps=steps, eta=eta)})
     return pipeline
 
 
@@ -40,9 +40,10 @@ def test_it_begins_with_the_noise_of_the_model_s_own_sampler():
     assert all(torch.equal(plain[name], shorter[name]) for name in plain)
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.5])
 @pytest.mark.parametrize("steps", [1, 2, 3, 8])
-def test_it_is_ddim_from_the_first_noise(steps):
-    plain, shorter = model().learner, model(steps=steps).learner
+def test_it_is_ddim_from_the_same_noise(steps, eta):
+    plain, shorter = model().learner, model(steps=steps, eta=eta).learner
     inputs, seen = asked_of(model()), []
 
     def denoise(x, level):
@@ -51,11 +52,22 @@ def test_it_is_ddim_from_the_first_noise(steps):
         return plain.denoised(x, plain.slots.encode(inputs["cloud"]), levels)
 
     with torch.no_grad(), plain.evaluating():
-        scaled = ddim(denoise, inputs["noise"][:, 0], plain.signal, plain.sigma, steps)
+        scaled = ddim(denoise, inputs["noise"].transpose(0, 1), plain.signal, plain.sigma, steps, eta)
         expected = plain.placed(scaled, inputs["cloud"])
     assert len(seen) == steps
     assert torch.equal(shorter.predict(inputs), expected)
     assert not torch.equal(plain.predict(inputs), expected)
+
+
+def test_with_all_steps_and_all_noise_fresh_it_is_the_model_s_own_sampler():
+    plain, shorter = model(), model(steps=8, eta=1.0)
+    inputs = asked_of(plain)
+    torch.testing.assert_close(shorter.learner.predict(inputs), plain.learner.predict(inputs), rtol=0, atol=1e-4)
+
+
+def test_no_noise_can_be_added_on_a_straight_line():
+    with pytest.raises(UsageError, match=r"inference\.ddim: eta: no noise is added on a straight line"):
+        model("model.process=flow", "model.sampler=ddim", steps=2, eta=1.0)
 
 
 def test_the_network_is_asked_once_a_step():

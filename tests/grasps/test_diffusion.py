@@ -34,8 +34,31 @@ def test_ddim_is_that_of_diffusers(diffusers, steps):
     x = noise
     for step in theirs.timesteps.tolist():
         x = theirs.step(network(x, step), step, x).prev_sample
-    ours = ddim(network, noise, kept.sqrt().float(), (1 - kept).sqrt().float(), steps)
+    ours = ddim(network, noise[None], kept.sqrt().float(), (1 - kept).sqrt().float(), steps)
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("eta", [0.3, 1.0])
+@pytest.mark.parametrize("steps", [5, 20, 100])
+def test_ddim_with_fresh_noise_is_that_of_diffusers(diffusers, steps, eta):
+    kept = kept_signal("cosine", STEPS)
+    theirs = diffusers.DDIMScheduler(
+        STEPS, trained_betas=betas(kept), prediction_type="sample", clip_sample=False, timestep_spacing="trailing"
+    )
+    theirs.set_timesteps(steps)
+    noise = torch.randn(STEPS, 3, 25, generator=torch.Generator().manual_seed(0))
+    x, places = noise[-1], trailing(steps, STEPS)
+    for step, following in zip(places, [*places[1:], 0], strict=True):
+        x = theirs.step(network(x, step), step, x, eta=eta, variance_noise=noise[following]).prev_sample
+    ours = ddim(network, noise, kept.sqrt().float(), (1 - kept).sqrt().float(), steps, eta)
+    torch.testing.assert_close(ours, x, rtol=0, atol=1e-4)
+
+
+def test_with_all_steps_and_all_noise_fresh_ddim_is_ddpm():
+    kept = kept_signal("cosine", STEPS)
+    noise = torch.randn(STEPS, 3, 25, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours = ddim(network, noise, kept.sqrt(), (1 - kept).sqrt(), STEPS, eta=1.0)
+    torch.testing.assert_close(ours, ddpm(network, noise, kept), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear_seed"])
@@ -68,12 +91,12 @@ def test_a_network_that_knows_the_answer_gets_it_in_any_number_of_steps(steps, s
     answer = torch.randn(2, 5, generator=torch.Generator().manual_seed(seed))
     for signal, sigma in (straight(100), ((kept := kept_signal("cosine", 100)).sqrt(), (1 - kept).sqrt())):
         noise = torch.randn(2, 5, generator=torch.Generator().manual_seed(seed + 1))
-        torch.testing.assert_close(ddim(lambda *_: answer, noise, signal.float(), sigma.float(), steps), answer)
+        torch.testing.assert_close(ddim(lambda *_: answer, noise[None], signal.float(), sigma.float(), steps), answer)
 
 
 def test_half_way_noise_is_the_share_that_it_should_be():
     """One step of two: what is left of the noise is what the schedule says, to the last digit."""
     signal, sigma = straight(4)
     asked = []
-    ddim(lambda x, step: asked.append((step, x)) or torch.zeros_like(x), torch.ones(1), signal, sigma, 2)
+    ddim(lambda x, step: asked.append((step, x)) or torch.zeros_like(x), torch.ones(1, 1), signal, sigma, 2)
     assert [(step, float(x)) for step, x in asked] == [(3, 1.0), (1, 0.5)]

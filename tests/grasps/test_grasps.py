@@ -300,7 +300,12 @@ def test_a_file_that_holds_no_grasps_is_one_clear_line(content, tmp_path):
 
 @pytest.mark.parametrize(
     ("setting", "said"),
-    [("model.heads=3", "divide"), ("model.sampling_steps=500", "at most"), ("model.process=flow", "take 'ddim'")],
+    [
+        ("model.heads=3", "divide"),
+        ("model.sampling_steps=500", "at most"),
+        ("model.process=flow", "take 'ddim'"),
+        ("model={process: flow, sampler: ddim, eta: 0.5}", "straight line"),
+    ],
 )
 def test_settings_that_contradict_each_other_are_refused(setting, said):
     with pytest.raises(UsageError, match=said):

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class DdimConfig(StageConfig):
-    """Takes noise out in a few steps that add none, instead of at every level (DDIM, arXiv 2010.02502).
+    """Takes noise out in a few steps, instead of at every level (DDIM, arXiv 2010.02502).
 
-    It begins with the noise with which the model's own sampler begins, so that answers can be compared.
+    It begins with the noise with which the model's own sampler begins, and with an ``eta`` adds of that what belongs to
+    its steps, so that answers can be compared.
 
     When it helps: an answer takes as many evaluations of the network as there are steps.
     When it hurts: too few steps make worse grasps; what they cost depends on the model.
@@ -26,6 +27,8 @@ class DdimConfig(StageConfig):
 
     steps: Annotated[int, Field(ge=1)] = 20
     """At how many levels of noise the network is asked."""
+    eta: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How much fresh noise every step adds (equation 16): none, up to as much as DDPM."""
 
     def contract(self, setting: Setting) -> Statistical:
         """Other grasps."""
@@ -43,7 +46,10 @@ class DdimConfig(StageConfig):
         levels, sampler = getattr(model, "steps", 0), getattr(model, "sampler", None)
         if self.steps > levels:
             raise UsageError(f"steps: {self.steps}, and the model knows {levels} levels of noise")
-        same = sampler == "ddim" and getattr(model, "sampling_steps", None) == self.steps
+        if self.eta and getattr(model, "process", None) == "flow":
+            raise UsageError("eta: no noise is added on a straight line (model.process is flow)")
+        settled = getattr(model, "sampling_steps", None), getattr(model, "eta", None)
+        same = sampler == "ddim" and settled == (self.steps, self.eta)
         return f"model.sampler is ddim, with {self.steps} steps" if same else None
 
     def implementation(self) -> type[Stage]:
@@ -57,4 +63,4 @@ class Ddim(Stage):
     def attach(self, pipeline: Pipeline) -> None:
         """Nothing else changes."""
         learner = cast("GraspDiffusion", pipeline.learner)
-        learner.sampler, learner.sampling_steps = "ddim", self.config.steps
+        learner.sampler, learner.sampling_steps, learner.eta = "ddim", self.config.steps, self.config.eta
