@@ -100,8 +100,9 @@ class Export(Stage):
             self.program = self._found(path, example) or self._made(path, learner, example)
             off = difference(self.program, example)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
-        self.bytes = bytes_of(path) + self.program.outside
-        pipeline.note(f"{path.name} has {bytes_of(path):,} bytes; an answer is off by {off:.0e} of its size")
+        self.program_bytes = bytes_of(path)
+        self.bytes = self.program_bytes + self.program.outside
+        pipeline.note(f"{path.name} has {self.program_bytes:,} bytes; an answer is off by {off:.0e} of its size")
 
     def closing_notes(self) -> Sequence[str]:
         """How many questions the program did not fit."""

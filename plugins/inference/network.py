@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from runner.api import GradientLearner, Pipeline, UsageError, replacing
+from runner.api import GradientLearner, Pipeline, UsageError, replacing, stored_tensors
 
 
 class Question(NamedTuple):
@@ -101,29 +101,9 @@ def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def size(module: nn.Module) -> int:
-    """Bytes of its parameters and buffers in a file, whatever they are rounded to."""
-    return bytes_in(module.state_dict().values())
-
-
-def bytes_in(values: Iterable[Any]) -> int:
-    """The same of tensors."""
-    return sum(tensor.nbytes for tensor in _plain(values))
-
-
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a module of that name, or one that it is in, is meant."""
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in patterns)
-
-
-def _plain(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors that others are made of (an integer matrix and its scale)."""
-    for value in values:
-        if hasattr(value, "__tensor_flatten__"):
-            names, _ = value.__tensor_flatten__()
-            yield from _plain(getattr(value, name) for name in names)
-        elif isinstance(value, Tensor):
-            yield value
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -143,7 +123,7 @@ def digest(module: nn.Module, *settings: Any) -> str:
     found = hashlib.sha256(json.dumps([torch.__version__, *settings], sort_keys=True, default=str).encode())
     for name, tensor in module.state_dict().items():
         found.update(f"{name} {tuple(tensor.shape)}".encode())
-        for part in _plain([tensor]):
+        for part in stored_tensors(tensor):
             found.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from runner.api import UsageError, map_tensors, replacing, tensors
+from runner.api import UsageError, map_tensors, nbytes, replacing, tensors
 
-from .network import Question, bytes_in
+from .network import Question
 
 OPSET = 20
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -142,7 +142,7 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
         for key in node.metadata_props.keys() - {SCOPES}:
             del node.metadata_props[key]
     converted.model.metadata_props[OUTSIDE] = str(_unused(program))
-    if bytes_in(program.state_dict.values()) > INLINE_BYTES:
+    if nbytes(dict(program.state_dict)) > INLINE_BYTES:
         converted.save(path, external_data=True)
         return
     with replacing(path) as partial:
@@ -186,7 +186,7 @@ def _unused(program: ExportedProgram) -> int:
     signature = program.graph_signature
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     idle = [weights[node.name] for node in program.graph.nodes if node.name in weights and not node.users]
-    return bytes_in(program.state_dict[name] for name in idle if name in program.state_dict)
+    return nbytes([program.state_dict[name] for name in idle if name in program.state_dict])
 
 
 def bytes_of(path: Path) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Pipeline, RunnerError, Setting, Stage, StageConfig, Statistical, UsageError, replacing
+from runner.api import Pipeline, RunnerError, Setting, Stage, StageConfig, Statistical, UsageError, nbytes, replacing
 
 from .export import EXTRA, needs_onnxruntime, refuse_beside
 
@@ -98,7 +98,7 @@ class Quantise(Stage):
     def _by_torchao(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
         from torch import nn
 
-        from .network import matches, size
+        from .network import matches
         from .program import quietly
 
         with quietly():
@@ -115,14 +115,13 @@ class Quantise(Stage):
         if not chosen:
             raise UsageError("quantise: backend: torchao rounds matrices alone, and here are none that are not kept")
         rounding = Int8DynamicActivationInt8WeightConfig if self.config.activations else Int8WeightOnlyConfig
-        before = size(module)
+        before = nbytes(dict(module.state_dict()))
         with quietly():
             quantize_(module, rounding(set_inductor_config=False, version=2), lambda _, name: name in chosen)
         pipeline.slots.wrap("forward", self._untrained(learner))
-        self.bytes = size(module)
         others = sum(isinstance(each, nn.Conv1d | nn.Conv2d | nn.Embedding) for each in own.values())
         left = f"; {others} convolutions or embeddings stay in float32" if others else ""
-        pipeline.note(f"{len(chosen)} matrices in int8: {_bytes(before, self.bytes)}{left}")
+        pipeline.note(f"{len(chosen)} matrices in int8: {_bytes(before, nbytes(dict(module.state_dict())))}{left}")
 
     @staticmethod
     def _untrained(learner: GradientLearner) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -156,8 +155,8 @@ class Quantise(Stage):
             _round(whole, rounded, kept, examples)
         self.program = of_onnx(rounded, examples[0])
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
-        outside = self.program.outside
-        self.bytes, off = bytes_of(rounded) + outside, difference(self.program, examples[0])
+        self.program_bytes, outside = bytes_of(rounded), self.program.outside
+        self.bytes, off = self.program_bytes + outside, difference(self.program, examples[0])
         pipeline.note(f"{_bytes(bytes_of(whole) + outside, self.bytes)}; one answer is off by {off:.1%} of its size")
 
 

@@ -42,7 +42,8 @@ class Answering:
     timings: Mapping[int, Timing]
     """Against the baseline, by size of the batch."""
     bytes: int
-    """Of the model."""
+    """Of the model in files."""
+    bytes_in_memory: int
     value: float | None
     """Of the objective, the mean of what the gate evaluated; None where it had not to."""
     verdict: Verdict | None
@@ -64,8 +65,10 @@ class Answering:
             for size, each in self.timings.items()
         }  # fmt: skip
         verdict = None if self.verdict is None else {"verdict": self.verdict.outcome, "summary": self.verdict.summary}
-        return {"name": self.name, "stages": self.stages, "timings": timings, "bytes": self.bytes,
-                "throughput": self.throughput, "value": self.value, "verdict": verdict}  # fmt: skip
+        own = {
+            name: getattr(self, name) for name in ("name", "stages", "bytes", "bytes_in_memory", "throughput", "value")
+        }
+        return own | {"timings": timings, "verdict": verdict}
 
 
 @dataclass(frozen=True)
@@ -159,4 +162,5 @@ def _measured(
         verdict = gate(variant.stages) if variant.stages else None
         if verdict is not None:
             say(f"{name}: {verdict.outcome}, {verdict.summary}")
-        yield Answering(name, variant.stages, timings, build(found, variant.stages).bytes, None, verdict)
+        model = build(found, variant.stages)
+        yield Answering(name, variant.stages, timings, model.bytes, model.bytes_in_memory, None, verdict)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from runner.plugin.learner import Learner
-from runner.system.tree import tensors
+from runner.system.tree import nbytes
 from runner.train.assemble import Assembly
 from runner.train.trained import Trained
 
@@ -37,11 +37,19 @@ class InferenceModel:
 
     @property
     def bytes(self) -> int:
-        """Of the parameters and buffers that answer, or of what the last stage has put in their place."""
+        """Of the files that are needed: parameters and buffers, or what the last stage says."""
         told = [stage.bytes for stage in self.pipeline.stages.values() if stage.bytes is not None]
-        modules = (role.module for role in self.learner.roles.values())
-        own = (tensor.nbytes for module in modules for tensor in tensors(dict(module.state_dict())))
-        return told[-1] if told else sum(own)
+        return told[-1] if told else self._weights
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """Of parameters, buffers and programs: the network answers what a program cannot, and stays."""
+        programs: int = sum(stage.program_bytes for stage in self.pipeline.stages.values())
+        return self._weights + programs
+
+    @property
+    def _weights(self) -> int:
+        return nbytes([dict(role.module.state_dict()) for role in self.learner.roles.values()])
 
 
 def build(found: Trained, stages: Collection[str] | None = None) -> InferenceModel:

@@ -27,7 +27,8 @@ _HOW_TO_READ = """\
 **x** is the time of one answer of the model without stages over that with them, for a request alone and for sixteen
 together: above 1 is faster. Both were timed in turns, in one process; the interval is that of rounds (bootstrap, 95 %),
 and does not know that others which do the same may be a few percent faster or slower. The first row is the model
-against itself. **MB** are those of the weights, or of the file that answers in their place."""
+against itself. **MB** are those of the weights in a file, or of the program that answers in their place; **in memory**
+a program stands beside the network, which answers what the program cannot."""
 
 
 def show(result: InferenceResult, console: Console) -> None:
@@ -84,6 +85,7 @@ def _rows(result: InferenceResult, intervals: bool = True) -> Iterator[Mapping[s
             **times,
             **({"a second": figure(row.throughput)} if intervals else {}),
             "MB": f"{row.bytes / 1e6:.2f}",
+            **({"in memory": f"{row.bytes_in_memory / 1e6:.2f}"} if intervals else {}),
             **({result.metric or "": "-" if row.value is None else figure(row.value)} if valued else {}),
             "verdict": "-" if row.verdict is None else str(row.verdict.outcome),
         }

@@ -21,7 +21,9 @@ class Stage(ABC):
     """The works of a stage; one object for one pipeline. Torch is imported in its methods or by its module."""
 
     bytes: int | None = None
-    """Of what it has put in the place of a trained model's network, where it has."""
+    """Of the files that are needed where a program answers in the place of a trained model's network."""
+    program_bytes: int = 0
+    """Of that program, which is in memory beside the network."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -40,6 +40,21 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
+def stored_tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors in a tree as they are in memory: of one that is made of others (integers and their scale), those."""
+    for tensor in tensors(tree):
+        if hasattr(tensor, "__tensor_flatten__"):
+            names, _ = tensor.__tensor_flatten__()
+            yield from stored_tensors([getattr(tensor, name) for name in names])
+        else:
+            yield tensor
+
+
+def nbytes(tree: Any) -> int:
+    """Bytes of the tensors in a tree, as they are in memory."""
+    return sum(tensor.nbytes for tensor in stored_tensors(tree))
+
+
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """The same tree with every tensor changed; what is no tensor stays the same object."""
     import torch

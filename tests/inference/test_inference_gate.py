@@ -145,3 +145,4 @@ def test_the_model_answers_as_the_run_s_learner(found):
     inputs = pipeline.learner.inputs(next(pipeline.batches())[0])
     assert torch.equal(model.answer(inputs), pipeline.learner.predict(inputs))
     assert model.bytes == sum(each.nbytes for each in pipeline.learner.module.state_dict().values())
+    assert model.bytes_in_memory == model.bytes

@@ -10,7 +10,8 @@ from learnt import attached, inputs, learnt, off
 from running import RECIPES, tiny
 from torch import nn
 
-from runner.api import UsageError
+from runner.api import UsageError, nbytes
+from runner.inference.model import InferenceModel
 from runner.plugin.registry import Registry
 from runner.plugins.inference import quantise
 from runner.plugins.inference.export import ExportConfig
@@ -36,8 +37,17 @@ def test_it_answers_as_the_network_does(name, tmp_path):
     ] * len(asked)
     assert stage.closing_notes() == []
     (path,) = tmp_path.iterdir()
-    assert stage.bytes == path.stat().st_size
+    assert stage.bytes == stage.program_bytes == path.stat().st_size
     assert f"{path.name} has {path.stat().st_size:,} bytes" in pipeline.reports["export"].notes[0]
+
+
+def test_the_program_stands_in_memory_beside_the_network():
+    pipeline = learnt("digits_classifier")
+    weights = nbytes(dict(pipeline.learner.module.state_dict()))
+    (stage,) = attached(pipeline, ExportConfig())
+    model = InferenceModel("it", pipeline)
+    assert model.bytes == stage.bytes == stage.program_bytes
+    assert model.bytes_in_memory == weights + stage.program_bytes
 
 
 def test_an_onnx_file_answers_as_the_network_does_and_is_rounded_from(tmp_path, monkeypatch):

@@ -4,9 +4,8 @@ import pytest
 import torch
 from learnt import attached, inputs, learnt, off
 
-from runner.api import RunnerError, UsageError
+from runner.api import RunnerError, UsageError, nbytes
 from runner.plugins.inference.export import ExportConfig
-from runner.plugins.inference.network import size
 from runner.plugins.inference.quantise import QuantiseConfig
 
 WIDE = ("model.width=128", "model.heads=4")
@@ -15,10 +14,14 @@ WIDE = ("model.width=128", "model.heads=4")
 def quantised(name, *sets, **settings):
     pipeline = learnt(name, *sets)
     asked = inputs(pipeline, 1, 3, 4)
-    before, expected = size(pipeline.learner.module), [pipeline.learner.predict(each) for each in asked]
+    before, expected = weights(pipeline), [pipeline.learner.predict(each) for each in asked]
     (stage,) = attached(pipeline, QuantiseConfig(**settings))
     errors = [off(pipeline.learner.predict(each), other) for each, other in zip(asked, expected, strict=True)]
-    return pipeline, stage, stage.bytes / before, max(errors)
+    return pipeline, stage, (stage.bytes or weights(pipeline)) / before, max(errors)
+
+
+def weights(pipeline):
+    return nbytes(dict(pipeline.learner.module.state_dict()))
 
 
 @pytest.mark.parametrize(
