@@ -154,7 +154,8 @@ def _measured(
         pipeline.batch_size: next(questions(pipeline))
     }
     for variant in possible.variants:
-        name = AGAIN if variant.name == BASELINE else variant.name
+        only = variant.stages[0] if len(variant.stages) == 1 else variant.name
+        name = AGAIN if variant.name == BASELINE else only
         timings = {}
         for size, asked in inputs.items():
             say(f"{name}: batches of {size}")

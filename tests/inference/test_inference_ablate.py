@@ -25,12 +25,12 @@ def test_stages_are_timed_and_judged_and_a_report_is_left(tmp_path, quickly):
     write(result)
     rows = {row.name: row for row in result.rows}
     assert next(iter(rows)) == "baseline again"
-    assert rows.keys() == {"baseline again", "all"}
-    assert rows["all"].bytes < rows["baseline again"].bytes
-    assert rows["all"].verdict.contract == "Statistical"
-    assert 0 <= rows["all"].value <= 1
+    assert rows.keys() == {"baseline again", "prune"}
+    assert rows["prune"].bytes < rows["baseline again"].bytes
+    assert rows["prune"].verdict.contract == "Statistical"
+    assert 0 <= rows["prune"].value <= 1
     assert 0 <= rows["baseline again"].value <= 1
-    assert {*rows["all"].timings} == {1, 16}
+    assert {*rows["prune"].timings} == {1, 16}
     kept = json.loads((tmp_path / "report" / "inference.json").read_text())
     assert [each["name"] for each in kept["variants"]] == list(rows)
     text = (tmp_path / "report" / "README.md").read_text()
