@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from runner.api import DataFile, DataName, FileDatasetConfig, GradientLearnerConfig, Objective
 
 from ..molecules.table import MoleculesConfig
+from ..settings import Count, Heads
 
 if TYPE_CHECKING:
     from .citation import CitationGraph
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from .molecules import MoleculeGraphs
     from .partitioned import PartitionedGcn
 
-Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 PLANETOID = "made from the files that Yang et al. 2016 pickled (kimiyoung/planetoid, MIT)"
@@ -169,20 +169,12 @@ class GpsConfig(GradientLearnerConfig):
     """Each reaches one bond further, and everywhere."""
     width: Count = 64
     """Numbers that stand for an atom between the layers."""
-    heads: Count = 4
+    heads: Heads = 4
     """Attention heads of every layer; they share the width among them."""
     fusion: Literal["sum", "scalar", "channel", "node"] = "sum"
     """How the two are put together: added, or weighted by a learnt share for all, for each number, for each node."""
     dropout: Share = 0.0
     """Share of the activations that is dropped in training."""
-
-    @field_validator("heads")
-    @classmethod
-    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
-        width = info.data.get("width", heads)
-        if width % heads:
-            raise ValueError(f"should divide the width of {width}")
-        return heads
 
     def draws(self) -> bool:
         """Dropout does."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from runner.api import GradientLearnerConfig, Objective
 
-from .config import CitationConfig, Count
+from ..settings import Count, Heads
+from .config import CitationConfig
 
 if TYPE_CHECKING:
     from .contexts import NodeContexts
@@ -39,7 +40,7 @@ class PgtConfig(GradientLearnerConfig):
     """Blocks of the decoder, which only pre-training needs."""
     width: Count = 128
     """Numbers that stand for one node between the blocks."""
-    heads: Count = 4
+    heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     attention: Literal["softmax", "linear"] = "softmax"
     """How nodes look at one another; ``linear`` (elu + 1) takes time that grows with their number, not its square."""
@@ -49,14 +50,6 @@ class PgtConfig(GradientLearnerConfig):
     """Weight of the part of the loss that tells neighbours from others."""
     temperature: Annotated[float, Field(gt=0)] = 0.2
     """By which the similarities of that part are divided."""
-
-    @field_validator("heads")
-    @classmethod
-    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
-        width = info.data.get("width", heads)
-        if width % heads:
-            raise ValueError(f"should divide the width of {width}")
-        return heads
 
     def lacks(self, slot: str) -> str | None:
         """A batch cannot be cut: every node in it is compared with all others."""

@@ -18,14 +18,13 @@ from runner.api import (
     ServedResponse,
 )
 
+from ..settings import Count, Heads
 from .served import DiffusionRequest, GraspRequest, GraspResponse
 
 if TYPE_CHECKING:
     from .cube import CubeGrasps
     from .cvae import GraspCvae
     from .learner import GraspDiffusion
-
-Count = Annotated[int, Field(ge=1)]
 
 GRASPS = DataFile(
     name="leap_cube_grasps.npz",
@@ -66,16 +65,8 @@ class GraspLearnerConfig(GradientLearnerConfig):
     """Blocks of the transformer."""
     width: Annotated[int, Field(ge=2, multiple_of=2)] = 128
     """Numbers that stand for one grasp, or one token, between the blocks."""
-    heads: Count = 4
+    heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
-
-    @field_validator("heads")
-    @classmethod
-    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
-        width = info.data.get("width", heads)
-        if width % heads:
-            raise ValueError(f"should divide the width of {width}")
-        return heads
 
 
 class GraspDiffusionConfig(GraspLearnerConfig):

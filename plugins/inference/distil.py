@@ -10,6 +10,8 @@ from pydantic import Field
 
 from runner.api import Pipeline, Progress, Setting, Stage, StageConfig, Statistical, UsageError, tensors
 
+from ..settings import Count
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     from .network import Question
 
-Count = Annotated[int, Field(ge=1)]
 LARGEST_GRADIENT = 1.0
 """To whose norm the student's are clipped."""
 

@@ -19,12 +19,12 @@ from runner.api import (
     Unit,
 )
 
+from ..settings import Count, Heads
+
 if TYPE_CHECKING:
     from .gpt import Gpt
     from .mamba2 import Mamba2
     from .text import Text
-
-Count = Annotated[int, Field(ge=1)]
 
 TINY_SHAKESPEARE = DataFile(
     name="tinyshakespeare.txt",
@@ -87,18 +87,10 @@ class GptConfig(LanguageModelConfig):
     """Blocks of attention and a feed-forward layer."""
     width: Count = 128
     """Numbers that stand for one symbol between the blocks."""
-    heads: Count = 4
+    heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the activations that is dropped in training."""
-
-    @field_validator("heads")
-    @classmethod
-    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
-        width = info.data.get("width", heads)
-        if width % heads:
-            raise ValueError(f"should divide the width of {width}")
-        return heads
 
     def draws(self) -> bool:
         """Dropout does."""

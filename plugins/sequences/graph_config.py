@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from runner.api import GradientLearnerConfig, Objective
 
 from ..molecules.table import MoleculesConfig
+from ..settings import Count, Heads
 
 if TYPE_CHECKING:
     from .graph_gpt import GraphGpt
     from .graph_walks import GraphWalks
-
-Count = Annotated[int, Field(ge=1)]
 
 
 class GraphGptConfig(GradientLearnerConfig):
@@ -41,20 +40,12 @@ class GraphGptConfig(GradientLearnerConfig):
     """Blocks of attention and a feed-forward layer."""
     width: Count = 128
     """Numbers that stand for one token between the blocks."""
-    heads: Count = 4
+    heads: Heads = 4
     """Attention heads of every block; they share the width among them."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the activations that is dropped in training."""
     pretrained: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Share of the training, at its beginning, that predicts the next token; the rest predicts what was measured."""
-
-    @field_validator("heads")
-    @classmethod
-    def _divides_the_width(cls, heads: int, info: ValidationInfo) -> int:
-        width = info.data.get("width", heads)
-        if width % heads:
-            raise ValueError(f"should divide the width of {width}")
-        return heads
 
     def draws(self) -> bool:
         """Dropout does."""

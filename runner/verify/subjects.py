@@ -16,7 +16,6 @@ from runner.plugin.source import Batch, State
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.tree import tensors
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
 
@@ -100,12 +99,6 @@ def _recorded(step: Step) -> Recorded:
     found: Recorded = clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict()))
     step(drawn)
     return found
-
-
-def model_bytes(recipe: Recipe, registry: Registry, stages: Collection[str]) -> int:
-    """Bytes of all parameters and buffers of the model with these stages."""
-    learner = assemble(recipe_with(recipe, registry, stages), registry.files).learner
-    return sum(tensor.nbytes for module in learner.modules().values() for tensor in tensors(dict(module.state_dict())))
 
 
 @contextmanager

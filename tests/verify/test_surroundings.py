@@ -14,7 +14,6 @@ from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.verify.gate import Gate, Options
 from runner.verify.patches import patches
-from runner.verify.subjects import model_bytes
 from runner.verify.surroundings import Asked, answers, questions
 
 HERE = Path(__file__).parent
@@ -126,8 +125,7 @@ def test_a_model_is_asked_in_other_sizes_than_the_trainings_and_in_both_modes(as
     assert asked[-1].place is asked[0].batch
 
 
-def test_latency_and_size_are_measured(recipe, asked):
+def test_latency_is_measured(recipe, asked):
     baseline, changed = (answers(recipe, REGISTRY, each) for each in ((), ("stacked_agents",)))
     timing = clock(baseline, changed, [Asked(asked[0].batch.inputs)], rounds=5, seconds=0.1)
     assert timing.baseline_ms > 0
-    assert model_bytes(recipe, REGISTRY, ()) == model_bytes(recipe, REGISTRY, ("stacked_agents",)) > 1000
