@@ -38,10 +38,10 @@ TINY_SHAKESPEARE = DataFile(
 class TextRequest(ServedRequest):
     """A text that is to be continued."""
 
-    prompt: Annotated[str, Field(min_length=1, max_length=10_000)]
+    prompt: Annotated[str, Field(min_length=1, max_length=2_000)]
     """How it begins."""
-    characters: Annotated[int, Field(ge=1, le=10_000)] = 200
-    """How many to write."""
+    characters: Annotated[int, Field(ge=1, le=2_000)] = 200
+    """How many to write; others wait for as long."""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 0.8
     """How boldly: below 1, likely characters become likelier."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
