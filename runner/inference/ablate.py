@@ -131,7 +131,8 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
             f"a budget of {budget:.0f} s is too small for {len(possible.variants)} variants: {least:.0f} s"
         )
     measured = list(_measured(found, gate, possible, seconds, say))
-    means = {stages: statistics.fmean(values) for stages, values in gate.values.items()}
+    fewest = min(map(len, gate.values.values()), default=0)  # which the gate has evaluated of all of them
+    means = {stages: statistics.fmean(values[:fewest]) for stages, values in gate.values.items()}
     rows = tuple(replace(row, value=means.get(row.stages)) for row in measured)
     idle = {kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()}
     objective = recipe.objective

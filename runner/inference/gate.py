@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,10 +36,10 @@ SIZES = (1, 3, 16)
 """Of the batches whose answers are compared; who serves a model decides."""
 BATCHES = 3
 """What a model is asked about, one after the other in the same memory."""
-EVALUATIONS = 8
-"""With other data each, where a seed draws what is evaluated."""
-PARTS = 64
-"""The most parts of held-out data whose metrics are compared in pairs, otherwise."""
+LOOKS = (8, 16, 24)
+"""After how many evaluations, with other data each, to look whether it is clear; where a seed draws the data."""
+FEWEST_PARTS, PARTS = 8, 64
+"""Of held-out data, whose metrics are compared in pairs, otherwise."""
 
 
 def verify_inference(found: Trained, kinds: Sequence[str], say: Callable[[str], None]) -> Verification:
@@ -160,14 +161,18 @@ class InferenceGate:
         objective = self.found.recipe.objective
         if objective is None:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", "the recipe has no objective to judge by")
-        own, theirs = self.evaluations(()), self.evaluations(stages)
-        if len(own) == 1:
-            return self._once(objective, own[0], theirs[0])
-        most = len(own)
-        test = NonInferiority(margin=objective.margin, most=most, relative=objective.unit is None, looks=(most,))
-        begun = self.evaluations(None) if objective.unit is None else [0.0] * len(own)
-        for pair in zip(own, theirs, begun, strict=True):
-            test.add(*(objective.sign * (value - pair[2]) for value in pair[:2]))
+        looks = (len(self.evaluations(())),) if self.found.recipe.data.evaluation_seed is None else LOOKS
+        if looks == (1,):
+            return self._once(objective, *self.evaluations(()), *self.evaluations(stages))
+        relative = objective.unit is None
+        test = NonInferiority(margin=objective.margin, most=looks[-1], relative=relative, looks=looks)
+        for first, look in pairwise((0, *looks)):
+            compared = [self.evaluations(each, look)[first:look] for each in ((), stages)]
+            begun = self.evaluations(None, look)[first:look] if relative else [0.0] * (look - first)
+            for own, theirs, before in zip(*compared, begun, strict=True):
+                test.add(objective.sign * (own - before), objective.sign * (theirs - before))
+            if test.decision() is not None:
+                break
         summary = f"{objective.name}, on {len(test)} parts of what is held out: {test.summary()}"
         return Verdict(test.conclude(), "Statistical", summary, {"metric": objective.name, **test.evidence()})
 
@@ -182,27 +187,37 @@ class InferenceGate:
         evidence = {"metric": objective.name, "lost": lost, "allowed": allowed}
         return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary, evidence)
 
-    def evaluations(self, stages: tuple[str, ...] | None) -> list[float]:
-        """The objective with these stages, or before the training, on the same data for each: in pairs, if possible."""
-        key = ("before the training",) if stages is None else stages
-        if key not in self.values:
-            self.values[key] = list(self._evaluated(stages))
-        return self.values[key]
+    def evaluations(self, stages: tuple[str, ...] | None, count: int = 1) -> list[float]:
+        """The objective with these stages, or before the training, on the same data for each.
 
-    def _evaluated(self, stages: tuple[str, ...] | None) -> Iterator[float]:
-        objective, data = self.found.recipe.objective, self.found.recipe.data
-        assert objective is not None
-        if data.evaluation_seed is not None:
-            first = _at(data, data.evaluation_seed)
-            for number in range(EVALUATIONS):
-                self.say(f"evaluation {number + 1} of {EVALUATIONS}")
-                other = _with(data, data.evaluation_seed, int(first) + 1 + number)
-                yield evaluated(self._pipeline(stages, replace(self.found.recipe, data=other)))[objective.name]
-            return
+        Args:
+            stages: None for the model before the training.
+            count: how many there are at least, each on other data, where a seed draws it; otherwise there is one for
+                every part of what is held out, or for all of it.
+        """
+        data = self.found.recipe.data
+        found = self.values.setdefault(("before the training",) if stages is None else stages, [])
+        if data.evaluation_seed is None:
+            found += [] if found else self._of_parts(stages)
+            return found
+        first = int(_at(data, data.evaluation_seed)) + 1
+        for number in range(len(found), count):
+            self.say(f"evaluation {number + 1} of {count}")
+            other = replace(self.found.recipe, data=_with(data, data.evaluation_seed, first + number))
+            found.append(evaluated(self._pipeline(stages, other))[self._objective.name])
+        return found
+
+    def _of_parts(self, stages: tuple[str, ...] | None) -> list[float]:
         pipeline = self._pipeline(stages, self.found.recipe)
         parts = _parts(pipeline)
-        means = None if parts is None else list(_means(pipeline, objective.name, parts))
-        yield from means or [evaluated(pipeline)[objective.name]]
+        means = [] if parts is None else list(_means(pipeline, self._objective.name, parts))
+        return means or [evaluated(pipeline)[self._objective.name]]
+
+    @property
+    def _objective(self) -> Objective:
+        objective = self.found.recipe.objective
+        assert objective is not None  # or nobody evaluates
+        return objective
 
     def _pipeline(self, stages: tuple[str, ...] | None, recipe: Recipe) -> Assembly:
         found = replace(self.found, recipe=recipe)
@@ -217,10 +232,10 @@ def _parts(pipeline: Assembly) -> list[Batch] | None:
     if held_out is None:
         return None
     batches: list[Batch] = [pipeline.transfer(each) for each, _ in zip(held_out(), range(PARTS), strict=False)]
-    pieces = -(-2 * EVALUATIONS // len(batches))
+    pieces = -(-2 * FEWEST_PARTS // len(batches))
     sizes = [max(1, pipeline.source.size(each) // pieces) for each in batches]
     parts = [part for each, size in zip(batches, sizes, strict=True) for part in pipeline.source.split(each, size)]
-    return parts[:PARTS] if len(parts) >= EVALUATIONS else None
+    return parts[:PARTS] if len(parts) >= FEWEST_PARTS else None
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from running import tiny
 
-from runner.inference.gate import InferenceGate
+from runner.inference.gate import LOOKS, InferenceGate
 from runner.plugin.registry import Registry
 from runner.plugins.grasps.diffusion import ddim
 from runner.plugins.grasps.stages.ddim import DdimConfig
@@ -112,13 +112,13 @@ def test_another_seed_of_the_scenes_draws_other_clouds_and_other_noise():
     assert torch.equal(scenes["edge"], others["edge"])
 
 
-def test_the_gate_judges_it_by_eight_evaluations_in_pairs(tmp_path):
+def test_the_gate_judges_it_by_evaluations_in_pairs(tmp_path):
     """One is luck: of a model that was trained, one lost 0.025 of ``strict``, and eight others 0.056 in the mean."""
     registry = Registry()
     recipe = tiny("grasp_diffusion", *LEVELS, "train.ema=null", "inference.ddim={steps: 2}", registry=registry)
     pipeline = assemble(recipe, registry.files)
     gate = InferenceGate(Trained("here", recipe, registry, pipeline.state_dict(), tmp_path), lambda _: None)
     verdict = gate(("ddim",))
-    assert [len(gate.values[stages]) for stages in ((), ("ddim",))] == [8, 8]
+    assert len(gate.values[()]) == len(gate.values["ddim",]) in LOOKS
     assert len(set(gate.values[()])) + len(set(gate.values["ddim",])) > 2
     assert "once" not in verdict.summary
