@@ -77,6 +77,8 @@ class InferenceResult:
 
     recipe: str
     run: str
+    stages: Mapping[str, Any]
+    """The section ``inference``, with nothing left to defaults."""
     metric: str | None
     rows: tuple[Answering, ...]
     """The baseline against itself first."""
@@ -102,7 +104,9 @@ class InferenceResult:
 
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
-        own = {name: getattr(self, name) for name in ("recipe", "run", "metric", "inactive", "load", "seconds")}
+        own = {
+            name: getattr(self, name) for name in ("recipe", "run", "stages", "metric", "inactive", "load", "seconds")
+        }
         return own | {"machine": dict(self.machine), "variants": [row.data() for row in self.rows]}
 
 
@@ -135,11 +139,10 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
     means = {stages: statistics.fmean(values[:fewest]) for stages, values in gate.values.items()}
     rows = tuple(replace(row, value=means.get(row.stages)) for row in measured)
     idle = {kind: reason for row in rows for kind, reason in gate.idle(row.stages).items()}
-    objective = recipe.objective
-    result = InferenceResult(
-        recipe.name, found.name, objective.name if objective else None, rows, {**possible.inactive, **idle},
-        hardware(), load, time.perf_counter() - started, folder,
-    )  # fmt: skip
+    metric = recipe.objective.name if recipe.objective else None
+    section, inactive = found.recipe.values()["inference"], {**possible.inactive, **idle}
+    took = time.perf_counter() - started
+    result = InferenceResult(recipe.name, found.name, section, metric, rows, inactive, hardware(), load, took, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / RESULT, json.dumps(result.data(), indent=1, default=str) + "\n")
     return result

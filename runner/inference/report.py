@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.compare.ratio import Effect
+from runner.recipe.document import render
 from runner.system.files import write_durably
 from runner.system.lines import figure, print_wrapped
 from runner.system.plots import BLACK, BLUE, GREY, NO_PLOTS, VERMILLION, draw_all, legend
@@ -56,7 +57,12 @@ def write(result: InferenceResult) -> None:
     lines = [
         f"# What stages are worth for {result.recipe}, once it is trained",
         "",
-        f"Measured in {result.seconds:.0f} s on: {machine}. Load average when it began: {result.load:.1f}.",
+        f"`runner ablate` of a recipe with this section, in {result.seconds:.0f} s on: {machine}. Load average when it "
+        f"began: {result.load:.1f}.",
+        "",
+        "```yaml",
+        *render({"inference": result.stages}),
+        "```",
         "",
         *head,
         *("| " + " | ".join(row.values()) + " |" for row in rows),
