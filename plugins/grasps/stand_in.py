@@ -8,7 +8,7 @@ import numpy as np
 
 EDGES = (0.0675, 0.07125, 0.075, 0.07875, 0.0825)
 """Of the cubes, in metres."""
-EACH = 64
+EACH = 256
 """Grasps of every cube."""
 CHAINS = (
     ("mcp_joint", "pip", "dip", "fingertip"),

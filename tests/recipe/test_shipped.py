@@ -2,6 +2,7 @@ import pytest
 
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load, shipped
+from runner.train.assemble import assemble
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -9,3 +10,16 @@ def test_every_recipe_that_ships_is_valid_and_named_like_its_file(name):
     recipe = load(name, (), Registry())
     assert recipe.name == name
     assert recipe.path == shipped()[name]
+
+
+OF_ONE_KIND = {recipe.data.model_dump_json(): name for name in shipped() for recipe in [load(name, (), Registry())]}
+"""One recipe for each way in which data are set."""
+
+
+@pytest.mark.parametrize("name", OF_ONE_KIND.values())
+def test_where_no_data_are_at_hand_every_recipe_has_something_to_train_on(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNNER_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pipeline = assemble(load(name, ("optimization.compile=off",), Registry()))
+    batch, _ = next(pipeline.batches())
+    assert pipeline.source.size(batch) == pipeline.batch_size
