@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REPORT = "README.md"
 _WIDE = 130  # columns from which on a terminal shows intervals
+_LOGARITHMIC = 4.0  # a ratio from which on others would be drawn too close to one
 _MARKS = {Effect.FASTER: (BLUE, ">"), Effect.SLOWER: (VERMILLION, "<"), Effect.UNCLEAR: (GREY, "o")}
 _HOW_TO_READ = """\
 **x** is the time of one answer of the model without stages over that with them, for a request alone and for sixteen
@@ -108,6 +109,9 @@ def _ratios(result: InferenceResult, canvas: Any) -> None:
             ratio, (colour, mark) = timing.ratio, _MARKS[timing.effect]
             axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
             axes.plot(ratio.value, place, mark, color=colour, markersize=5, label=str(timing.effect))
+        if max(row.timings[size].ratio.high for row in rows) > _LOGARITHMIC:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(f"times as fast, {'one request' if size == 1 else f'{size} together'}")
         axes.set_yticks(range(len(rows)), [row.name for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
