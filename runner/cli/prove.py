@@ -35,7 +35,12 @@ Horizon = Annotated[
     int, Option("--horizon", min=0, help="Updates of a long run, which says how rare an error may be to be missed.")
 ]
 Compared = Annotated[int, Option(min=2, help="Updates that are compared for Exact and Close stages.")]
-Steps = Annotated[int | None, Option(min=1, help="Length of a training for Statistical stages; the recipe's own.")]
+Steps = Annotated[
+    int | None,
+    Option(
+        min=1, help="Length of a training for Statistical stages; as much of the recipe's as the budget has room for."
+    ),
+]
 Seeds = Annotated[int, Option(min=8, help="The most pairs of trainings for one stage.")]
 Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Seconds after which no training is begun.")]
 Of = Annotated[
@@ -60,7 +65,7 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 
 def verify(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
-    updates: Compared = 12, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0,
+    updates: Compared = 12, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 1200.0,
     of: Of = None, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.

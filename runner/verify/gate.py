@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
@@ -22,13 +21,14 @@ from runner.plugin.contract import Contract, Statistical
 from runner.plugin.registry import Registry
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
+from runner.system.errors import DivergedError
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
 from runner.verify.patches import belongings, patches
 from runner.verify.reach import Reach
-from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
+from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affordable, statistical
 from runner.verify.subjects import baseline_step, course, recipe_with, recorded, subject
 from runner.verify.surroundings import answers, draws, questions, same_answers, same_draws
-from runner.verify.variants import contract_of, required, variants_of, weakest
+from runner.verify.variants import ALL, contract_of, required, variants_of, weakest
 from runner.verify.verification import Verification, judged
 
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
@@ -43,9 +43,9 @@ class Options:
     """How thoroughly to look."""
 
     updates: int = 12  # compared one by one for Exact and Close
-    steps: int | None = None  # length of a training for Statistical; the recipe's own unless told
+    steps: int | None = None  # length of a training for Statistical; unless told, what the budget has room for
     seeds: int = 8  # the most pairs of trainings for one stage; a PASS takes as many at least
-    budget: float = 3600.0  # seconds after which no further training is begun
+    budget: float = 1200.0  # seconds after which no further training is begun
     stages: tuple[str, ...] = ()  # only these, and not the recipe as a whole; all if empty
     horizon: int = 2040  # updates of a long run that says how rare an error may be to be missed; none at all if 0
     horizon_seconds: float = 15.0  # that such a run may take for each of the two
@@ -65,10 +65,10 @@ class Gate:
 
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
-        self._trainings = Trainings(registry.files, time.monotonic() + options.budget, say)
-        self._before = belongings()
+        self._trainings = Trainings(registry.files, options.budget, say)
+        self._before, self._steps = belongings(), options.steps
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
-        self._reach = cache(self._reach_of)
+        self._reach, self._training = cache(self._reach_of), cache(self._training_of)
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
         self._undeclared: dict[str, list[str]] = {}
@@ -253,15 +253,41 @@ class Gate:
             data, model = self.recipe.data.kind, self.recipe.model.kind
             summary = f"neither data '{data}' nor model '{model}' names an objective by which to compare trainings"
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
-        if self.options.budget <= 0:
+        if self._steps is None and self._trainings.seconds_left < 0:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
-        # What is equal to the baseline up to rounding may stand for it, and be beside the change as well: trainings
-        # take a fraction of the time, and those of a stage and of the whole recipe are often the same.
-        equal = [kind for kind in self._active if self._is_equal(kind)]
-        changed = [kind for kind in self._active if kind in stages or kind in equal]
-        reference, with_stages = self._training(equal), self._training(changed)
-        verdict = statistical(reference, with_stages, objective, self._trainings, self.options.seeds)
-        return replace(verdict, evidence=verdict.evidence | {"stages": {"reference": equal, "changed": changed}})
+        changed, (unit, length) = self._beside_equal(stages), self.recipe.length
+        pair, seeds = (self._training(self._equal), self._training(changed)), self.options.seeds
+        try:
+            if self._steps is None:
+                self._steps = affordable(*pair, unit, length, seeds, self._changes, self._trainings)
+            reference, with_stages = (order.of_length(unit, self._steps) for order in pair)
+            verdict = statistical(reference, with_stages, objective, self._trainings, seeds)
+        except DivergedError as error:
+            return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
+        trained = {"stages": {"reference": self._equal, "changed": changed}, "length": {unit: self._steps}}
+        shorter = f", after {self._steps:,} of {length:,} {unit}" if self._steps < length else ""
+        return replace(verdict, summary=verdict.summary + shorter, evidence=verdict.evidence | trained)
+
+    @cached_property
+    def _equal(self) -> tuple[str, ...]:
+        """What is equal to the baseline up to rounding.
+
+        It may stand for the baseline, and be beside a change as well: trainings take a fraction of the time, and those
+        of a stage and of the whole recipe are often the same.
+        """
+        return tuple(kind for kind in self._active if self._is_equal(kind))
+
+    def _beside_equal(self, stages: Collection[str]) -> tuple[str, ...]:
+        """Stages that are judged by trainings, and those that stand for the baseline."""
+        return tuple(kind for kind in self._active if kind in stages or kind in self._equal)
+
+    @property
+    def _changes(self) -> int:
+        """How many sets of stages are compared with the reference in trainings."""
+        asked = self.options.stages or (*self._active, ALL)
+        wanted = {self._beside_equal({kind, *required(self.recipe.stages, kind)}) for kind in asked if kind != ALL}
+        wanted |= {self._active} if ALL in asked else set()
+        return sum(isinstance(weakest(self.recipe, {*kinds} - {*self._equal}), Statistical) for kinds in wanted)
 
     @cached_property
     def _active(self) -> tuple[str, ...]:
@@ -277,13 +303,11 @@ class Gate:
             return self._beyond_updates(stages) is None and bool(self._as_close(stages))
         return bool(self(stages))
 
-    def _training(self, kinds: Sequence[str]) -> TrainingOrder:
+    def _training_of(self, kinds: tuple[str, ...]) -> TrainingOrder:
         """A training with these stages that is evaluated at its end only, its batch size chosen already."""
         recipe = recipe_with(self.recipe, self.registry, kinds)
-        unit, length = recipe.length
-        steps = self.options.steps or length
         values = recipe.values(masked=False)
-        values["train"] |= {unit: steps, "evaluate_every": None, "checkpoint_every": None, "log_every": steps}
+        values["train"] |= {"evaluate_every": None, "checkpoint_every": None}
         choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
         for kind in choosing:
             del values["optimization"][kind]  # beside other trainings, another choice might come out

@@ -25,6 +25,8 @@ from runner.train.loop import Loop, Nowhere, evaluated
 from runner.train.signals import Stop
 
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
+SHORTEST = 0.1  # of a recipe's length, which the trainings of a comparison have at least
+_SPARE = 0.2  # of what is left of the budget, because trainings of one kind differ
 
 
 class TrainingOrder(NamedTuple):
@@ -33,15 +35,25 @@ class TrainingOrder(NamedTuple):
     recipe: Mapping[str, Any]  # its values
     batch_size: int | None = None  # what a stage has chosen; the recipe's own stays what its other settings refer to
 
+    def of_length(self, unit: str, steps: int) -> TrainingOrder:
+        """The same, ended after so many."""
+        return self._replace(recipe={**self.recipe, "train": {**self.recipe["train"], unit: steps, "log_every": steps}})
+
 
 @dataclass
 class Trainings:
     """Trains recipes, each of them once, in child processes: as many at a time as there are cores, one thread each."""
 
     plugin_files: Sequence[Path]
-    deadline: float  # by ``time.monotonic``; no training is begun after it
+    budget: float  # seconds from here, after which no training is begun
     say: Callable[[str], None]
+    _started: float = field(default_factory=time.monotonic)
     _done: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the order as JSON
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the budget; below zero once it is spent."""
+        return self._started + self.budget - time.monotonic()
 
     def run(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[dict[str, Any]]:
         """Evaluations before and after every training with every seed, trainings outermost.
@@ -69,10 +81,11 @@ class Trainings:
 
     def _train(self, text: str, may_diverge: bool, given_up: Event) -> dict[str, Any]:
         recipe, batch_size = json.loads(text)
-        options = {"batch_size": batch_size}
+        options, started = {"batch_size": batch_size}, time.monotonic()
         try:  # several compute side by side, with one thread each
             with Child(__name__, recipe, plugin_files=self.plugin_files, options=options, threads=1) as child:
-                return child.answer(math.inf, given_up.is_set)
+                told = child.answer(math.inf, given_up.is_set)
+                return {**told, "whole_seconds": time.monotonic() - started}
         except ChildError as error:
             if error.cause == Cause.DIVERGED and may_diverge:
                 raise DivergedError(str(error)) from error
@@ -87,6 +100,45 @@ def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[s
     return [json.dumps(order, sort_keys=True) for order in orders]
 
 
+def affordable(
+    reference: TrainingOrder, changed: TrainingOrder, unit: str, length: int, pairs: int, changes: int,
+    trainings: Trainings,
+) -> int:  # fmt: skip
+    """How long trainings may be for all of them to fit into the budget: a tenth of the recipe's length at least.
+
+    One pair of the shortest trainings says what they cost. Compiling is counted as if it took longer in longer ones.
+
+    Args:
+        reference: the training without the change.
+        changed: the training with it.
+        unit: what a training's length is counted in.
+        length: the recipe's own.
+        pairs: how many seeds there will be.
+        changes: how many changes are compared with the reference, each of them in trainings of its own.
+        trainings: what trains, and knows the budget.
+
+    Raises:
+        DivergedError: the training with the change did.
+    """
+    shortest = math.ceil(SHORTEST * length)
+    orders = [order.of_length(unit, shortest) for order in (reference, changed)]
+    without, with_change = trainings.run(orders, [int(reference.recipe["seed"]) + 1])
+    whole, updating = (without[each] + changes * with_change[each] for each in ("whole_seconds", "updating_seconds"))
+    at_a_time = min(usable_cores(), pairs * (1 + changes))
+    left = trainings.seconds_left
+
+    def needed(steps: float) -> float:
+        """Seconds for all trainings of this length."""
+        return float(whole + (steps / shortest - 1) * updating) * pairs / at_a_time / (1 - _SPARE)
+
+    share = (left - needed(shortest)) / max(needed(length) - needed(shortest), 1e-9)
+    steps = int(shortest + min(max(share, 0.0), 1.0) * (length - shortest))
+    if steps < length:
+        enough = 60 * math.ceil((trainings.budget - left + needed(length)) / 60)
+        trainings.say(f"the budget has room for trainings of {steps:,} {unit}; --budget {enough} for all {length:,}")
+    return steps
+
+
 def statistical(
     reference: TrainingOrder, changed: TrainingOrder, objective: Objective, trainings: Trainings, most_seeds: int
 ) -> Verdict:
@@ -95,17 +147,17 @@ def statistical(
     What is learnt is the objective after the training less that before it. The changed recipe may lose less, in the
     mean over seeds, than the objective's margin: in its unit, or as a share of what the reference learns. If that is
     not clear after the most seeds, or a training collapsed with the stage alone, it is INCONCLUSIVE.
+
+    Raises:
+        DivergedError: a training with the stage did.
     """
     name, sign = objective.name, objective.sign
     test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
     for first, look in itertools.pairwise((0, *test.looks)):
         seeds = [int(reference.recipe["seed"]) + 1 + i for i in range(first, look)]
-        if time.monotonic() > trainings.deadline and not trainings.are_over([reference, changed], seeds):
+        if trainings.seconds_left < 0 and not trainings.are_over([reference, changed], seeds):
             break
-        try:
-            results = trainings.run([reference, changed], seeds)
-        except DivergedError as error:
-            return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
+        results = trainings.run([reference, changed], seeds)
         gains = [sign * (each["after"][name] - each["before"][name]) for each in results]
         for pair in zip(gains[: len(seeds)], gains[len(seeds) :], strict=True):
             test.add(*pair)
@@ -122,12 +174,15 @@ def statistical(
 
 
 def main(parent: Parent) -> None:
-    """Trains the recipe without a trace and tells ``{"before": {...}, "after": {...}}``, its evaluations."""
+    """Trains the recipe without a trace; tells its evaluations, and the seconds that were neither these nor set-up."""
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
+    started = time.monotonic()
     before = evaluated(pipeline)
+    evaluating = time.monotonic() - started
     loop = Loop(pipeline, parent.folder, Nowhere(), Nowhere(), Stop())
     loop.run()
     after = {name.removeprefix("eval/"): value for name, value in loop.metrics.items() if name.startswith("eval/")}
-    parent.tell(before=before, after=after)
+    updating = time.monotonic() - started - 2 * evaluating  # the loop evaluates at its end
+    parent.tell(before=before, after=after, updating_seconds=max(updating, 1e-3))

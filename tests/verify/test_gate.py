@@ -1,6 +1,7 @@
 """The verb that says whether stages are harmless, on a small recipe."""
 
 import json
+import re
 
 import pytest
 from children import start
@@ -11,9 +12,9 @@ from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.plugins.marl.roles import AgentsRole
 from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
-from runner.system.errors import ExitCode, UsageError
+from runner.system.errors import DivergedError, ExitCode, UsageError
 from runner.verify.gate import Gate, Options, quick, verify_recipe
-from runner.verify.statistical import NOT_BEGUN
+from runner.verify.statistical import NOT_BEGUN, Trainings
 from runner.verify.variants import weakest
 from runner.verify.verification import StageVerdict, Verification
 
@@ -91,6 +92,43 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
     assert sorted(row.evidence["stages"]["reference"]) == ["fused_optimizer", "heap_retention"]
     assert sorted(row.evidence["stages"]["changed"]) == ["amp", "fused_optimizer", "heap_retention"]
     assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
+
+
+@pytest.mark.usefixtures("copied_children")
+def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypatch):
+    monkeypatch.setattr(Trainings, "seconds_left", 1.0)
+    said = []
+    recipe = tiny("digits_classifier", *MIXED, "train.epochs=20")
+    options = Options(updates=2, seeds=2, stages=("amp",), horizon=0)
+    (row,) = verify_recipe(recipe, REGISTRY, options, said.append).rows
+    assert row.evidence["length"] == {"epochs": 2}
+    assert row.summary.endswith(", after 2 of 20 epochs")
+    assert any(re.search(r"room for trainings of 2 epochs; --budget \d+ for all 20", line) for line in said)
+
+
+@pytest.mark.parametrize("trains", ["affordable", "statistical"])
+def test_a_change_with_which_a_training_diverges_fails(trains, monkeypatch):
+    def diverges(*_):
+        raise DivergedError("step 12: slot 'critic_step': 'critic_loss' is nan")
+
+    monkeypatch.setattr("runner.verify.gate.affordable", lambda *_: 1)
+    monkeypatch.setattr(f"runner.verify.gate.{trains}", diverges)
+    options = Options(updates=2, stages=("amp",), horizon=0)
+    (row,) = verify_recipe(tiny("digits_classifier", *MIXED), REGISTRY, options, lambda _: None).rows
+    assert row.verdict is Outcome.FAIL
+    assert "a training with it diverged: step 12: slot 'critic_step'" in row.summary
+
+
+def test_changes_that_have_trainings_of_their_own_share_the_budget(monkeypatch):
+    monkeypatch.setattr(Gate, "_equal", ("forward_cache", "merged_critic_loss", "stacked_agents"))
+    recipe = tiny("marl_phase2", "optimization.batch_autotune=on")
+
+    def changes(*stages):
+        return Gate(recipe, REGISTRY, Options(updates=2, horizon=0, stages=stages), lambda _: None)._changes
+
+    assert changes("amp") == 1
+    assert changes("all") == 1
+    assert changes() == 3
 
 
 def test_without_time_to_train_nothing_is_claimed():

@@ -2,11 +2,14 @@
 
 import contextlib
 import math
+import re
 import sys
 import types
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from running import tiny
 
 from runner.api import Objective
@@ -14,7 +17,7 @@ from runner.child.spawn import Cause, ChildError
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.system.errors import DivergedError, RunnerError, UsageError
-from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, statistical
+from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affordable, statistical
 
 MODULE = sys.modules["runner.verify.statistical"]
 REFERENCE, CHANGED = TrainingOrder({"seed": 42, "name": "reference"}), TrainingOrder({"seed": 42, "name": "changed"})
@@ -47,7 +50,7 @@ class Recorder(Stage):
 """
 
 
-def judged(learnt, deadline=math.inf, direction="maximize", seeds=8):
+def judged(learnt, seconds_left=math.inf, direction="maximize", seeds=8):
     """The verdict if ``learnt(name, seed)`` is what a training learns, and how many pairs it took."""
     sign = 1 if direction == "maximize" else -1
     trained = []
@@ -63,7 +66,7 @@ def judged(learnt, deadline=math.inf, direction="maximize", seeds=8):
     def none_is_over(trainings, wanted):
         return False
 
-    trainings = types.SimpleNamespace(run=run, are_over=none_is_over, deadline=deadline, say=lambda _: None)
+    trainings = types.SimpleNamespace(run=run, are_over=none_is_over, seconds_left=seconds_left, say=lambda _: None)
     return statistical(REFERENCE, CHANGED, Objective("return", direction), trainings, seeds), trained
 
 
@@ -111,12 +114,12 @@ def test_a_reference_that_learns_nothing_judges_nobody():
     assert "the reference learns nothing: return does not improve" in verdict.summary
 
 
-def test_nothing_is_begun_after_the_deadline():
-    verdict, trained = judged(gains(1.0), deadline=-math.inf)
+def test_nothing_is_begun_once_the_budget_is_spent():
+    verdict, trained = judged(gains(1.0), seconds_left=-1.0)
     assert (verdict.outcome, verdict.summary, trained) == (Outcome.INCONCLUSIVE, NOT_BEGUN, [])
 
 
-def test_what_was_trained_before_the_deadline_is_judged_after_it(monkeypatch):
+def test_what_was_trained_within_the_budget_is_judged_after_it(monkeypatch):
     """A stage and the whole recipe may want the same trainings, and the first of them may use the budget up."""
 
     class Learning(Answering):
@@ -126,20 +129,78 @@ def test_what_was_trained_before_the_deadline_is_judged_after_it(monkeypatch):
     monkeypatch.setattr(MODULE, "Child", lambda module, recipe, **settings: Learning())
     trainings, objective = Trainings([], math.inf, lambda _: None), Objective("return", "maximize")
     first = statistical(REFERENCE, CHANGED, objective, trainings, 8)
-    trainings.deadline = -math.inf
+    trainings.budget = -math.inf
     assert statistical(REFERENCE, CHANGED, objective, trainings, 8) == first
     assert first.outcome is Outcome.PASS
     assert statistical(REFERENCE, REFERENCE._replace(batch_size=4), objective, trainings, 8).summary == NOT_BEGUN
 
 
-def test_a_change_with_which_training_diverges_fails():
-    def run(recipes, seeds):
-        raise DivergedError("step 12: slot 'critic_step': 'critic_loss' is nan")
+def timed(whole, updating, budget, cores=2):
+    """Trainings of length 100 take so many seconds, of which so many grow with it; by a clock of their own."""
 
-    trainings = types.SimpleNamespace(run=run, deadline=math.inf)
-    verdict = statistical(REFERENCE, CHANGED, Objective("return", "maximize"), trainings, 8)
-    assert verdict.outcome is Outcome.FAIL
-    assert "diverged: step 12: slot 'critic_step'" in verdict.summary
+    def run(orders, seeds):
+        share = orders[0].recipe["train"]["updates"] / 100
+        seconds = {"whole_seconds": whole + (share - 1) * updating, "updating_seconds": share * updating}
+        trainings.seconds_left -= sum(seconds["whole_seconds"] for _ in orders for _ in seeds) / cores
+        return [seconds for _ in orders for _ in seeds]
+
+    trainings = types.SimpleNamespace(run=run, seconds_left=budget, budget=budget, said=[])
+    trainings.say = trainings.said.append
+    return trainings
+
+
+def length_of(trainings, changes=1):
+    orders = (order._replace(recipe={**order.recipe, "train": {"updates": 100}}) for order in (REFERENCE, CHANGED))
+    return affordable(*orders, "updates", 100, 8, changes, trainings)
+
+
+@given(
+    whole=st.floats(1, 1e4),
+    share=st.floats(0.01, 0.99),
+    budget=st.floats(0, 1e6),
+    changes=st.integers(1, 4),
+)
+def test_trainings_are_as_long_as_the_budget_has_room_for(whole, share, budget, changes):
+    trainings = timed(whole, share * whole, budget)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MODULE, "usable_cores", lambda: 2)
+        steps = length_of(trainings, changes)
+    needed = (whole + (steps / 100 - 1) * share * whole) * 8 * (1 + changes) / 2
+    longer = needed + share * whole / 100 * 8 * (1 + changes) / 2
+    assert 10 <= steps <= 100
+    assert steps == 10 or needed <= 0.8 * trainings.seconds_left * (1 + 1e-9)
+    assert steps == 100 or longer > 0.8 * trainings.seconds_left * (1 - 1e-9)
+    assert bool(trainings.said) is (steps < 100)
+
+
+def test_a_budget_that_is_said_to_be_enough_is(monkeypatch):
+    monkeypatch.setattr(MODULE, "usable_cores", lambda: 2)
+    trainings = timed(200.0, 150.0, 1000.0)
+    assert length_of(trainings) < 100
+    (enough,) = re.findall(r"--budget (\d+) for all 100", trainings.said[0])
+    assert length_of(timed(200.0, 150.0, float(enough))) == 100
+    assert length_of(timed(200.0, 150.0, float(enough) - 61)) < 100
+
+
+def test_a_pilot_of_the_shortest_length_is_not_trained_again(monkeypatch):
+    begun = []
+
+    class Learning(Answering):
+        def answer(self, *_):
+            return {"before": {"return": 0.0}, "after": {"return": 1000.0}, "updating_seconds": 100.0}
+
+    def child(module, recipe, **settings):
+        begun.append((recipe["name"], recipe["seed"], recipe["train"]["updates"]))
+        return Learning()
+
+    monkeypatch.setattr(MODULE, "Child", child)
+    orders = [order._replace(recipe={**order.recipe, "train": {"updates": 100}}) for order in (REFERENCE, CHANGED)]
+    trainings = Trainings([], 60.0, lambda _: None)
+    steps = affordable(*orders, "updates", 100, 8, 1, trainings)
+    shorter = (order.of_length("updates", steps) for order in orders)
+    assert statistical(*shorter, Objective("return", "maximize"), trainings, 8).outcome is Outcome.PASS
+    assert steps == 10
+    assert sorted(begun) == [(name, seed, 10) for name in ("changed", "reference") for seed in range(43, 51)]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +249,7 @@ def test_a_margin_may_have_a_unit():
             for seed in wanted
         ]
 
-    trainings = types.SimpleNamespace(run=run, deadline=math.inf, say=lambda _: None)
+    trainings = types.SimpleNamespace(run=run, seconds_left=math.inf, say=lambda _: None)
     assert statistical(REFERENCE, CHANGED, in_points, trainings, 8).outcome is Outcome.PASS
     assert statistical(REFERENCE, CHANGED, strict, trainings, 8).outcome is Outcome.FAIL
 
