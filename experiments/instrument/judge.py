@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 WRONG_STAGES = ROOT / "tests" / "verify"
-sys.path.append(str(WRONG_STAGES))
+sys.path += [str(WRONG_STAGES), str(ROOT / "tests")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PRELOADED = (

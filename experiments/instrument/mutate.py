@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import yaml
 from judge import CRASHED, INACTIVE, LATE, REFUSED, ROOT, in_child, verdict_of
 from mutations import changes
+from running import SMALL
 
 HERE = Path(__file__).parent
 RESULTS, TABLE, EXPLAINED = HERE / "mutants.json", HERE / "mutants.md", HERE / "survivors.yaml"
@@ -83,6 +84,8 @@ MASAC = (
     "current_action", "actor_forward", "critic_forward", "temperatures",
 )  # fmt: skip
 DROPOUT = ("model.dropout=0.1",)
+MOLECULES = (*SMALL["gps"], "model.dropout=0", "train.updates=400")
+GRASPS = (*SMALL["grasp_diffusion"], "train.updates=400")
 STAGES, MARL = "plugins/stages", "plugins/marl"
 LEARNER = "runner/plugin/learner.py"
 TARGETS = (
@@ -93,6 +96,7 @@ TARGETS = (
     Target(f"{MARL}/layout.py", "stacked_agents", "marl_baseline", STACKED, reload=("runner.plugins.marl.stacked",)),
     Target(f"{STAGES}/activation_checkpointing.py", "activation_checkpointing", "shakespeare_gpt", DROPOUT),
     Target(f"{STAGES}/amp.py", "amp", "digits_classifier"),
+    Target(f"{STAGES}/bucketing.py", "bucketing", "gps_esol", MOLECULES),
     Target(f"{STAGES}/channels_last.py", "channels_last", "digits_classifier"),
     Target(f"{STAGES}/compile.py", "compile", "digits_classifier", traced_only=True),
     Target(f"{STAGES}/float32_matmul.py", "float32_matmul", "shakespeare_gpt"),
@@ -102,9 +106,18 @@ TARGETS = (
         ("optimization.gradient_accumulation.micro_batch=24",),
     ),
     Target(f"{STAGES}/heap_retention.py", "heap_retention", "digits_classifier"),
+    Target(f"{STAGES}/preprocess_once.py", "preprocess_once", "gps_esol", MOLECULES),
     Target(f"{MARL}/masac.py", "mutated_slot", "marl_baseline", THREE, slots=MASAC, owner="Masac"),
     Target("plugins/vision/classifier.py", "mutated_slot", "digits_classifier", slots=("loss",), owner="Classifier"),
-    Target("plugins/sequences/gpt.py", "mutated_slot", "shakespeare_gpt", slots=("loss",), owner="Gpt"),
+    Target(
+        "plugins/sequences/language_model.py", "mutated_slot", "shakespeare_gpt", slots=("loss",),
+        owner="LanguageModel",
+    ),
+    Target("plugins/graphs/gps.py", "mutated_slot", "gps_esol", MOLECULES, slots=("loss",), owner="Gps"),
+    Target(
+        "plugins/grasps/learner.py", "mutated_slot", "grasp_diffusion", GRASPS,
+        slots=("loss",), owner="GraspDiffusion",
+    ),
     Target(
         LEARNER, "mutated_slot", "digits_classifier", ("train.ema=0.9",), slots=("forward", "forward_backward"),
         owner="GradientLearner",
@@ -196,7 +209,7 @@ def _verdict(target: Target, code: Any, updates: int) -> dict[str, Any]:
             importlib.reload(importlib.import_module(name))
     import wrong_base
 
-    return verdict_of(target.kind, target.recipe, [*wrong_base.SETTINGS[target.recipe], *sets], files, updates)
+    return verdict_of(target.kind, target.recipe, [*wrong_base.SETTINGS.get(target.recipe, ()), *sets], files, updates)
 
 
 def _is_run(change: dict[str, Any], lines: set[int]) -> bool:
