@@ -213,6 +213,7 @@ def measure(rounds: int, updates: int) -> dict[str, list[float]]:
     for name in contestants():
         pipes[name], theirs = context.Pipe()
         context.Process(target=_begin, args=(name, theirs), daemon=True).start()
+        theirs.close()  # so that the end of a process is not waited for
         pipes[name].recv()
         taken[name] = []
     for turn in range(rounds + 1):

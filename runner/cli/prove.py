@@ -65,7 +65,7 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 
 def verify(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
-    updates: Compared = 12, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 1200.0,
+    updates: Compared = 12, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0,
     of: Of = None, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
