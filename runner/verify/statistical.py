@@ -26,7 +26,7 @@ from runner.train.signals import Stop
 
 NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 SHORTEST = 0.1  # of a recipe's length, which the trainings of a comparison have at least
-_SPARE = 0.2  # of what is left of the budget, because trainings of one kind differ
+_SPARE = 0.1  # of what is left of the budget, because trainings of one kind differ
 
 
 class TrainingOrder(NamedTuple):

@@ -168,8 +168,8 @@ def test_trainings_are_as_long_as_the_budget_has_room_for(whole, share, budget, 
     needed = (whole + (steps / 100 - 1) * share * whole) * 8 * (1 + changes) / 2
     longer = needed + share * whole / 100 * 8 * (1 + changes) / 2
     assert 10 <= steps <= 100
-    assert steps == 10 or needed <= 0.8 * trainings.seconds_left * (1 + 1e-9)
-    assert steps == 100 or longer > 0.8 * trainings.seconds_left * (1 - 1e-9)
+    assert steps == 10 or needed <= 0.9 * trainings.seconds_left * (1 + 1e-9)
+    assert steps == 100 or longer > 0.9 * trainings.seconds_left * (1 - 1e-9)
     assert bool(trainings.said) is (steps < 100)
 
 
