@@ -273,9 +273,11 @@ class Gate:
         """What is equal to the baseline up to rounding.
 
         It may stand for the baseline, and be beside a change as well: trainings take a fraction of the time, and those
-        of a stage and of the whole recipe are often the same.
+        of a stage and of the whole recipe are often the same. Nothing may, if they are equal alone but not together.
         """
-        return tuple(kind for kind in self._active if self._is_equal(kind))
+        alone = {kind: required(self.recipe.stages, kind) | {kind} for kind in self._active}
+        found = tuple(kind for kind, needed in alone.items() if self._keeps(needed))
+        return found if self._keeps(found) else ()
 
     def _beside_equal(self, stages: Collection[str]) -> tuple[str, ...]:
         """Stages that are judged by trainings, and those that stand for the baseline."""
@@ -295,10 +297,9 @@ class Gate:
         found = variants_of(self.recipe, resolve_device(self.recipe.device))
         return tuple(kind for kind in self.recipe.stages if kind not in found.inactive)
 
-    def _is_equal(self, kind: str) -> bool:
-        """Whether a stage, with what it requires, was seen to lose nothing but rounding."""
-        needed = required(self.recipe.stages, kind) | {kind}
-        stages = tuple(each for each in self._active if each in needed)
+    def _keeps(self, kinds: Collection[str]) -> bool:
+        """Whether stages were seen to lose nothing but rounding."""
+        stages = tuple(each for each in self._active if each in kinds)
         if isinstance(weakest(self.recipe, stages), Statistical):
             return self._beyond_updates(stages) is None and bool(self._as_close(stages))
         return bool(self(stages))

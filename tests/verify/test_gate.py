@@ -106,6 +106,57 @@ def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypat
     assert any(re.search(r"room for trainings of 2 epochs; --budget \d+ for all 20", line) for line in said)
 
 
+TWO = """
+from runner.api import Close, Stage, StageConfig
+
+class Settings(StageConfig):
+    "Alone it does nothing."
+    phase = 1
+    wraps = frozenset({"backward"})
+
+    def contract(self, setting):
+        return Close()
+
+class FirstConfig(Settings):
+    "Says that it is there."
+    kind = "first"
+
+    def implementation(self):
+        return First
+
+class SecondConfig(Settings):
+    "Doubles the loss where the other is."
+    kind = "second"
+
+    def implementation(self):
+        return Second
+
+class First(Stage):
+    def attach(self, pipeline):
+        pipeline.learner.first = True
+        pipeline.slots.wrap("backward", lambda step: lambda loss: step(loss))
+
+class Second(Stage):
+    def attach(self, pipeline):
+        scale = 2.0 if hasattr(pipeline.learner, "first") else 1.0
+        pipeline.slots.wrap("backward", lambda step: lambda loss: step(scale * loss))
+"""
+
+
+def test_stages_that_are_equal_alone_but_not_together_do_not_stand_for_the_baseline(tmp_path):
+    plugin = tmp_path / "two.py"
+    plugin.write_text(TWO)
+    registry = Registry([plugin])
+
+    def equal(*kinds):
+        sets = [f"optimization.{kind}=on" for kind in kinds]
+        recipe = tiny("digits_classifier", *MIXED, *sets, registry=registry)
+        return Gate(recipe, registry, Options(updates=2, horizon=0), lambda _: None)._equal
+
+    assert equal("first") == ("first", "fused_optimizer", "heap_retention")
+    assert equal("first", "second") == ()
+
+
 @pytest.mark.parametrize("trains", ["affordable", "statistical"])
 def test_a_change_with_which_a_training_diverges_fails(trains, monkeypatch):
     def diverges(*_):
