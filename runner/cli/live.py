@@ -17,6 +17,8 @@ from runner.system.secrets import redact
 from runner.tracking.periodic import Periodic
 
 LINE_SECONDS, DRAWINGS_A_SECOND = 5.0, 4.0
+LINE_SHARE, LONGEST_SECONDS = 0.05, 60.0
+"""Lines are so much of the time apart that has passed, and no more than a minute: hours should not fill a log."""
 BRIEF_SECONDS = 0.5
 """A phase that lasts no longer is not shown: the one that it interrupts is."""
 SILENT_SECONDS = 1.0
@@ -34,8 +36,8 @@ class Phase(NamedTuple):
 class LiveBar(ExitStack):
     """Says on stderr what is being done, and how much of it: seconds, of so many in all if that is known.
 
-    On a terminal it is a bar with lines below it, which are gone at the end; elsewhere a line every few seconds, the
-    first at once. It is drawn by a thread.
+    On a terminal it is a bar with lines below it, which are gone at the end; elsewhere a line every few seconds, later
+    every minute, the first at once. It is drawn by a thread.
     """
 
     def __init__(self, console: Console, name: str, total: float | None = None, doing: str = "starting") -> None:
@@ -98,7 +100,9 @@ class LiveBar(ExitStack):
         self.say(f"{self.name}: {self.counted()}, {'; '.join(self.lines())}")
 
     def _print_next(self) -> None:
-        if time.monotonic() - self.printed > LINE_SECONDS / 2:  # not at once
+        now = time.monotonic()
+        apart = min(LINE_SHARE * (now - self.started), LONGEST_SECONDS)
+        if now - self.printed > max(apart, LINE_SECONDS) - LINE_SECONDS / 2:  # it is asked every LINE_SECONDS
             self.print_line()
 
     def drawn(self) -> RenderableType:

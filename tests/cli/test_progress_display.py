@@ -111,6 +111,16 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_at_once_and_again_without_any
         assert waited_for(display, "demo: 0/1,000 steps (0%), ", 3)
 
 
+@pytest.mark.parametrize(("hours", "lines"), [(1 / 60, 12), (1, 109), (2, 169)])
+def test_elsewhere_than_on_a_terminal_lines_of_a_long_work_are_up_to_a_minute_apart(clock, hours, lines):
+    display = trained(ProgressDisplay(screen(), RECIPE), clock)
+    display.started = display.printed = clock[0]
+    for _ in range(round(3600 * hours / live.LINE_SECONDS)):
+        clock[0] += live.LINE_SECONDS
+        display._print_next()
+    assert display.console.file.getvalue().count("demo: ") == lines
+
+
 @pytest.mark.parametrize("width", [40, 80, 160])
 def test_a_terminal_of_any_width_gets_a_bar_and_lines_that_fit(clock, width):
     display = trained(ProgressDisplay(screen(width=width), RECIPE), clock)
