@@ -19,6 +19,7 @@ from curves import train  # noqa: E402
 
 RESULTS = HERE / "results.json"
 COMMON = (
+    "model.hidden=[256, 256]",
     "train.env_steps=60_000",
     "data.evaluation.episodes=500",
     "tracking.system_metrics=false",

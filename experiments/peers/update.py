@@ -29,7 +29,8 @@ OURS = {
 def ours(agents: int, recipe: str) -> Callable[[], object]:
     """An update of a recipe that ships."""
     name, *sets = recipe.split()
-    settings = [f"data.followers={agents - 1}", "data.replay.capacity=20_000", "device=cpu", *sets]
+    shape = (f"data.followers={agents - 1}", f"model.hidden={[WIDTH, WIDTH]}")
+    settings = [*shape, "data.replay.capacity=20_000", "device=cpu", *sets]
     measured = Measured(assemble(load(name, settings, Registry()), []))
     pool, turn = measured.pool(), iter(range(10**9))
     return lambda: measured.step.update(pool[next(turn) % len(pool)])

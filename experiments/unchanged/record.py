@@ -14,7 +14,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 RECIPES = ("marl_baseline", "marl_phase1")
-SETS = ("train.env_steps=3000", "train.log_every=100", "train.evaluate_every=1000")
+# The recipes had networks of this width when the recording was made.
+SETS = ("model.hidden=[256, 256]", "train.env_steps=3000", "train.log_every=100", "train.evaluate_every=1000")
 
 
 def history(recipe: str) -> dict[str, list[list[float]]]:

@@ -18,7 +18,7 @@ CASES = {
     "marl_phase3": (),
     "marl_phase3, amp off": ("optimization.amp=off",),
 }
-COMMON = ("device=cpu", "optimization.batch_autotune=off")
+COMMON = ("model.hidden=[256, 256]", "device=cpu", "optimization.batch_autotune=off")
 BLOCK_SECONDS = 0.25
 
 
