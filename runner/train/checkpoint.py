@@ -315,6 +315,17 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
     return packed(state, ""), tensors, rings
 
 
+def kept(state: State) -> State:
+    """What a checkpoint of a state would hold, of which nothing is written; rings stay the state's own.
+
+    Raises as ``pack``.
+    """
+    rest, tensors, rings = pack(state)
+    copies = {name: _copy(tensor) for name, tensor in tensors.items()}
+    found: State = _unpack(json.loads(json.dumps(rest)), copies, lambda name, **_: rings[name])
+    return found
+
+
 def _unpack(node: Any, tensors: Mapping[str, Tensor], ring: Callable[..., Ring]) -> Any:
     """Puts together what ``pack`` took apart; ``ring`` makes one of what is said of it."""
     (kind, value), *_ = node.items()

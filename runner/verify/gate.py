@@ -19,6 +19,7 @@ from runner.compare.states import clones
 from runner.compare.verdict import excluded
 from runner.plugin.contract import Contract, Statistical
 from runner.plugin.registry import Registry
+from runner.plugin.source import State
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
 from runner.system.errors import DivergedError
@@ -26,14 +27,26 @@ from runner.train.assemble import Assembly, StageReport, assemble, resolve_devic
 from runner.verify.patches import belongings, patches
 from runner.verify.reach import Reach
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affordable, statistical
-from runner.verify.subjects import baseline_step, course, recipe_with, recorded, subject
-from runner.verify.surroundings import answers, draws, questions, same_answers, same_draws
+from runner.verify.subjects import BuildError, baseline_step, built, course, recipe_with, recorded, subject
+from runner.verify.surroundings import (
+    Drawing,
+    answers,
+    draws,
+    questions,
+    same_answers,
+    same_draws,
+    same_when_resumed,
+)
 from runner.verify.variants import ALL, contract_of, required, variants_of, weakest
 from runner.verify.verification import Verification, judged
 
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
 
 _SHOWN = 5  # lines that never ran
+
+_AMONG_EVALUATIONS = 3  # updates: all but the last come before the second evaluation
+
+_DRAWING = 0.2  # of the seconds of a long run, in which what is drawn is compared
 
 _LATE = (0.5, 0.95, 1.0)  # how far a training is in further updates: rates and other coefficients depend on it
 
@@ -84,6 +97,8 @@ class Gate:
             return Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
         try:
             verdict = self._with_surroundings(stages, self._judge(stages))
+        except BuildError as error:
+            return Verdict(Outcome.FAIL, type(weakest(self.recipe, stages)).__name__, str(error))
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
@@ -127,7 +142,10 @@ class Gate:
         few = len(self._batches) if not isinstance(contract, Statistical) else 0
         horizon = max((each.evidence.get("horizon", few) for each in found), default=few)
         told = [{"verdict": each.outcome, "summary": each.summary} for each in found[1:]]
-        summary = verdict.summary.replace(excluded(few), excluded(horizon))
+        drawn = min((each.evidence["drawn"] for each in found if "drawn" in each.evidence), default=horizon)
+        late = horizon if isinstance(contract, Exact) or horizon <= few else drawn
+        of_draws = f" (of what is drawn, in more than 1 of {max(1, late // 3):,})" if late < horizon else ""
+        summary = verdict.summary.replace(excluded(few), f"{excluded(horizon)}{of_draws}")
         return replace(verdict, summary=summary, evidence=found[0].evidence | {"horizon": horizon, "around": told})
 
     def _around(self, stages: tuple[str, ...], contract: Contract) -> Iterator[Verdict]:
@@ -142,10 +160,9 @@ class Gate:
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
         baseline, changed = self._pair(answers, stages)
-        yield from same_answers(baseline, changed, self._questions, contract)
-        if not any(self.recipe.stages[kind].prepares for kind in stages if kind in self.recipe.stages):
-            baseline, changed = self._pair(draws, stages)
-            yield same_draws(baseline, changed, self.options.updates, contract)
+        among = self._batches[: self.options.updates][-_AMONG_EVALUATIONS:]
+        yield from same_answers(baseline, changed, self._questions, among, contract)
+        yield from self._drawn(stages, contract)
         baseline, changed = self._subjects(stages)
         if not self.options.horizon or isinstance(contract, Statistical):
             return
@@ -156,6 +173,20 @@ class Gate:
             updates = course(self.recipe, self.registry, self.options.horizon, APART)
             with closing(updates):
                 yield same_algebra(baseline, changed, updates, self.options.horizon_seconds)
+
+    def _drawn(self, stages: tuple[str, ...], contract: Contract) -> Iterator[Verdict]:
+        """What can be said about what updates learn from, also after the training was interrupted."""
+        if any(self.recipe.stages[kind].prepares for kind in stages if kind in self.recipe.stages):
+            return
+        options, length = self.options, Drawing(self.options.updates)
+        if isinstance(contract, Close):  # the long run of what is exact draws by itself
+            length = Drawing(options.updates, options.horizon, _DRAWING * options.horizon_seconds)
+        yield same_draws(*self._pair(draws, stages), contract, length)
+        baseline, changed = (partial(self._resumed, kinds) for kinds in ((), stages))
+        yield same_when_resumed(baseline, changed, contract, options.updates)
+
+    def _resumed(self, stages: tuple[str, ...], checkpoint: State | None) -> Build:
+        return self._build(partial(draws, resumed=checkpoint), stages)
 
     def _files(self, stages: tuple[str, ...]) -> frozenset[str]:
         """Where the stages' own code is, as far as the runner does not bring it."""
@@ -202,8 +233,10 @@ class Gate:
         self, make: Callable[[Recipe, Registry, Collection[str]], Build], stages: tuple[str, ...]
     ) -> tuple[Build, Build]:
         """What is made of the baseline, and of the recipe with these stages, whose code is watched."""
-        baseline, changed = (make(self.recipe, self.registry, kinds) for kinds in ((), stages))
-        return baseline, self._reach(stages).watched(changed)
+        return make(self.recipe, self.registry, ()), self._build(make, stages)
+
+    def _build(self, make: Callable[[Recipe, Registry, Collection[str]], Build], stages: tuple[str, ...]) -> Build:
+        return built(self._reach(stages).watched(make(self.recipe, self.registry, stages)))
 
     def _judge(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self.recipe, stages)

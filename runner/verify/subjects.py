@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from runner.compare.isolation import Update
 from runner.compare.states import clones
@@ -16,8 +20,11 @@ from runner.plugin.source import Batch, State
 from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators
+from runner.system.errors import RunnerError
 from runner.train.assemble import Assembly, assemble
 from runner.train.step import Drawn, Step
+
+_ASKED_EVERY = 10  # updates on batches of its own, after which a subject is asked what it answers
 
 
 class Recorded(NamedTuple):
@@ -27,6 +34,26 @@ class Recorded(NamedTuple):
     noise: Batch
     inputs: Any  # what of the batch the learner's ``predict`` answers to; its answers are compared, too
     progress: dict[str, int]  # before the update: learning rates depend on it, and what is not done in every update
+
+
+class BuildError(Exception):
+    """A pipeline cannot be built with a change: an exception in a stage's ``attach``, which is the cause."""
+
+
+def built(make: Build) -> Build:
+    """Makes the same subjects; what is raised meanwhile, and has no message for the user, becomes a BuildError."""
+
+    def build() -> Subject:
+        try:
+            return make()
+        except (RunnerError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
+            raise BuildError(f"the pipeline cannot be built: {type(error).__name__}: {error} ({where})") from error
+
+    return build
 
 
 def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Recipe:
@@ -52,14 +79,15 @@ def subject(
 
     A step takes what ``recorded`` returns, or anything else, of which it takes no notice: then it collects, samples and
     feeds back as a training does, from the recipe's own source after its warm-up, and the state of the source and of
-    the recipe's random generators is compared, too. ``built`` is told of every pipeline that is made.
+    the recipe's random generators is compared, too, and now and then an answer. ``built`` is told of every pipeline
+    that is made.
     """
     chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
         pipeline = assemble(chosen, registry.files)
         built(pipeline)
-        training = _Training(pipeline)
+        training = Training(pipeline)
         return Subject(
             training.step, {"learner": LearnerState(pipeline), "source": training}, seed=training.whole_step.seed,
             parameters=pipeline.learner.named_parameters, gradients=pipeline.learner.gradients, watch=training.watch,
@@ -109,7 +137,7 @@ def baseline_step(recipe: Recipe, registry: Registry) -> Iterator[Step]:
         yield Step(assemble(recipe_with(recipe, registry, ()), registry.files))
 
 
-class _Training:
+class Training:
     """A pipeline that is stepped update by update, and the state of what it draws from."""
 
     def __init__(self, pipeline: Assembly) -> None:
@@ -122,15 +150,19 @@ class _Training:
             self.draws = True
             while (output := self.whole_step()) is None:
                 pass
-            return output
+            if self.pipeline.progress.updates % _ASKED_EVERY:
+                return output
+            return output | self._answer(self.pipeline.learner.inputs(self.whole_step.batch))
         batch, noise, inputs, counts = self.pipeline.transfer(given)
         self.pipeline.progress.load_state_dict(counts)
         self.whole_step.reset()  # another state may have been loaded, with the learning rates of another update
-        output = self.whole_step.update(Drawn(batch, noise))
+        return self.whole_step.update(Drawn(batch, noise)) | self._answer(inputs)
+
+    def _answer(self, inputs: Any) -> dict[str, Any]:
         self.answers = True  # slots that answer tell no story of the update
         answer = self.pipeline.learner.predict(inputs)
         self.answers = False
-        return output | {"predict": answer}
+        return {"predict": answer}
 
     def watch(self, listener: Listener) -> None:
         """Wraps the slots that tell the story of an update."""
@@ -145,13 +177,14 @@ class _Training:
             self.pipeline.slots.wrap(name, partial(partial, observed, name))
 
     def state_dict(self) -> State:
-        """That of the source and the recipe's random generators, once batches are drawn from there."""
+        """That of the source, the recipe's random generators and the counts, once batches are drawn from there."""
         if not self.draws:
             return {}
         drawn = {name: each.get_state() for name, each in self.pipeline.context.generators.items()}
-        return {**self.pipeline.source.state_dict(), "generators": drawn}
+        return {**self.pipeline.source.state_dict(), "generators": drawn, "progress": vars(self.pipeline.progress)}
 
     def load_state_dict(self, state: State) -> None:
+        """Refuses one."""
         if state:
             raise ValueError("the state of a source is compared, but does not move between subjects")
 

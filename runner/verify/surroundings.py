@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,43 +13,51 @@ from torch import Tensor
 from runner.compare.close import ALLOWED_ONCE, algebra, close
 from runner.compare.difference import MISSING, absolute_difference, described, digest
 from runner.compare.fingerprints import objections
-from runner.compare.isolation import Frame, Isolation, Location, StepError, Trajectory, Update
-from runner.compare.states import saved
-from runner.compare.subject import Build, Subject
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.states import leaves
+from runner.compare.subject import Build, Stateful, Subject
 from runner.compare.verdict import Outcome, Verdict
 from runner.compare.verify import exact
 from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
 from runner.recipe.recipe import Recipe
+from runner.system import generators
+from runner.system.errors import CheckpointError
 from runner.system.tree import map_tensors
 from runner.train.assemble import Assembly, assemble
+from runner.train.checkpoint import kept
 from runner.train.step import Step
-from runner.verify.subjects import LearnerState, recipe_with
+from runner.verify.subjects import BuildError, LearnerState, Recorded, Training, recipe_with
 
-_SIZES = (1, 3, 200)  # of batches that a model is asked about; who serves it decides
+_SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
+_SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
+_GOING_ON = 4  # updates of a resumed training that are compared
+CHECKPOINT = object()  # is asked of what ``draws`` makes
 _CONTENT, _ELEMENTS = 1e-4, 0.05  # how far off an element may be, of the largest, and how many may be further off
 
 
 class Asked(NamedTuple):
     """What a model is asked."""
 
-    inputs: Any  # None evaluates it
+    inputs: Any = None  # evaluates it
     training: bool = False  # the mode in which its modules are found
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
-    """Makes subjects whose step trains nothing: it answers what is ``Asked``."""
+    """Makes subjects whose step answers what is ``Asked``, or makes the update that was ``Recorded``."""
     chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
         pipeline = assemble(chosen, registry.files)
-        learner = pipeline.learner
+        learner, training = pipeline.learner, Training(pipeline)
         if torch.get_default_dtype() == torch.float64:  # held-out batches are as the source has them
             for part in (each for module in learner.modules().values() for each in module.modules()):
                 part.register_forward_pre_hook(lambda _, given: map_tensors(_as_default, given))
 
-        def answer(asked: Asked) -> dict[str, Any]:
+        def answer(asked: Asked | Recorded) -> dict[str, Any]:
+            if isinstance(asked, Recorded):
+                return training.step(asked)
             if asked.inputs is None:
                 found = pipeline.source.evaluate(learner)
                 modes = {name: all(each.training for each in m.modules()) for name, m in learner.modules().items()}
@@ -60,7 +69,8 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
                 module.train()
             return {"predict": found}
 
-        return Subject(answer, {"learner": LearnerState(pipeline)}, parameters=lambda: ())
+        state = {"learner": LearnerState(pipeline)}
+        return Subject(answer, state, seed=training.whole_step.seed, parameters=lambda: ())
 
     return build
 
@@ -72,13 +82,14 @@ def _as_default(tensor: Tensor) -> Tensor:
 def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> list[Update]:
     """Inputs in several sizes, in both modes of the modules, for a learner in this state.
 
-    At last those of another batch come in the memory of the first.
+    Then those of other batches, in these sizes, too, and in the memory of the first.
     """
-    learner, batch = pipeline.learner, batches[0]
-    inputs = [learner.inputs(each) for each in resized(pipeline.source, batch, _SIZES)]
-    asked = [Asked(learner.inputs(batch)), *(Asked(each, training) for each in inputs for training in (False, True))]
-    others = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
-    return [Update(asked[0], {"learner": state}), *map(Update, asked[1:]), *others]
+    learner = pipeline.learner
+    first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, _SIZES)] for one in batches)
+    asked = [Asked(learner.inputs(batches[0])), *(Asked(each, mode) for each in first for mode in (False, True))]
+    asked += [Asked(each) for sizes in others for each in sizes]
+    in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
+    return [Update(asked[0], {"learner": state}), *map(Update, asked[1:]), *in_its_memory]
 
 
 def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batch]:
@@ -93,18 +104,22 @@ def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batc
             yield map_tensors(lambda each: each[picks] if each.dim() and len(each) == rows else each, batch)  # noqa: B023
 
 
-def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contract: Contract) -> Iterator[Verdict]:
+def same_answers(
+    baseline: Build, changed: Build, asked: Sequence[Update], updates: Sequence[Recorded], contract: Contract
+) -> Iterator[Verdict]:
     """Whether both answer the same in the same state, and come to the same when they are evaluated.
 
-    Of what promises neither bits nor algebra, only that its answers have the same form and are finite. What cannot be
-    evaluated in float64 is not compared there.
+    They are evaluated twice, with all but the last of the updates in between and that one afterwards. Of what promises
+    neither bits nor algebra, only that its answers have the same form and are finite. What cannot be evaluated in
+    float64 is not compared there.
     """
-    evaluation = Update(Asked(None), asked[0].states)
+    evaluation, *between, last = Update(Asked(), asked[0].states), *map(Update, updates)
+    evaluations = [evaluation, *between, Update(Asked()), last]
     if isinstance(contract, Exact):
-        yield exact(baseline, changed, [*asked, evaluation])
+        yield exact(baseline, changed, [*asked, *evaluations])
     elif isinstance(contract, Close):
         yield close(baseline, changed, asked, states=len(asked))
-        found = algebra(baseline, changed, [evaluation])
+        found = algebra(baseline, changed, evaluations)
         if found.outcome is not Outcome.INCONCLUSIVE:
             yield _evaluated(baseline, changed, evaluation) if found else found
             yield from objections(found.evidence, "Close")
@@ -129,46 +144,149 @@ def _evaluated(baseline: Build, changed: Build, evaluation: Update) -> Verdict:
     return Verdict(Outcome.PASS, "Close", "an evaluation comes to the same")
 
 
-def draws(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
-    """Makes subjects whose step trains on what its own source draws, and returns what that was."""
+def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: State | None = None) -> Build:
+    """Makes subjects whose step trains on what its own source draws, and returns what that was and came to.
+
+    Asked for a ``CHECKPOINT``, it trains to where a training may be interrupted and returns one; subjects that were
+    made with it go on from there.
+    """
     chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
-        pipeline = assemble(chosen, registry.files)
+        pipeline = assemble(chosen, registry.files, resumed=resumed and resumed["pipeline"])
+        if resumed is not None:
+            pipeline.load_state_dict(resumed["pipeline"])
+            generators.load_state_dict(resumed["generators"])
         step = Step(pipeline)
 
-        def draw(_: Any) -> dict[str, Any]:
+        def draw(asked: Any) -> dict[str, Any]:
+            if asked is CHECKPOINT:
+                return _interrupted(step)
             drawn = step.next()
-            before = {"batch": drawn.batch, "noise": drawn.noise, "progress": step.progress.state_dict()}
-            step(drawn)
-            return before | {"generators": {n: each.get_state() for n, each in pipeline.context.generators.items()}}
+            before = {"batch": drawn.batch, "noise": drawn.noise, "progress": dict(vars(step.progress))}
+            output = step(drawn)
+            after = {name: each.get_state() for name, each in pipeline.context.generators.items()}
+            return before | {"generators": after, "output": output}
 
-        return Subject(draw, {"learner": LearnerState(pipeline)}, seed=step.seed)
+        parts: dict[str, Stateful] = {"learner": LearnerState(pipeline)}
+        if _knows_its_learner(pipeline.source):
+            parts["pipeline"] = _Drawing(pipeline)
+        return Subject(draw, parts, seed=step.seed)
 
     return build
 
 
-def same_draws(baseline: Build, changed: Build, updates: int, contract: Contract) -> Verdict:
+def _knows_its_learner(source: Source) -> bool:
+    """Whether what it draws may depend on what was learnt, and so on how that was rounded."""
+    kind = type(source)
+    return kind.bind is not Source.bind or kind.feedback is not Source.feedback
+
+
+def _interrupted(step: Step) -> State:
+    """A checkpoint from where a training would write the next one; stages say what they would at its end, too."""
+    before = step.progress.position
+    while step.progress.position == before:
+        step()
+    for stage in step.pipeline.stages.values():
+        stage.closing_notes()
+    return kept({"pipeline": step.pipeline.state_dict(), "generators": generators.state_dict()})
+
+
+class _Drawing:
+    """All that decides what is drawn next, but the learner; stages begin anew with what they have of their own."""
+
+    def __init__(self, pipeline: Assembly) -> None:
+        self.pipeline, self.state_dict = pipeline, pipeline.state_dict
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned of another one."""
+        own = self.pipeline.state_dict()
+        self.pipeline.load_state_dict(state | {name: own[name] for name in ("learner", "stages")})
+
+
+class Drawing(NamedTuple):
+    """For how long what is drawn is compared."""
+
+    updates: int  # at least
+    most: int = 0  # and as many as fit into the time
+    seconds: float = 0.0
+
+
+def same_draws(baseline: Build, changed: Build, contract: Contract, length: Drawing) -> Verdict:
     """Whether both draw the same for an update when they have learnt the same, and draw as many random numbers.
 
-    The changed one begins every update with the baseline's state, or rounding would lead them to other batches; a
-    source that samples by what updates return still picks another sample now and then, so some elements may differ.
-    Where the change promises neither bits nor algebra, only the form of batches is compared.
+    Where a source knows its learner, a change that is close begins every update with the baseline's state, or rounding
+    would lead them to other batches. Such a source still draws something else now and then, so some elements may
+    differ; and if more do after the first updates, the changed one is given all that decides what is drawn, and may not
+    differ again at once. Where the change promises neither bits nor algebra, only the form of batches is compared.
     """
-    name = type(contract).__name__
+    name, count, given = type(contract).__name__, 0, 0
+    deadline = time.monotonic() + length.seconds
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
-        for update in range(1, updates + 1):
-            own, theirs = one.step(None), other.step(None)
-            found = _unlike(own, theirs, isinstance(contract, Statistical))
-            if found is not None:
+        knows = "pipeline" in one.subject.state
+        led = knows and isinstance(contract, Close)
+        while count < length.updates or (count < length.most and time.monotonic() < deadline):
+            own, theirs = (_advanced(each) for each in (one, other))
+            found = _unlike(own, theirs, isinstance(contract, Statistical), _ELEMENTS if knows else 0.0)
+            count += 1
+            if found is not None and (not led or count <= max(length.updates, given + _SOON)):
                 place = found._replace(slot="next_batch")
-                difference = described(update, place, *(each.get(found, MISSING) for each in (own, theirs)))
+                difference = described(count, place, *(each.get(found, MISSING) for each in (own, theirs)))
                 return Verdict(Outcome.FAIL, name, f"what is drawn is not the same: {difference}")
-            other.load(saved(one.subject))
+            given = given if found is None else count
+            if led:
+                parts = ["learner"] if found is None else ["learner", "pipeline"]
+                other.load({part: one.subject.state[part].state_dict() for part in parts})
     except StepError as error:
         return error.verdict(name, baseline)
-    return Verdict(Outcome.PASS, name, f"the same is drawn for {updates} updates")
+    return Verdict(Outcome.PASS, name, f"the same is drawn for {count:,} updates", {"drawn": count})
+
+
+def _advanced(isolation: Isolation, *, output: bool = False) -> Frame:
+    """What is drawn for the next update, and what that returns if told."""
+    (found,) = isolation.advance([None], lambda returned: dict(leaves(returned)))
+    return {Location(STEP, "output", path): value for path, value in found.items() if output or not _is_output(path)}
+
+
+def _is_output(path: str) -> bool:
+    return path.partition(".")[0] == "output"
+
+
+def same_when_resumed(
+    baseline: Callable[[State | None], Build],
+    changed: Callable[[State | None], Build],
+    contract: Contract,
+    updates: int,
+) -> Verdict:
+    """Whether a training that is interrupted after so many updates and resumed is the one that was not.
+
+    Both make subjects, from a checkpoint if told. Where a change promises neither bits nor algebra, only the form is
+    compared; a baseline that does not resume either excuses it.
+    """
+    name = type(contract).__name__
+    found = _otherwise(changed, updates, isinstance(contract, Statistical))
+    if found is None or _otherwise(baseline, updates, isinstance(contract, Statistical)) is not None:
+        return Verdict(Outcome.PASS, name, "a resumed training goes on as if it had not been interrupted")
+    return Verdict(Outcome.FAIL, name, f"a resumed training is another one: {found}")
+
+
+def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) -> str | None:
+    """What is not the same in a training that was resumed; None if all is."""
+    try:
+        isolation = Isolation(make(None), 0)
+        isolation.advance(updates * [None], lambda _: None)
+        (checkpoint,) = isolation.advance([CHECKPOINT], lambda state: state)
+        resumed = Isolation(make(checkpoint), 0)
+        resumed.updates = isolation.updates
+        for update in range(1, _GOING_ON + 1):
+            own, theirs = (_advanced(each, output=True) for each in (isolation, resumed))
+            found = _unlike(own, theirs, form)
+            if found is not None:
+                return str(described(update, found, *(each.get(found, MISSING) for each in (own, theirs))))
+    except (StepError, BuildError, CheckpointError) as error:
+        return str(error)
+    return None
 
 
 def alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
@@ -188,8 +306,8 @@ def alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
     return Verdict(Outcome.PASS, "Statistical", f"{len(asked)} answers of the same form")
 
 
-def _unlike(own: Frame, theirs: Frame, form: bool) -> Location | None:
-    """The first output that is not as the baseline's; of tensors of numbers only the form if told."""
+def _unlike(own: Frame, theirs: Frame, form: bool, share: float = 0.0) -> Location | None:
+    """The first output that is not as the baseline's, but for a share of elements; of numbers only the form if told."""
     for location in dict.fromkeys((*own, *theirs)):
         if location.kind != "output":
             continue
@@ -199,15 +317,16 @@ def _unlike(own: Frame, theirs: Frame, form: bool) -> Location | None:
         else:
             alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (value.shape, value.dtype)
             alike = alike and bool((value.isfinite() <= other.isfinite()).all())
-            alike = alike and (form or _same_content(value, other))
+            alike = alike and (form or _same_content(value, other, share))
         if not alike:
             return location
     return None
 
 
-def _same_content(value: Tensor, other: Tensor) -> bool:
+def _same_content(value: Tensor, other: Tensor, share: float) -> bool:
     error = absolute_difference(value, other)
     if error is None or not error.numel():
         return True
-    allowed = _CONTENT * float(value.abs().max()) if value.is_floating_point() else 0.0
-    return float((error > allowed).double().mean()) <= _ELEMENTS
+    size = max(float(value.abs().max()), 0.0 if value.dim() else 1.0)  # a mean may be nearly zero
+    allowed = _CONTENT * size if value.is_floating_point() else 0.0
+    return float((error > allowed).double().mean()) <= share

@@ -121,7 +121,8 @@ def asked(recipe):
 
 def test_a_model_is_asked_in_other_sizes_than_the_trainings_and_in_both_modes(asked):
     sizes = [(len(each.batch.inputs), each.batch.training) for each in asked]
-    assert sizes[1:-1] == [(size, mode) for size in (1, 3, 200) for mode in (False, True)]
+    assert sizes[1:11] == [(size, mode) for size in (1, 2, 5, 200, 257) for mode in (False, True)]
+    assert sizes[11:-1] == [(size, False) for size in (1, 2, 5, 200, 257)]
     assert asked[-1].place is asked[0].batch
 
 
