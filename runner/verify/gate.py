@@ -30,11 +30,15 @@ from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affor
 from runner.verify.subjects import BuildError, baseline_step, built, course, recipe_with, recorded, subject
 from runner.verify.surroundings import (
     Drawing,
+    Evaluated,
     answers,
     draws,
+    evaluated,
+    evaluations,
     questions,
     same_answers,
     same_draws,
+    same_evaluations,
     same_when_resumed,
 )
 from runner.verify.variants import ALL, contract_of, required, variants_of, weakest
@@ -44,7 +48,7 @@ _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act befo
 
 _SHOWN = 5  # lines that never ran
 
-_AMONG_EVALUATIONS = 3  # updates: all but the last come before the second evaluation
+_AMONG = 3  # updates: all but the last come between two evaluations
 
 _DRAWING = 0.2  # of the seconds of a long run, in which what is drawn is compared
 
@@ -82,6 +86,7 @@ class Gate:
         self._before, self._steps = belongings(), options.steps
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reach, self._training = cache(self._reach_of), cache(self._training_of)
+        self._evaluated = cache(self._evaluated_in)
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
         self._undeclared: dict[str, list[str]] = {}
@@ -160,8 +165,9 @@ class Gate:
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
         baseline, changed = self._pair(answers, stages)
-        among = self._batches[: self.options.updates][-_AMONG_EVALUATIONS:]
-        yield from same_answers(baseline, changed, self._questions, among, contract)
+        yield same_answers(baseline, changed, self._questions, contract)
+        if not isinstance(contract, Statistical):
+            yield from same_evaluations(self._evaluated, baseline, changed, self._evaluations, contract)
         yield from self._drawn(stages, contract)
         baseline, changed = self._subjects(stages)
         if not self.options.horizon or isinstance(contract, Statistical):
@@ -207,6 +213,13 @@ class Gate:
                 step(step.next())
             batches = [self._batches[0].batch, self._batches[1].batch]
             return questions(step.pipeline, batches, clones(step.learner.state_dict()))
+
+    @cached_property
+    def _evaluations(self) -> list[Update]:
+        return evaluations(self._questions[0].states, self._batches[: self.options.updates][-_AMONG:])
+
+    def _evaluated_in(self, float64: bool) -> Evaluated:
+        return evaluated(answers(self.recipe, self.registry, ()), self._evaluations, float64)
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Which of the stages that were judged together had nothing to do, with the reason."""

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from runner.compare.close import ALLOWED_ONCE, algebra, close
-from runner.compare.difference import MISSING, absolute_difference, described, digest
-from runner.compare.fingerprints import objections
+from runner.compare.difference import (
+    LOADED_TOLERANCE,
+    MISSING,
+    absolute_difference,
+    comparable,
+    described,
+    differing,
+    digest,
+    not_same_bits,
+    shared,
+)
+from runner.compare.fingerprints import SideEffects, objections, side_effects
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
-from runner.compare.states import leaves
+from runner.compare.states import leaves, on_host
 from runner.compare.subject import Build, Stateful, Subject
 from runner.compare.verdict import Outcome, Verdict
 from runner.compare.verify import exact
@@ -104,35 +115,82 @@ def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batc
             yield map_tensors(lambda each: each[picks] if each.dim() and len(each) == rows else each, batch)  # noqa: B023
 
 
-def same_answers(
-    baseline: Build, changed: Build, asked: Sequence[Update], updates: Sequence[Recorded], contract: Contract
-) -> Iterator[Verdict]:
-    """Whether both answer the same in the same state, and come to the same when they are evaluated.
+def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contract: Contract) -> Verdict:
+    """Whether both answer the same in the same state.
 
-    They are evaluated twice, with all but the last of the updates in between and that one afterwards. Of what promises
-    neither bits nor algebra, only that its answers have the same form and are finite. What cannot be evaluated in
-    float64 is not compared there.
+    Of what promises neither bits nor algebra, only that its answers have the same form and are finite.
     """
-    evaluation, *between, last = Update(Asked(), asked[0].states), *map(Update, updates)
-    evaluations = [evaluation, *between, Update(Asked()), last]
     if isinstance(contract, Exact):
-        yield exact(baseline, changed, [*asked, *evaluations])
-    elif isinstance(contract, Close):
-        yield close(baseline, changed, asked, states=len(asked))
-        found = algebra(baseline, changed, evaluations)
-        if found.outcome is not Outcome.INCONCLUSIVE:
-            yield _evaluated(baseline, changed, evaluation) if found else found
-            yield from objections(found.evidence, "Close")
-    else:
-        yield alike(baseline, changed, asked)
+        return exact(baseline, changed, asked)
+    if isinstance(contract, Close):
+        return close(baseline, changed, asked, states=len(asked))
+    return alike(baseline, changed, asked)
 
 
-def _evaluated(baseline: Build, changed: Build, evaluation: Update) -> Verdict:
-    """Whether an evaluation in the change's own precision is about as far from that in float64 as the baseline's."""
-    trajectories = (Trajectory([evaluation], 0, float64=True), *[Trajectory([evaluation], 0)] * 2)
-    pairs = zip(trajectories, (baseline, baseline, changed), strict=True)
+def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded]) -> list[Update]:
+    """Two evaluations, the first in these states, with all but the last of some updates in between, and that one."""
+    first, *between, last = Update(Asked(), states), *map(Update, updates)
+    return [first, *between, Update(Asked()), last]
+
+
+class Evaluated(NamedTuple):
+    """What evaluations, and updates among them, came to."""
+
+    frames: list[Frame]
+    effects: SideEffects
+
+
+def evaluated(build: Build, asked: Sequence[Update], float64: bool = False) -> Evaluated:
+    """Evaluates; a ``StepError`` if that cannot be done."""
+    trajectory = Trajectory(asked, 0, float64)
+    isolation = trajectory.isolated(build)
+    return Evaluated([on_host(frame) for frame in trajectory.updated(isolation)], SideEffects.of(isolation))
+
+
+def same_evaluations(
+    own: Callable[[bool], Evaluated], baseline: Build, changed: Build, asked: Sequence[Update], contract: Exact | Close
+) -> Iterator[Verdict]:
+    """Whether both come to the same when they are evaluated, and in updates before and after.
+
+    An evaluation may take long, so ``own`` has that of the baseline, in float64 if told; only if the changed one comes
+    to something else, both are made anew. What cannot be evaluated in float64 is not compared there.
+    """
+    name, float64 = type(contract).__name__, isinstance(contract, Close)
     try:
-        truth, own, theirs = (next(each.updated(each.isolated(build))) for each, build in pairs)
+        mine, theirs = own(float64), evaluated(changed, asked, float64)
+    except StepError as error:
+        verdict = error.verdict(name, baseline)
+        if verdict.outcome is Outcome.FAIL:
+            yield verdict
+        return
+    if _are_same(mine, theirs, float64):
+        yield from objections(side_effects(mine.effects, theirs.effects), name)
+        found = Verdict(Outcome.PASS, name, "evaluations come to the same")
+    else:
+        found = algebra(baseline, changed, asked) if float64 else exact(baseline, changed, asked)
+        if found:
+            summary = "evaluations came to something else, though not when they were made again"
+            found = Verdict(Outcome.FAIL, name, summary)
+    if found and float64:
+        found = _rounded(mine.frames[0], own(False).frames[0], baseline, changed, asked[:1])
+    if found.outcome is not Outcome.INCONCLUSIVE or not float64:
+        yield found
+
+
+def _are_same(own: Evaluated, theirs: Evaluated, float64: bool) -> bool:
+    criterion = partial(differing, tolerance=LOADED_TOLERANCE) if float64 else not_same_bits
+    names = shared(own.effects.parts, theirs.effects.parts)
+    for mine, others in zip(own.frames, theirs.frames, strict=True):
+        seen = {location: mine[location] for location in comparable(mine, others, names)}
+        if any(True for _ in criterion(seen, others)):
+            return False
+    return True
+
+
+def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
+    """Whether an evaluation in the change's own precision is about as far from that in float64 as the baseline's."""
+    try:
+        (theirs,) = evaluated(changed, asked).frames
     except StepError as error:
         return error.verdict("Close", baseline)
     for location, exact_value in truth.items():
@@ -265,10 +323,11 @@ def same_when_resumed(
     compared; a baseline that does not resume either excuses it.
     """
     name = type(contract).__name__
-    found = _otherwise(changed, updates, isinstance(contract, Statistical))
-    if found is None or _otherwise(baseline, updates, isinstance(contract, Statistical)) is not None:
+    form = isinstance(contract, Statistical)
+    found = _otherwise(changed, updates, form)
+    if found is None or _otherwise(baseline, updates, form) is not None:
         return Verdict(Outcome.PASS, name, "a resumed training goes on as if it had not been interrupted")
-    return Verdict(Outcome.FAIL, name, f"a resumed training is another one: {found}")
+    return Verdict(Outcome.FAIL, name, found)
 
 
 def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) -> str | None:
@@ -283,9 +342,10 @@ def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) 
             own, theirs = (_advanced(each, output=True) for each in (isolation, resumed))
             found = _unlike(own, theirs, form)
             if found is not None:
-                return str(described(update, found, *(each.get(found, MISSING) for each in (own, theirs))))
+                difference = described(update, found, *(each.get(found, MISSING) for each in (own, theirs)))
+                return f"a resumed training is another one: {difference}"
     except (StepError, BuildError, CheckpointError) as error:
-        return str(error)
+        return f"a training cannot be kept and resumed, or its end reported: {error}"
     return None
 
 
