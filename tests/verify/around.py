@@ -1,13 +1,12 @@
 """Stages that leave the update alone and harm what is around it."""
 
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
 
 from runner.api import Close, Exact, Stage, StageConfig
 from runner.system.tree import map_tensors
-
-HARMS = ("alone", "when_evaluated", "while_training", "evaluation", "fewer", "noise", "counts", "draws_more", "moved")
 
 
 class AroundConfig(StageConfig):
@@ -32,11 +31,24 @@ class AroundConfig(StageConfig):
 class Around(Stage):
     """Harms."""
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.harm, self.drawn, self.ahead = config.harm, 0, []
+
     def attach(self, pipeline: Any) -> None:
         source, learner, harm = pipeline.source, pipeline.learner, self.config.harm
         for name in ("forward", "next_batch", "transfer"):
             pipeline.slots.wrap(name, lambda step, name=name: lambda *given: self.changed(name, step(*given)))
-        self.module, self.harm = learner.module, harm
+        self.module, self.stream = learner.module, source._batches(pipeline.batch_size, 0)
+        if harm == "unbuilt":
+            raise AttributeError("nothing there")
+        if harm == "shorter":
+            pipeline.progress.length //= 2
+        if harm == "remembered":
+            remembered = cache(source.evaluate)
+            source.evaluate = lambda learner: dict(remembered(learner))
+        if harm == "ahead":
+            pipeline.slots.wrap("next_batch", lambda step: lambda *given: self.prefetched(step, *given))
         if harm == "evaluation":
             evaluate = source.evaluate
             source.evaluate = lambda learner: {name: 0.99 * value for name, value in evaluate(learner).items()}
@@ -57,8 +69,27 @@ class Around(Stage):
             wrong |= self.harm == "when_evaluated" and not self.module.training
             wrong |= self.harm == "while_training" and self.module.training
             return 1.01 * output if wrong else output
+        self.drawn += name == "next_batch"
+        if name == "next_batch" and self.harm == "late" and self.drawn > 12:
+            return map_tensors(lambda tensor: tensor.flip(0), output)
+        if name == "next_batch" and self.harm == "from_start":
+            return next(self.stream)
         if name == "next_batch" and self.harm == "fewer":
             return map_tensors(lambda tensor: tensor[:-1], output)
         if name == "transfer" and self.harm == "moved":
             return map_tensors(lambda tensor: (tensor + 1) % 3, output)
         return output
+
+    def prefetched(self, step: Any, *given: Any) -> Any:
+        while len(self.ahead) < 2:
+            self.ahead.append(step(*given))
+        return self.ahead.pop(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": {1}} if self.harm == "unkept" else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ahead.clear()
+
+    def closing_notes(self) -> list[str]:
+        return [f"{1 / (self.harm != 'notes')}"]

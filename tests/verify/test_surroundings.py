@@ -27,8 +27,14 @@ WHERE = {
     "counts": "'progress.samples' differs",
     "draws_more": "'generators.noise' differs",
     "moved": "'batch.word' differs",
+    "remembered": "'evaluate.loss' differs",
+    "shorter": "'progress.length' differs",
+    "from_start": "a resumed training is another one: update 1, slot 'step': 'batch.word' differs",
+    "unkept": "a checkpoint cannot hold a set",
+    "notes": "or its end reported: ZeroDivisionError",
+    "unbuilt": "the pipeline cannot be built: AttributeError: nothing there (around.py:",
 }
-QUICK = Options(updates=4, horizon=0, budget=0.0)
+QUICK = Options(updates=3, horizon=0, budget=0.0)
 
 
 def judged(*sets, options=QUICK, stage="around"):
@@ -36,16 +42,17 @@ def judged(*sets, options=QUICK, stage="around"):
     return Gate(recipe, REGISTRY, options, lambda _: None)((stage,))
 
 
-EXACT = ("", "alone", "evaluation", "draws_more")
+HARMLESS = ("", "ahead")
+EXACT = (*HARMLESS, "alone", "evaluation", "draws_more", "remembered")
 """What is asked under the other promise, too."""
 
 
 @pytest.mark.parametrize(
-    ("harm", "promise"), [*((harm, "close") for harm in ("", *WHERE)), *((harm, "exact") for harm in EXACT)]
+    ("harm", "promise"), [*((harm, "close") for harm in (*HARMLESS, *WHERE)), *((harm, "exact") for harm in EXACT)]
 )
 def test_what_is_around_an_update_is_compared(harm, promise):
     verdict = judged(f"optimization.around={{harm: '{harm}', promise: {promise}}}")
-    if not harm:
+    if harm in HARMLESS:
         assert verdict, verdict
     else:
         assert verdict.outcome is Outcome.FAIL, verdict
@@ -61,6 +68,18 @@ def test_a_long_run_is_made_and_what_it_excludes_is_said():
         in str(verdict)
     )
     assert all(line.startswith("around.py:") for line in verdict.evidence["never_ran"])
+
+
+def test_what_is_drawn_late_is_compared_and_how_late_is_said():
+    options = Options(updates=4, horizon=30, budget=0.0)
+    late, well = (
+        judged(f"optimization.around={{harm: '{harm}', promise: close}}", options=options) for harm in ("late", "")
+    )
+    assert late.outcome is Outcome.FAIL
+    assert "what is drawn is not the same: update 13" in late.summary
+    assert "'batch.word' differs" in late.summary
+    assert well, well
+    assert "excluded with 95 % (of what is drawn" not in str(well)  # for as many updates as all else
 
 
 def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):
