@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from runner.compare.difference import MISSING
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.horizon import APART, LongRun, long_run, same_algebra, same_bits
 from runner.compare.isolation import StepError, Update
@@ -136,7 +137,7 @@ class Gate:
             summary = f"'{kind}' takes hold of the slot '{slot}', which its settings do not declare (wraps, claims)"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
         now = belongings()
-        changed_since = (name for name, value in self._before.items() if now.get(name, value) != value)
+        changed_since = (name for name, value in self._before.items() if now.get(name, MISSING) != value)
         for name in (*patches(self._files(stages)), *changed_since):
             Gate._spoilt = stages
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
