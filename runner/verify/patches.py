@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
 from functools import cache, partial
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ _MODES = "the stack of torch's modes"
 
 
 def patches(files: Collection[str]) -> Iterator[str]:
-    """What is everybody's and was made in one of these files of plugins, or in a module beside one.
+    """What is everybody's and was made in one of these files of plugins, or in a module beside one that it imports.
 
     Attributes of modules and of their classes, hooks for every module or optimizer, modes that were left on, and
     kernels of torch's operators. Partial functions in torch.nn.functional and torch.optim, too, which have no file; and
@@ -67,20 +67,27 @@ def belongings() -> dict[str, Any]:
 
 
 class _Made:
-    """Tells what was made in some files, and in modules of the folders in which they are."""
+    """Tells what was made in some files, and in modules that these name and that are in their folders."""
 
     def __init__(self, files: Collection[str]) -> None:
         folders = {Path(file).resolve().parent for file in files}
-        folders = {folder for folder in folders if folder.name not in _INSTALLED}  # a module of its own there
+        self._folders = {folder for folder in folders if folder.name not in _INSTALLED}  # a module of its own there
         self.files, self._modules = {*files}, set[str]()
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or name == "__main__" or name.partition(".")[0] in _EVERYBODYS:
-                continue
-            inside = (file[len(f"{each}") :] for each in folders if file.startswith(f"{each}{os.sep}"))
-            if file in files or any(_INSTALLED.isdisjoint(Path(rest).parts) for rest in inside):
-                self.files.add(file)
+        found = [name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) in files]
+        while found:
+            name = found.pop()
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if name not in self._modules and isinstance(file, str) and (file in files or self._is_beside(name, file)):
                 self._modules.add(name)
+                self.files.add(file)
+                named = list(vars(sys.modules[name]).values())
+                found += [
+                    each.__name__ if type(each) is ModuleType else getattr(each, "__module__", "") for each in named
+                ]
+
+    def _is_beside(self, name: str, file: str) -> bool:
+        inside = (Path(file[len(f"{each}") :]).parts for each in self._folders if file.startswith(f"{each}{os.sep}"))
+        return name.partition(".")[0] not in _EVERYBODYS and any(map(_INSTALLED.isdisjoint, inside))
 
     def has(self, value: Any) -> bool:
         """Whether it is a function, a class, or an object of a class of theirs."""
