@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.api import Batch, Close, Pipeline, Progress, Setting, Stage, StageConfig, UsageError, map_tensors
+from runner.api import (
+    Batch,
+    Close,
+    Contract,
+    Pipeline,
+    Progress,
+    Setting,
+    Stage,
+    StageConfig,
+    Statistical,
+    UsageError,
+    map_tensors,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,16 +30,16 @@ class ChannelsLastConfig(StageConfig):
     that calls ``view`` on such a tensor has to call ``reshape`` instead.
 
     When it helps: convolutions, most of all in 16 bit on tensor cores, and on CPUs through oneDNN.
-    When it hurts: single layers without a kernel for the format convert back and forth.
+    When it hurts: single layers without a kernel for the format convert back and forth. Dropout draws other masks.
     """
 
     kind: ClassVar[str] = "channels_last"
     phase: ClassVar[int] = 2
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
-    def contract(self, setting: Setting) -> Close:
-        """The same algebra, by other kernels."""
-        return Close()
+    def contract(self, setting: Setting) -> Contract:
+        """The same algebra, by other kernels, unless an update draws numbers: masks are filled as memory lies."""
+        return Statistical() if setting.model.draws() else Close()
 
     def implementation(self) -> type[Stage]:
         """What converts parameters and batches."""

@@ -19,6 +19,7 @@ TOLERANCE = 1e-9  # share of a group's largest number by which its numbers may d
 # After a state was loaded that no training has come to: Adam divides the rounding of a gradient that is truly zero (of
 # keys' biases, of biases before a normalisation) by its epsilon of 1e-8, and larger numbers round more.
 LOADED_TOLERANCE = 1e-6
+TIMES = 100  # as far as units of rounding take the baseline from itself, a change may, within the tolerance above
 FLOOR = 1e-12  # rounding of numbers around one, where all numbers of a group should be zero and are not quite
 MISSING = object()  # stands for a value that a frame does not have
 
@@ -143,24 +144,54 @@ def _bits(tensor: Tensor) -> Tensor:
     return flat.view(getattr(torch, f"int{8 * flat.element_size()}"))
 
 
-def differing(baseline: Frame, changed: Frame, tolerance: float = TOLERANCE) -> Iterator[Location]:
+def differing(
+    baseline: Frame, changed: Frame, tolerance: float = TOLERANCE, jogged: Frame | None = None
+) -> Iterator[Location]:
     """The locations, in the baseline's order, whose numbers differ by more than rounding.
 
     Numbers are judged by the size of their group: an output by its own, at least one; all gradients together; all parts
     of the state that have the same last name together (``exp_avg``, ``weight``). A gradient that should be exactly zero
     is then measured with those that should not. Whole numbers and texts must be equal.
+
+    Where rounding alone takes the baseline further (``jogged``: a bias whose gradient is truly zero, of which Adam
+    makes steps), that much is rounding of the changed one, too.
     """
-    sizes: dict[Location, float] = defaultdict(float)
-    for location, one in baseline.items():
-        least = 1.0 if location.kind == "output" else 0.0
-        group = _group_of(location)
-        sizes[group] = max(sizes[group], least, _largest(one) if _is_number(one) else 0.0)
+    sizes = _sizes(baseline)
     for location, one in baseline.items():
         other = changed.get(location, MISSING)
         error = absolute_difference(one, other)
-        allowed = tolerance * sizes[_group_of(location)] + FLOOR if _is_number(one) else 0.0
+        size = sizes[_group_of(location)]
+        allowed = tolerance * size + FLOOR if _is_number(one) else 0.0
+        if (
+            jogged is not None
+            and error is not None
+            and (own := absolute_difference(one, jogged.get(location))) is not None
+        ):
+            allowed = max(allowed, min(TIMES * float(own.max()) if own.numel() else 0.0, LOADED_TOLERANCE * size))
         if digest(one) != digest(other) if error is None else bool((error > allowed).any()):
             yield location
+
+
+def farthest(truth: Frame, frame: Frame) -> float:
+    """The largest error of any number, as a share of its group's largest; infinite where none can be said."""
+    sizes, found = _sizes(truth), 0.0
+    for location, exact in truth.items():
+        error = absolute_difference(exact, frame.get(location))
+        if error is None:
+            return math.inf
+        if error.numel():
+            found = max(found, float(error.max()) / (sizes[_group_of(location)] or 1.0))
+    return found
+
+
+def _sizes(frame: Frame) -> dict[Location, float]:
+    """The largest number of every group."""
+    sizes: dict[Location, float] = defaultdict(float)
+    for location, value in frame.items():
+        least = 1.0 if location.kind == "output" else 0.0
+        group = _group_of(location)
+        sizes[group] = max(sizes[group], least, _largest(value) if _is_number(value) else 0.0)
+    return sizes
 
 
 def relative_errors(truth: Frame, frame: Frame) -> dict[Location, float]:

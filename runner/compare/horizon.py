@@ -9,11 +9,15 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from runner.compare.close import algebra
+import torch
+
+from runner.compare.close import ALLOWED_ONCE, MOST_ULPS, algebra, jog
 from runner.compare.difference import (
     LOADED_TOLERANCE,
     MISSING,
+    TIMES,
     Difference,
+    by_group,
     comparable,
     described,
     differing,
@@ -25,9 +29,13 @@ from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.compare.states import clones, leaves, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, excluded
+from runner.system.tree import map_tensors
 
 _PIECE = 50  # updates between two looks at the state, where only bits count: an error stays in it
-APART = 10  # updates in float64, after which rounding alone has grown too large to be told from an error
+APART = 10  # updates in float64, after which rounding alone may have grown too large to be told from an error
+_STRETCH = 5  # so many times as many are made in the beginning, if rounding does not, without a state between them
+_SINGLE = 3  # updates in their own precision from each state: what has a way for float32 alone may err now and then
+_OFTEN = 3  # of them too far off are no chance
 
 
 class LongRun(NamedTuple):
@@ -85,25 +93,87 @@ def same_algebra(
 ) -> Verdict:
     """Whether both stay equal in float64 over many updates, as far as time allows.
 
-    With every few of them should come a state, of which both begin anew: rounding alone would part them. The changed
-    one lives on; only its state is given, so that what it counts goes on.
+    With every few of them should come a state, of which both begin anew: rounding alone would part them, but for a
+    while perhaps. The changed one lives on; only its state is given, so that what it counts goes on. From these states
+    it makes single updates in its own precision, too, which are bounded as those of ``close`` are.
     """
     count, deadline = 0, time.monotonic() + seconds
     try:
         one, other = (Isolation(build, seed, float64=True) for build in (baseline, changed))
-        parts = shared(one.subject.state, other.subject.state)
-        for piece in _pieces(updates):
+        parts, singles = shared(one.subject.state, other.subject.state), _Singles(baseline, changed, seed)
+        for piece in _stretched(baseline, _pieces(updates), deadline, seed):
             own, theirs = (_moved(isolation, piece) for isolation in (one, other))
             if found := _apart(own, theirs, count, parts):
                 return _judged(baseline, changed, piece, own, found, seed)
+            if piece[0].states is not None:
+                singles.take(piece[0], own[0])
             if cast := objections(side_effects(SideEffects.of(one), SideEffects.of(other)), "Close"):
                 return replace(cast[0], summary=f"in a long run, {cast[0].summary}")
             count += len(piece)
             if time.monotonic() > deadline:
                 break
+        if singles.beyond:
+            return Verdict(Outcome.FAIL, "Close", f"rounds more than the baseline in a long run: {singles.beyond}")
     except StepError as error:
         return error.verdict("Close", baseline)
     return Verdict(Outcome.PASS, "Close", excluded(count), {"horizon": count})
+
+
+class _Singles:
+    """Two subjects in their own precision, and how far their updates are from those in float64."""
+
+    def __init__(self, baseline: Build, changed: Build, seed: int) -> None:
+        self._one, self._other = (Isolation(build, seed) for build in (baseline, changed))
+        self._own, self._theirs = list[float](), list[float]()
+
+    def take(self, update: Update, truth: Frame) -> None:
+        """The baseline makes this update, the changed one makes it several times."""
+        self._own.append(self._error(self._one, update, truth))
+        self._theirs.extend(self._error(self._other, update, truth) for _ in range(_SINGLE))
+
+    @staticmethod
+    def _error(isolation: Isolation, update: Update, truth: Frame) -> float:
+        isolation.load(update.states or {}, update.seed)
+        (frame,) = isolation.advance([clones(update.batch)], _values)
+        return max(by_group(truth, frame).values(), default=0.0)
+
+    @property
+    def beyond(self) -> str | None:
+        """What there is to say of updates that are too far off, if they are so many that it is no chance."""
+        units = MOST_ULPS * torch.finfo(torch.get_default_dtype()).eps
+        allowed = ALLOWED_ONCE * max(*self._own, units) if self._own else math.inf
+        beyond = [each for each in self._theirs if not each <= allowed]
+        if len(beyond) < _OFTEN:
+            return None
+        return (
+            f"outputs of {len(beyond)} of {len(self._theirs)} single updates are off by up to {max(beyond):.2g}, "
+            f"the baseline's by {max(self._own):.2g}"
+        )
+
+
+def _stretched(baseline: Build, pieces: Iterator[list[Update]], deadline: float, seed: int) -> Iterator[list[Update]]:
+    """The first pieces as one, without a state between them, as far as rounding alone does not part the baseline."""
+    first = list(islice(pieces, _STRETCH))
+    if not first:
+        return
+    whole = [first[0], *([replace(piece[0], states=None), *piece[1:]] for piece in first[1:])]
+    count = _steady(baseline, whole, deadline, seed)
+    yield [update for piece in whole[:count] for update in piece]
+    yield from first[count:]
+    yield from pieces
+
+
+def _steady(baseline: Build, pieces: Sequence[Sequence[Update]], deadline: float, seed: int) -> int:
+    """How many pieces the baseline goes to the same end as from a state that is a unit off; the first at least."""
+    one, jogged = (Isolation(baseline, seed, float64=True) for _ in range(2))
+    for number, piece in enumerate(pieces):
+        off = [replace(each, states=map_tensors(jog, to_float64(each.states))) for each in piece]
+        late = number and time.monotonic() > deadline
+        if late or _apart(
+            _moved(one, piece), _moved(jogged, off), 0, list(one.subject.state), LOADED_TOLERANCE / TIMES
+        ):
+            return max(number, 1)
+    return len(pieces)
 
 
 def _pieces(updates: Iterable[Update]) -> Iterator[list[Update]]:
@@ -130,11 +200,14 @@ def _values(output: Any) -> Frame:
     return {Location(STEP, "output", path or "output"): clones(value) for path, value in leaves(output)}
 
 
-def _apart(own: Sequence[Frame], theirs: Sequence[Frame], before: int, parts: Sequence[str]) -> Difference | None:
+def _apart(
+    own: Sequence[Frame], theirs: Sequence[Frame], before: int, parts: Sequence[str],
+    tolerance: float = LOADED_TOLERANCE,
+) -> Difference | None:  # fmt: skip
     """The first difference that is more than rounding, after so many updates before these."""
     for number, (mine, others) in enumerate(zip(own, theirs, strict=True)):
         seen = {location: mine[location] for location in comparable(mine, others, parts)}
-        place = next(differing(seen, others, LOADED_TOLERANCE), None)
+        place = next(differing(seen, others, tolerance), None)
         if place is not None:
             update = before + min(number + 1, len(own) - 1)
             return described(update, place, mine[place], others.get(place, MISSING))

@@ -170,6 +170,11 @@ class Isolation:
         mine, own_gpus = self._own.random, self._own.random["cuda"]
         return _equal(mine, other._own.random) and _equal(self._before["cuda"], own_gpus)
 
+    @property
+    def drew(self) -> bool:
+        """Whether its last step has drawn from the global generators."""
+        return not _equal(self._before, self._own.random)
+
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """Exceptions of a subject become one kind; too little memory, and what has a message for the user, stay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -11,14 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from runner.compare.close import MOST_ULPS
 from runner.compare.difference import (
     LOADED_TOLERANCE,
     MISSING,
     TOLERANCE,
+    Difference,
     as_float64,
     comparable,
     described,
     differing,
+    farthest,
     locate,
 )
 from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
@@ -31,6 +35,7 @@ from runner.system.tree import map_tensors
 STALE = "with the same batch again and other parameters, "
 _PLACE = "with another batch in the memory of the one before, "
 _OBJECTS = "with another batch in the objects of the one before, "
+_FURTHER = 16  # times as far from the truth as the baseline is what no luck explains, where numbers are large
 _LARGER, _GROWN = 10, (10, 100)  # times, of inputs and of a state: enough for a clamp
 _MOVED = (-10, 3)  # is added to biases and other parameters of one dimension or none; to logarithms, too
 
@@ -68,30 +73,52 @@ def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, 
 
     Outputs and gradients are compared, up to rounding: state is not, because Adam divides the rounding of a gradient
     that has vanished by its epsilon; and bits are not, because the sign of a zero and the smallest numbers say nothing.
+    What is compared in float64 has to be near that in its own precision, too: it may have another way for that.
     """
     try:
-        one = _begun(baseline, [batch], seed, float64)
+        begun = _begun(baseline, [batch], seed, False)
     except StepError as error:
         return error.verdict(contract, baseline)
-    state = saved(one.subject)
-    other, tolerance = Isolation(changed, seed, float64), LOADED_TOLERANCE if float64 else TOLERANCE
-    for name, given, begin in chain(_ends(batch, state), _moved(batch, state, one.subject)):
+    state = saved(begun.subject)
+    one, other = (Isolation(build, seed, float64) for build in (baseline, changed))
+    in_own_precision = Isolation(changed, seed) if float64 else None
+    tolerance = LOADED_TOLERANCE if float64 else TOLERANCE
+    for name, given, begin in chain(_ends(batch, state), _moved(batch, state, begun.subject)):
         end = Trajectory([Update(given, begin, seed)], seed, float64)
         own = _frame(one, end)
         if own is None or not _is_finite(own):
             continue
         try:
             theirs = next(end.updated(other))
+            seen = {location: own[location] for location in comparable(own, theirs, ())}
+            rounded = (
+                _rounding(seen, replace(end, float64=False), begun, in_own_precision) if in_own_precision else None
+            )
         except (StepError, RunnerError) as error:
             return Verdict(Outcome.FAIL, contract, f"{name}the changed step raises {error}")
-        seen = {location: own[location] for location in comparable(own, theirs, ())}
         place = next(differing(seen, theirs, tolerance), None)
         if place is not None:
             found = locate(end, baseline, changed, 1, partial(differing, tolerance=tolerance))
             found = found or described(1, place, own[place], theirs.get(place, MISSING))
             summary = f"{name}not the same {'algebra: in float64' if float64 else 'numbers'}, {found}"
             return Verdict(Outcome.FAIL, contract, summary, {"difference": found.data()})
+        if rounded is not None:
+            summary = f"{name}rounds more than the baseline: {rounded}"
+            return Verdict(Outcome.FAIL, contract, summary, {"difference": rounded.data()})
     return Verdict(Outcome.PASS, contract, "the same at its ends")
+
+
+def _rounding(truth: Frame, end: Trajectory, one: Isolation, other: Isolation) -> Difference | None:
+    """What the other one's update is further off in its own precision than the baseline's, by more than chance."""
+    real = (torch.float64, float)  # a count may round to another
+    exact = {place: value for place, value in truth.items() if getattr(value, "dtype", type(value)) in real}
+    own = _frame(one, end)
+    if own is None or not _is_finite(own):
+        return None
+    theirs = next(end.updated(other))
+    units = MOST_ULPS * torch.finfo(torch.get_default_dtype()).eps
+    place = next(differing(exact, theirs, _FURTHER * max(units, farthest(exact, own))), None)
+    return None if place is None else described(1, place, own[place], theirs.get(place, MISSING))
 
 
 def _ends(batch: Any, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from runner.compare.difference import MISSING
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.horizon import APART, LongRun, long_run, same_algebra, same_bits
-from runner.compare.isolation import StepError, Update
+from runner.compare.isolation import Isolation, StepError, Update
 from runner.compare.states import clones
 from runner.compare.verdict import excluded
 from runner.plugin.contract import Contract, Statistical
@@ -109,6 +110,8 @@ class Gate:
             verdict = Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
         if WHOLE_PROCESS in verdict.evidence.get("contract", verdict.evidence):
             Gate._spoilt = stages
+        if verdict.outcome is Outcome.FAIL:
+            verdict = replace(verdict, summary="; ".join([verdict.summary, *self._remarks(stages)]))
         idle = self.idle(stages)
         if stages and set(stages) <= idle.keys() and verdict.outcome is not Outcome.FAIL:
             summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in idle.items())
@@ -119,6 +122,22 @@ class Gate:
             summary = f"{verdict.summary}; not judged, as it never ran: {', '.join(missed[:_SHOWN])}{more}"
             return replace(verdict, summary=summary, evidence=verdict.evidence | {"never_ran": missed})
         return verdict
+
+    def _remarks(self, stages: tuple[str, ...]) -> Iterator[str]:
+        """What the stages say of themselves, and the learner does not: a reason, perhaps, why numbers are others."""
+        found = self._reports[stages]
+        yield from dict.fromkeys(f"{report.kind} says: {note}" for report in found for note in report.notes)
+        if self._draws_unsaid:
+            kind = self.recipe.model.kind
+            yield f"an update of '{kind}' draws random numbers (dropout), which draws() of its settings does not say"
+
+    @cached_property
+    def _draws_unsaid(self) -> bool:
+        if self.recipe.model.draws():
+            return False
+        alone = Isolation(subject(self.recipe, self.registry, ()), self.recipe.seed)
+        alone.step(self._batches[0])
+        return alone.drew
 
     def _reach_of(self, stages: tuple[str, ...]) -> Reach:
         """What ran of the code of a stage that is judged alone; nothing is watched where a compiler traces."""
@@ -159,7 +178,7 @@ class Gate:
             summary = f"'{kind}' takes hold of the slot '{slot}', which its settings do not declare (wraps, claims)"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
         now = belongings()
-        changed_since = (name for name, value in self._before.items() if now.get(name, value) != value)
+        changed_since = (name for name, value in self._before.items() if now.get(name, MISSING) != value)
         for name in (*patches(self._files(stages)), *changed_since):
             Gate._spoilt = stages
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"

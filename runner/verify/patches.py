@@ -2,59 +2,162 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import sys
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
-from functools import partial
-from types import FunctionType, MethodType
+from functools import cache, partial
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-_PLAIN = frozenset({bool, int, float, str, tuple, frozenset, FunctionType, partial})
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+_PLAIN = frozenset({bool, int, float, str, tuple, frozenset, partial})
 _WITHOUT_PARTIALS = frozenset({"torch.nn.functional", "torch.optim"})
 _EVERYBODYS = frozenset({"torch", "numpy", "random", "math", "runner"})
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of what others have written
+_MODES = "the stack of torch's modes"
 
 
 def patches(files: Collection[str]) -> Iterator[str]:
-    """The attributes of modules, and of their classes, that were made in one of these files of plugins.
+    """What is everybody's and was made in one of these files of plugins, or in a module beside one that it imports.
 
-    Partial functions in torch.nn.functional and torch.optim, too, which have none of their own.
+    Attributes of modules and of their classes, hooks for every module or optimizer, modes that were left on, and
+    kernels of torch's operators. Partial functions in torch.nn.functional and torch.optim, too, which have no file; and
+    constants and default values that are not as their source says, whoever has changed them.
     """
+    made = _Made(files)
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in _EVERYBODYS or getattr(module, "__file__", None) in files:
+        if name.partition(".")[0] not in _EVERYBODYS or getattr(module, "__file__", None) in made.files:
             continue
         for attribute, value in list(vars(module).items()):
-            if _is_made_in(value, files) or (type(value) is partial and name in _WITHOUT_PARTIALS):
+            hooks = value.values() if attribute.startswith("_global_") and type(value) in (dict, OrderedDict) else ()
+            if any(map(made.has, (value, *hooks))) or (type(value) is partial and name in _WITHOUT_PARTIALS):
                 yield f"{name}.{attribute}"
             elif _is_class_of(name, value):
-                made = (own for own, method in list(vars(value).items()) if _is_made_in(method, files))
-                yield from (f"{name}.{attribute}.{own}" for own in made)
+                yield from (f"{name}.{attribute}.{own}" for own, each in list(vars(value).items()) if made.has(each))
+    yield from (f"{_MODES} ({type(mode).__name__})" for mode in _modes() if made.has(mode))
+    for operator, key in (each.split("/")[1:] for each in torch.library._impls if each.startswith("aten/")):
+        if key != "Meta" and any(file in torch._C._dispatch_dump(f"aten::{operator}") for file in made.files):
+            yield f"torch.ops.aten.{operator}"
+    yield from _unlike_their_source()
 
 
 def belongings() -> dict[str, Any]:
-    """Numbers, texts and functions by name: of the runner's modules, torch's functional one, and their classes."""
-    found: dict[str, Any] = {}
+    """Numbers, texts and functions by name: of the runner's modules, torch's functional one, and their classes.
+
+    The modes that are on, too.
+    """
+    found: dict[str, Any] = {_MODES: [type(mode) for mode in _modes()]}
     for name, module in list(sys.modules.items()):
-        if not f"{name}.".startswith(("runner.", "torch.nn.functional.")):
+        if not _is_looked_into(name):
             continue
         inside = {name: vars(module)}
         inside |= {f"{name}.{each.__name__}": vars(each) for each in vars(module).values() if _is_class_of(name, each)}
         for owner, values in inside.items():
-            plain = ((own, value) for own, value in values.items() if type(value) in _PLAIN and own[:2] != "__")
-            found |= {f"{owner}.{own}": value for own, value in plain}
+            plain = [(own, value) for own, value in values.items() if own[:2] != "__"]
+            found |= {f"{owner}.{own}": value for own, value in plain if type(value) in _PLAIN}
+            functions = ((own, value) for own, value in plain if type(value) is FunctionType)
+            found |= {f"{owner}.{own}": (value, value.__code__, _defaults(value)) for own, value in functions}
     return found
+
+
+class _Made:
+    """Tells what was made in some files, and in modules that these name and that are in their folders."""
+
+    def __init__(self, files: Collection[str]) -> None:
+        folders = {Path(file).resolve().parent for file in files}
+        self._folders = {folder for folder in folders if folder.name not in _INSTALLED}  # a module of its own there
+        self.files, self._modules = {*files}, set[str]()
+        found = [name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) in files]
+        while found:
+            name = found.pop()
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if name not in self._modules and isinstance(file, str) and (file in files or self._is_beside(name, file)):
+                self._modules.add(name)
+                self.files.add(file)
+                named = list(vars(sys.modules[name]).values())
+                found += [
+                    each.__name__ if type(each) is ModuleType else getattr(each, "__module__", "") for each in named
+                ]
+
+    def _is_beside(self, name: str, file: str) -> bool:
+        inside = (Path(file[len(f"{each}") :]).parts for each in self._folders if file.startswith(f"{each}{os.sep}"))
+        return name.partition(".")[0] not in _EVERYBODYS and any(map(_INSTALLED.isdisjoint, inside))
+
+    def has(self, value: Any) -> bool:
+        """Whether it is a function, a class, or an object of a class of theirs."""
+        kind = type(value)  # not ``isinstance``, which asks objects that warn, or look for a GPU
+        if issubclass(kind, type):
+            return value.__module__ in self._modules
+        if kind is partial:
+            value = value.func
+        elif kind is property:
+            value = value.fget
+        elif kind in (classmethod, staticmethod, MethodType):
+            value = value.__func__
+        if type(value) is FunctionType:
+            return value.__code__.co_filename in self.files
+        return kind.__module__ in self._modules
+
+
+def _modes() -> list[Any]:
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]  # type: ignore[no-untyped-call]
+
+
+def _is_looked_into(module: str) -> bool:
+    return f"{module}.".startswith(("runner.", "torch.nn.functional."))
 
 
 def _is_class_of(module: str, value: Any) -> bool:
     return issubclass(type(value), type) and value.__module__ == module
 
 
-def _is_made_in(value: Any, files: Collection[str]) -> bool:
-    kind = type(value)  # not ``isinstance``, which asks objects that warn, or look for a GPU
-    if issubclass(kind, type):
-        return getattr(sys.modules.get(value.__module__), "__file__", None) in files
-    if kind is partial:
-        value = value.func
-    elif kind is property:
-        value = value.fget
-    elif kind in (classmethod, staticmethod, MethodType):
-        value = value.__func__
-    return type(value) is FunctionType and value.__code__.co_filename in files
+def _unlike_their_source() -> Iterator[str]:
+    """Constants of the runner's modules and torch's functional one, and their functions' defaults, that were changed.
+
+    That may have happened before anybody looked: when a plugin's file was imported.
+    """
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not _is_looked_into(name) or file is None:
+            continue
+        for attribute, written in _literals(file).items():
+            value = vars(module).get(attribute)
+            if type(value) is FunctionType and value.__code__.co_filename == file:
+                pairs = zip(written, _defaults(value), strict=False)
+                if any(own is not None and own != other for own, other in pairs):
+                    yield f"{name}.{attribute}.__defaults__"
+            elif type(value) in _PLAIN and written != [repr(value)]:
+                yield f"{name}.{attribute}"
+
+
+@cache
+def _literals(file: str) -> dict[str, list[str | None]]:
+    """What a module's source gives constants and defaults of functions, as texts; of names that it assigns once."""
+    tree = ast.parse(Path(file).read_bytes())
+    stored = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and type(node.ctx) is ast.Store)
+    stored.update(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+    found: dict[str, list[str | None]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            found[node.name] = [_literal(each) for each in (*node.args.defaults, *filter(None, node.args.kw_defaults))]
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _literal(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {each.id: [_literal(node.value)] for each in targets if isinstance(each, ast.Name)}
+    return {name: written for name, written in found.items() if stored[name] == 1}
+
+
+def _literal(node: ast.expr) -> str | None:
+    try:
+        return repr(ast.literal_eval(node))
+    except ValueError:
+        return None
+
+
+def _defaults(function: FunctionType) -> list[str]:
+    return [repr(each) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())]

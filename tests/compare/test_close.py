@@ -39,6 +39,19 @@ class Plain(nn.Sequential):
         super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
 
 
+class Pixels(nn.Sequential):
+    """Normalises many numbers at once, which a CPU adds up with more digits in one memory format than in the other."""
+
+    def __init__(self, memory=torch.contiguous_format):
+        parts = nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+        super().__init__(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1))
+        self.memory = memory
+
+    def forward(self, x):
+        image = (x[:, :, None] * torch.linspace(-3, 3, 256, dtype=x.dtype)).reshape(-1, 4, 16, 16).cos()
+        return super().forward(image.contiguous(memory_format=self.memory))
+
+
 def split(model, x):
     return torch.cat([model(half) for half in x.chunk(2)])
 
@@ -64,6 +77,7 @@ HONEST = {
         Loop(optimizer=torch.optim.SGD, options={"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     ),
     "another name": (Loop(net=lambda: torch.compile(Net(), backend="eager")), Loop()),
+    "sums with fewer digits": (Loop(net=partial(Pixels, torch.channels_last)), Loop(net=Pixels)),
     "a gradient of rounding alone": (
         Loop(net=Normed, backward=lambda loss: (loss / 3 + loss * (2 / 3)).backward()),
         Loop(net=Normed),

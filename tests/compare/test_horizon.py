@@ -1,12 +1,13 @@
 """Long runs find what is late or rare, and say what they exclude."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loops import Loop, batches, forward
+from loops import Counter, Loop, batches, forward
 
 from runner.compare.horizon import APART, long_run, same_algebra, same_bits
 from runner.compare.isolation import Update
@@ -109,6 +110,41 @@ def test_the_algebra_is_compared_for_longer_than_rounding_allows(period):
     assert "long run: in float64, update 55, slot 'step': 'loss' differs by" in verdict.summary
     honest = same_algebra(Loop(), Loop(options={"lr": 1e-2, "foreach": True}), course(120))
     assert (honest.outcome, honest.evidence["horizon"]) == (Outcome.PASS, 120)
+
+
+def test_an_error_that_comes_late_after_a_state_was_loaded_is_found():
+    class Fresh(Counter):
+        def load_state_dict(self, state):
+            self.count = itertools.count(1)
+
+    def build():
+        since = Fresh()
+        since.load_state_dict({})
+        loop = Loop(forward=lambda model, x: forward(model, x) * (1 if next(since.count) < 16 else 1.01))()
+        return replace(loop, state={**loop.state, "since": since})
+
+    def moves():
+        for update in course(60):
+            yield replace(update, states=update.states and {**update.states, "since": {}})
+
+    verdict = same_algebra(Loop(), build, moves())
+    assert verdict.outcome is Outcome.FAIL
+    assert "update 16, slot 'step': 'loss' differs by" in verdict.summary
+
+
+def test_an_error_in_float32_alone_is_found_if_it_comes_often():
+    def build(every):
+        count = itertools.count(1)
+
+        def changed(model, x):
+            wrong = x.dtype == torch.float32 and next(count) % every == 0
+            return forward(model, x) * (1.001 if wrong else 1)
+
+        return Loop(forward=changed)()
+
+    verdict = same_algebra(Loop(), lambda: build(5), course(120))
+    assert verdict.outcome is Outcome.FAIL
+    assert "rounds more than the baseline in a long run: outputs of 4 of 24 " in verdict.summary
 
 
 def test_an_error_that_comes_of_a_late_state_is_found_in_its_slot():

@@ -54,6 +54,13 @@ def test_a_clamp_that_no_batch_reaches_fails(promise):
     assert "with a batch 10 times as large, " in verdict.summary
 
 
+def test_a_clamp_for_float32_alone_that_no_batch_reaches_fails():
+    clamped = Loop(forward=lambda model, x: model(x.clamp(-6, 6) if x.dtype == torch.float32 else x))
+    verdict = verify(Loop(), clamped, BATCHES, Close())
+    assert verdict.outcome is Outcome.FAIL
+    assert "with a batch 10 times as large, rounds more than the baseline: " in verdict.summary
+
+
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_bound_that_no_state_reaches_fails(promise):
     def bounded(model, x):

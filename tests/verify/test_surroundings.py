@@ -1,5 +1,6 @@
 """What surrounds an update is compared whatever a stage promises: what is drawn, what is answered, the evaluation."""
 
+import sys
 import types
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from runner.proof import Outcome, clock
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.verify.gate import Gate, Options
-from runner.verify.patches import patches
+from runner.verify.patches import belongings, patches
 from runner.verify.surroundings import Asked, answers, questions
 
 HERE = Path(__file__).parent
@@ -112,17 +113,41 @@ def test_a_setting_of_torch_that_can_change_numbers_is_no_promise_of_bits(monkey
 
 
 def test_what_a_file_puts_into_places_of_everybody_is_found(monkeypatch):
-    made = types.ModuleType("made")
-    made.__file__ = "/nowhere/made.py"
-    exec(compile("def gelu(x): return x\nclass Linear: pass\n", made.__file__, "exec"), vars(made))
+    made, beside = types.ModuleType("made"), types.ModuleType("beside")
+    made.__file__, beside.__file__ = "/nowhere/made.py", "/nowhere/beside.py"
+    code = "import torch\ndef gelu(x): return x\nclass Mode(torch.overrides.TorchFunctionMode): pass\n"
+    for module in (made, beside):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(code, module.__file__, "exec"), vars(module))
+    made.helper = beside
     assert list(patches({made.__file__})) == []
-    monkeypatch.setattr(torch.nn.functional, "gelu", made.gelu)
-    monkeypatch.setattr(torch.nn.functional, "mse_loss", partial(torch.nn.functional.mse_loss, reduction="sum"))
+    functional = torch.nn.functional
+    monkeypatch.setattr(functional, "gelu", made.gelu)
+    monkeypatch.setattr(functional, "silu", beside.gelu)
+    monkeypatch.setattr(functional, "relu", made.Mode())
+    monkeypatch.setattr(functional, "mse_loss", partial(functional.mse_loss, reduction="sum"))
+    monkeypatch.setattr(functional.cross_entropy, "__defaults__", (*functional.cross_entropy.__defaults__[:-1], 0.1))
     monkeypatch.setattr(torch.optim.SGD, "step", made.gelu)
     monkeypatch.setattr(torch.Tensor, "relu", property(made.gelu))
-    found = set(patches({made.__file__}))
-    assert {"torch.nn.functional.gelu", "torch.nn.functional.mse_loss", "torch.optim.sgd.SGD.step"} <= found
+    monkeypatch.setattr("runner.train.step._MIX", 0)
+    code = 'kernel = torch.library.Library("aten", "IMPL"); kernel.impl("hardswish", torch.relu, "AutogradCPU")'
+    exec(compile(code, made.__file__, "exec"), vars(made))
+    with made.Mode(), torch.nn.modules.module.register_module_forward_hook(beside.gelu):
+        found = set(patches({made.__file__}))
+    made.kernel._destroy()
+    assert {
+        *(f"torch.nn.functional.{name}" for name in ("gelu", "silu", "relu", "mse_loss", "cross_entropy.__defaults__")),
+        "torch.optim.sgd.SGD.step", "runner.train.step._MIX", "the stack of torch's modes (Mode)",
+        "torch.nn.modules.module._global_forward_hooks", "torch.ops.aten.hardswish",
+    } <= found  # fmt: skip
     assert any(name.endswith("Tensor.relu") for name in found)
+
+
+def test_what_was_a_number_and_is_an_object_is_another_one(monkeypatch):
+    before = belongings()
+    monkeypatch.setattr("runner.train.step._MIX", object())
+    now = belongings()
+    assert [name for name in before if now.get(name) != before[name]] == ["runner.train.step._MIX"]
 
 
 @pytest.fixture(scope="module")
