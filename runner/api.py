@@ -38,11 +38,14 @@ from runner.system.tree import map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
     from runner.plugin.dataset import DatasetSource, TensorRows
-    from runner.plugin.learner import GradientLearner, Learner, Loss, Role
+    from runner.plugin.learner import GradientLearner, Learner, Role
+    from runner.plugin.loss import Loss
 
-_HEAVY = dict.fromkeys(("DatasetSource", "TensorRows"), "runner.plugin.dataset") | dict.fromkeys(
-    ("GradientLearner", "Learner", "Loss", "Role"), "runner.plugin.learner"
-)
+_HEAVY = {
+    **dict.fromkeys(("DatasetSource", "TensorRows"), "runner.plugin.dataset"),
+    **dict.fromkeys(("GradientLearner", "Learner", "Role"), "runner.plugin.learner"),
+    "Loss": "runner.plugin.loss",
+}
 """Where the names are that need torch."""
 
 __all__ = [

@@ -256,7 +256,7 @@ def test_what_was_printed_has_masks_in_their_place(site):
     assert f"it is {MASK}" in told
     crash = site.printed["run " + " ".join(ARGUMENTS) + " --set model.explodes=true"]
     assert f"RuntimeError: login with ['{MASK}'" in crash
-    assert "in loss" in crash  # the traceback is whole
+    assert ".loss in " in crash
     assert "raise RuntimeError(f\"login with {self.known} failed: {' '.join(self.known)}\")" in crash
 
 

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.system.errors import OUT_OF_MEMORY, RunnerError
+from runner.system.errors import OUT_OF_MEMORY, PluginError, RunnerError
 from runner.system.secrets import register
 
 if TYPE_CHECKING:
@@ -103,14 +103,18 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
     try:
         importlib.import_module(module).main(parent)
     except BaseException as error:
+        from runner.plugin.mistakes import mistake
+
+        said = error if isinstance(error, RunnerError) else mistake(error)
+        error = error.__cause__ if isinstance(error, PluginError) and error.__cause__ else error
         # Torch has its own class for a GPU, none for the host's memory, and need not be imported to be told.
         no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         no_memory |= isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-        if not no_memory and not isinstance(error, RunnerError):  # a mistake, which needs its traceback
+        if not no_memory and said is None:  # a mistake of the runner's, which needs its traceback
             sys.stdout.flush()  # what was printed goes to the same place, and the error is the last word there
             raise
-        sys.stderr.write(f"{error}\n")
-        sys.exit(error.exit_code if isinstance(error, RunnerError) else OUT_OF_MEMORY)
+        sys.stderr.write(f"{error if no_memory else said}\n")
+        sys.exit(OUT_OF_MEMORY if no_memory or said is None else said.exit_code)
     finally:
         if parent.gone:  # nobody else ends what this process has started
             _end()

@@ -74,12 +74,21 @@ def main() -> NoReturn:
         say("Aborted.")
         code = ExitCode.FAILED
     except Exception as error:
-        if hasattr(error, "format_message"):  # the command line is wrong
-            code = _refuse(error)
-        else:  # a mistake of the runner or of a plugin
-            traceback.print_exception(error)
-            code = ExitCode.FAILED
+        # What has this method says that the command line is wrong.
+        code = _refuse(error) if hasattr(error, "format_message") else _fail(error)
     sys.exit(code)
+
+
+def _fail(error: Exception) -> int:
+    """Says what a plugin's code raised; of a mistake of the runner's own, the whole traceback."""
+    from runner.plugin.mistakes import mistake
+
+    said = mistake(error)
+    if said is None:
+        traceback.print_exception(error)
+    else:
+        report(said)
+    return ExitCode.FAILED
 
 
 def _refuse(error: Any) -> int:

@@ -4,7 +4,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVarTuple
@@ -82,14 +82,18 @@ def load_recipe(verb: str, recipe: str, sets: list[str], plugin_files: list[Path
 
 
 def load_lock(
-    lock: Path, sets: Sequence[str], registry: "Registry", command: str
+    lock: Path, sets: Sequence[str], registry: "Registry", command: str, accept: str = ""
 ) -> "tuple[Recipe, Registry, list[Drift]]":
-    """As ``load_locked``, with what has changed since; who has to name plugins is told the command."""
+    """As ``load_locked``, with what has changed since; who has to name plugins is told the command.
+
+    With plugins that have changed, it needs the option ``accept``.
+    """
     from runner.recipe.lock import drift
     from runner.tracking.locked import load_locked
 
-    def remedy(files: Iterable[Path]) -> str:
-        return f"the command is: {registry.command(command, files)}"
+    def remedy(files: Mapping[Path, str]) -> str:
+        needed = f" {accept}" if accept and any(files.values()) else ""
+        return f"the command is: {registry.command(command, files)}{needed}"
 
     recipe, whole = load_locked(lock, lock.parent.name, sets, registry, remedy)
     for path in whole.files[len(registry.files) :]:

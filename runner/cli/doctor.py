@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -146,8 +147,11 @@ def _plugins(registry: Registry) -> list[Check]:
 def _workspace(workspace: Workspace) -> Iterator[Check]:
     root = workspace.root
     nearest = next(folder for folder in [root, *root.parents] if folder.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        yield Check("workspace", "fail", f"{nearest} cannot be written", f"name a writable folder in {VARIABLE}")
+    try:
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()  # permissions alone do not tell: root has all of them
+    except OSError as error:
+        lack = f"{nearest} cannot be written: {error.strerror}"
+        yield Check("workspace", "fail", lack, f"name a writable folder in {VARIABLE}")
         return
     yield Check("workspace", "ok", str(root) if nearest == root else f"{root}, made by the first run")
     free = psutil.disk_usage(str(nearest)).free / _GIB

@@ -149,11 +149,13 @@ def _run_of(reference: str) -> "RunFolder | None":
         return None
     except RecipeError as no_recipe:
         run_folders("show")
-        if not folders(*here.places):
+        if not folders(*here.places) and reference != "latest":
             raise
         try:
             return find(here.runs, reference, *here.places[1:])
         except UsageError as no_run:
+            if reference == "latest":
+                raise
             raise UsageError(f"{no_recipe}\n{no_run}") from None
 
 

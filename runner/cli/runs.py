@@ -137,7 +137,8 @@ def resume(
     if reason := folder.resumable:
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
-    recipe, registry, changes = load_lock(lock, settings(sets, bare), registry, f"runner resume {folder.name}")
+    command = f"runner resume {folder.name}"
+    recipe, registry, changes = load_lock(lock, settings(sets, bare), registry, command, "--allow-drift")
     _say_drift(changes)
     drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:
@@ -145,6 +146,10 @@ def resume(
             f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
             "accept them with --allow-drift"
         )
+    record, done, (unit, goal) = folder.record(), folder.last_checkpoint or 0, recipe.length
+    if record is not None and record.unit == unit and record.goal != goal <= done:  # not what was lacking at the end
+        left = f"is at {done:,} already, so that nothing is left to train up to {goal:,}"
+        raise UsageError(f"train.{unit}: run {folder.name} {left}")
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.train.run import run as train

@@ -43,6 +43,7 @@ from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weak
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 MEMORY_SHARE = 0.8
 LIMIT_SECONDS = 10.0  # about what it takes to measure what the machine can do at best
+_HEADROOM = 1.2  # of a budget that is suggested, over what was needed this time
 TRAIN_EVERY = 2  # every second round of a process also trains a moment, for the throughput of a whole training
 Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
 """Is a recipe with exactly these stages harmless? It has so many seconds to say so."""
@@ -285,8 +286,8 @@ class Measurement:
             fit = pace.fitting(seconds, 1, side_by_side)
 
         def enough(needed: float) -> str:
-            """A budget that leaves so many seconds from here."""
-            return f"--budget {10 * math.ceil((budget + max(0.0, needed - seconds) / self.share) / 10)}"
+            """A budget that leaves so many seconds from here, also if the next time everything takes a bit longer."""
+            return f"--budget {10 * math.ceil((budget + max(0.0, _HEADROOM * needed - seconds) / self.share) / 10)}"
 
         why = f"a process takes {pace.start_s:.1f} s to start, and each variant has {pace.processes}"
         if not fit and not any("update" in entry for entry in self.log.entries):

@@ -22,6 +22,7 @@ from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
+from runner.system.names import method_named
 from runner.system.tree import leaves, map_tensors
 
 _RESIDENT_SHARE = 0.25
@@ -47,7 +48,17 @@ class TensorRows:
     """Tensors by name, with one row for each sample."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keeps the tensors; a RunnerError if one is none, or if they have not as many rows as one another."""
         self.tensors = dict(tensors)
+        given: Mapping[str, Any] = self.tensors
+        for name, each in given.items():
+            if not isinstance(each, Tensor):
+                remedy = "; torch.from_numpy makes it one" if isinstance(each, np.ndarray) else ""
+                raise RunnerError(f"'{name}' should be a tensor, got {type(each).__name__}{remedy}")
+        rows = {name: len(tensor) if tensor.dim() else 0 for name, tensor in self.tensors.items()}
+        if len(set(rows.values())) != 1:
+            counted = ", ".join(f"'{name}' has {count:,}" for name, count in rows.items()) or "there are no tensors"
+            raise RunnerError(f"every tensor should have one row for each sample, but {counted}")
         self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
     def __len__(self) -> int:
@@ -73,7 +84,7 @@ class DatasetSource(Source):
 
     def __init__(self, config: DatasetConfig, context: Context) -> None:
         self.config, self.context, self.device = config, context, context.device
-        self.train, self.held_out = (self._kept(data) for data in self.datasets(config))
+        self.train, self.held_out = self._pair(config)
         self._in_tokens = "tokens" in config.units
         self._batch_size, self.consumed = context.batch_size, 0
         self._stream: Iterator[Batch] | None = None
@@ -89,6 +100,22 @@ class DatasetSource(Source):
     @abstractmethod
     def datasets(self, config: Any) -> tuple[Any, Any]:
         """What to train on, and what to evaluate on."""
+
+    def _pair(self, config: DatasetConfig) -> tuple[Any, Any]:
+        """What ``datasets`` returned, kept where it is used; a RunnerError if it cannot be trained on."""
+        given: Any = self.datasets(config)
+        who = method_named(self, "datasets")
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            pair = "a pair, what to train on and what to evaluate on"
+            raise RunnerError(f"{who} should return {pair}, got {type(given).__name__}")
+        if isinstance(given[0], IterableDataset) and config.workers > 1:
+            why = "each would deliver all samples of an IterableDataset; use 1 at most, or a map-style Dataset"
+            raise UsageError(f"data.workers: {config.workers} are too many for '{config.kind}': {why}")
+        try:
+            train, held_out = map(self._kept, given)
+        except RunnerError as error:
+            raise RunnerError(f"{who}: {error}") from None
+        return train, held_out
 
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Makes samples into a batch; torch's way unless told."""
@@ -163,15 +190,9 @@ class DatasetSource(Source):
         for epoch in itertools.count():
             if hasattr(self.train, "set_epoch"):
                 self.train.set_epoch(epoch)
-            loader = self._loader(
-                self.train, f"epoch/{epoch}", batch_size=size, drop_last=True, collate_fn=self.collate
-            )
-            stream, begun = iter(loader), number
-            while True:
-                with seeded(derived_seed(self.context.seed, f"batch/{number}")):
-                    batch = next(stream, None)
-                if batch is None:
-                    break
+            begun = number
+            stream = _Stream(self.train, self.collate, size, self.context.seed, begun)
+            for batch in self._loader(stream, f"epoch/{epoch}", batch_size=None):
                 number += 1
                 yield batch
             if number == begun:
@@ -179,6 +200,8 @@ class DatasetSource(Source):
 
     def _loader(self, data: Any, seeded_for: str, **options: Any) -> DataLoader[Any]:
         workers, pinned = self.config.workers, self.device.type == "cuda"
+        if isinstance(data, IterableDataset):
+            workers = min(workers, 1)  # each would read all of it
         options |= {"num_workers": workers, "pin_memory": pinned, "prefetch_factor": 4 if workers else None}
         return DataLoader(data, generator=self._generator(seeded_for), **options)
 
@@ -242,6 +265,24 @@ class _Seeding(Dataset[Any]):
             if hasattr(self.data, "__getitems__"):
                 return self.collate(self.data.__getitems__(indices))
             return self.collate([self.data[index] for index in indices])
+
+
+class _Stream(IterableDataset[Any]):
+    """One pass over an iterable dataset, in whole batches: each is seeded by its number, whoever makes it."""
+
+    def __init__(self, data: Any, collate: Any, size: int, seed: int, first: int) -> None:
+        self.data, self.collate, self.size, self.seed, self.first = data, collate, size, seed, first
+
+    def __iter__(self) -> Iterator[Batch]:
+        with seeded(derived_seed(self.seed, f"stream/{self.first}")):
+            stream = iter(self.data)
+        for number in itertools.count(self.first):
+            with seeded(derived_seed(self.seed, f"batch/{number}")):
+                samples = list(itertools.islice(stream, self.size))
+                if len(samples) < self.size:
+                    return
+                batch = self.collate(samples)
+            yield batch
 
 
 @contextmanager

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import copy
 import itertools
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.plugin.contract import Mean
+from runner.plugin.loss import Loss, check_loss
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress
-from runner.system.errors import UsageError
+from runner.system.errors import RunnerError, UsageError
+from runner.system.names import method_named, suggestion
 from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
@@ -86,6 +87,12 @@ class Learner(ABC):
         """Builds parameters on ``context.device``; shapes are of a batch's tensors, without the batch dimension."""
         self.config, self.context, self.device, self.slots = config, context, context.device, context.slots
         self.roles: dict[str, Any] = {}
+        for name in sorted(config.slots):
+            if not hasattr(self, name):
+                raise RunnerError(
+                    f"{type(config).__name__}.slots names '{name}', and {type(self).__name__} has no such method"
+                    f"{suggestion(name, (each for each in vars(type(self)) if not each.startswith('_')))}"
+                )
         self.slots.define(
             make_optimizer=_make_optimizer,
             precision=nullcontext,
@@ -99,6 +106,11 @@ class Learner(ABC):
 
     def role(self, name: str, module: nn.Module, every: int = 1) -> Role:
         """Declares that the optimizer of that role steps this module, once in so many updates."""
+        if "roles" not in vars(self):
+            raise RunnerError(f"{method_named(self, '__init__')} should call super().__init__(config, shapes, context)")
+        if name not in self.context.optimizers:
+            roles, known = f"{type(self.config).__name__}.roles", suggestion(name, self.context.optimizers)
+            raise RunnerError(f"{type(self).__name__} makes a role '{name}', which {roles} does not have{known}")
         role = self.roles[name] = Role(name, module.to(self.device), self.context, every)
         return role
 
@@ -134,9 +146,18 @@ class Learner(ABC):
         """What a held-out batch says about the model; sums and counts are added up over all of them."""
         raise TypeError(f"{type(self).__name__} has no metrics(batch), which evaluation on held-out batches needs")
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Entered around evaluation: modules are in evaluation mode inside."""
-        return nullcontext()
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Entered around evaluation: modules are in evaluation mode inside, and afterwards each as it was before."""
+        modules = [*self.modules().values()]
+        before = [(part, part.training) for module in modules for part in module.modules()]
+        for module in modules:
+            module.eval()
+        try:
+            yield
+        finally:
+            for part, training in before:
+                part.training = training
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random numbers of one update; drawn outside so that every variant can be given the same."""
@@ -229,34 +250,6 @@ def _unscale(optimizer: Optimizer) -> None:
     """Gradients have their true scale unless a stage scales the loss."""
 
 
-class Loss(NamedTuple):
-    """What a batch costs: the gradient is that of ``sum / count``, however the batch is cut."""
-
-    sum: Tensor
-    """Of all items, a scalar."""
-    count: Any
-    """How many they are (samples, tokens): a number or a tensor."""
-    also: Mapping[str, Mean] = {}
-    """What else to log, detached."""
-
-    def means(self) -> dict[str, Mean]:
-        """All of it under the names that are logged."""
-        return {"loss": Mean(self.sum, self.count), **self.also}
-
-    @staticmethod
-    def total(parts: Sequence[Loss]) -> Loss:
-        """What a batch costs that was cut into parts; every part may log what others do not."""
-        also: dict[str, Mean] = {}
-        for part in parts:
-            for name, mean in part.also.items():
-                also[name] = Mean(*map(operator.add, also[name], mean)) if name in also else mean
-        first, *others = parts
-        total, count = first.sum, first.count
-        for part in others:
-            total, count = total + part.sum, count + part.count
-        return Loss(total, count, also)
-
-
 class GradientLearner(Learner):
     """A module that is trained by the gradient of a loss, with the recipe's optimizer.
 
@@ -272,10 +265,14 @@ class GradientLearner(Learner):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.generator("parameters", "cpu").initial_seed())
             self.module = self.build(config, shapes, context)
+        if not isinstance(self.module, nn.Module) or not any(each.requires_grad for each in self.module.parameters()):
+            found = f"got {type(self.module).__name__}"
+            raise RunnerError(f"{method_named(self, 'build')} should return a module with parameters to train, {found}")
         self.model = self.role("model", self.module)
-        self._parameter = next(self.module.parameters())
+        parameters = [*self.module.parameters()]
+        self._parameter = next((each for each in parameters if each.is_floating_point()), parameters[0])
         self.average = None if context.ema is None else copy.deepcopy(self.module).requires_grad_(False)
-        self._evaluating = False
+        self._evaluating, self._has_loss = False, False
 
     @abstractmethod
     def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
@@ -307,6 +304,9 @@ class GradientLearner(Learner):
         Where the batch is part of a larger one, ``denominator`` says from its count what to divide its sum by.
         """
         loss: Loss = self.slots.loss(batch, noise, progress)
+        if not self._has_loss:  # the first time alone, because an update is short
+            check_loss(loss, method_named(self, "loss"))
+            self._has_loss = True
         self.slots.backward(loss.sum / (loss.count if denominator is None else denominator(loss.count)))
         return Loss(loss.sum.detach(), loss.count, loss.also)
 
@@ -317,6 +317,7 @@ class GradientLearner(Learner):
         dtype = self._parameter.dtype
         if isinstance(output, Tensor) and output.dtype == dtype:
             return output  # at once, for small models
+        dtype = dtype.to_real()  # where all parameters are complex
         return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, output)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
@@ -345,13 +346,12 @@ class GradientLearner(Learner):
             yield
             return
         self._evaluating = True
-        self.module.eval()
         self._swap()
         try:
-            yield
+            with super().evaluating():
+                yield
         finally:
             self._swap()
-            self.module.train()
             self._evaluating = False
 
     def blocks(self) -> Sequence[nn.Module]:

@@ -26,6 +26,8 @@ Section = Literal["model", "data", "optimization", "inference"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 PROVIDER_DIGITS = 12
 """Of the SHA-256 of a plugin file, which stand for its version."""
+FILES: set[Path] = set()
+"""Plugin files that this process has imported."""
 _FACES: dict[Section, type[Any]] = {
     "model": LearnerConfig, "data": SourceConfig, "optimization": StageConfig, "inference": StageConfig
 }  # fmt: skip
@@ -51,8 +53,10 @@ class Registry:
     cannot be imported, and an entry point whose name is no ``section.kind`` are a UsageError.
     """
 
-    def __init__(self, plugin_files: Sequence[Path] = (), installed: Iterable[EntryPoint] | None = None) -> None:
-        self.files = tuple(plugin_files)
+    def __init__(self, plugin_files: Sequence[Path | str] = (), installed: Iterable[EntryPoint] | None = None) -> None:
+        if isinstance(plugin_files, str | Path):
+            raise UsageError(f"plugins should be a list of files: [{str(plugin_files)!r}]")
+        self.files = tuple(map(Path, plugin_files))
         self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
         provider_of = cache(_provider)  # each asks its distribution's whole metadata, which its entry points share
         for entry_point in entry_points(group=GROUP) if installed is None else installed:
@@ -62,7 +66,7 @@ class Registry:
                 expected = ", ".join(f"{name}.KIND" for name in SECTIONS)
                 raise UsageError(f"entry point '{entry_point.name}' of {provider} should be one of {expected}")
             self._add(section, kind, provider, entry_point.load)
-        for path in plugin_files:
+        for path in self.files:
             self._add_file(path)
 
     def kinds(self, section: Section) -> list[str]:
@@ -117,6 +121,12 @@ class Registry:
             self._add(section, vars(face)["kind"], provider, partial(getattr, module, face.__name__))
 
 
+def packages() -> frozenset[str]:
+    """The packages in which installed plugins are; the runner's own are in ``runner.plugins``."""
+    first = {each.value.partition(".")[0] for each in entry_points(group=GROUP)}
+    return frozenset(first - {"runner"} | {GROUP})
+
+
 def _stands_in(face: type[Any], section: Section) -> bool:
     """Whether a recipe can name a face from a file in a section that it fits."""
     return not issubclass(face, StageConfig) or section in face.sections
@@ -146,6 +156,7 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
         raise UsageError(f"plugin {shown_path(path)} cannot be read: {error.strerror}") from None
     provider = Provider(shown_path(path), digest)
     name = f"runner_plugin_{path.stem}_{digest}"
+    FILES.add(path.resolve())
     if name in sys.modules:
         return sys.modules[name], provider
     # Modules beside the file are found, too: last, so that a random.py there shadows nothing, and for good, because

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from runner.system.errors import RunnerError
+from runner.system.names import method_named
 from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
@@ -131,7 +133,17 @@ class Source(ABC):
 
         Returns metrics of the same names, if so little can tell them.
         """
-        learner.predict(learner.inputs(batch))
+        from runner.plugin.learner import Learner
+
+        try:
+            with learner.evaluating():
+                learner.predict(learner.inputs(batch))
+        except Exception as error:
+            if isinstance(error, RunnerError) or type(learner).inputs is not Learner.inputs:
+                raise
+            who, said = method_named(learner, "predict"), f"{type(error).__name__}: {error}"
+            whole = f"{type(learner).__name__} has no inputs(batch) that says what of a batch it answers to"
+            raise RunnerError(f"{who} was given a whole batch, and failed: {said}; {whole}") from error
         return None
 
     def statistics(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.system.errors import UsageError
-from runner.system.names import shown_path
+from runner.system.names import method_named, shown_path
 
 if TYPE_CHECKING:
     from runner.plugin.faces import Face
@@ -73,8 +73,15 @@ def unmeasured(model: type[Face], data: type[Face]) -> str | None:
 
 
 def imported(face: Face) -> type[Any]:
-    """The works themselves; a UsageError if they lack a method."""
-    works = face.implementation()
+    """The works themselves; a UsageError if they are none, or lack a method."""
+    from runner.plugin.learner import Learner  # with torch, which validation does without
+    from runner.plugin.source import Source
+    from runner.plugin.stage import Stage
+
+    works: Any = face.implementation()
+    if not isinstance(works, type) or not issubclass(works, Learner | Source | Stage):
+        who, got = method_named(face, "implementation"), getattr(works, "__name__", works)
+        raise UsageError(f"{who} should return a Learner, a Source or a Stage, got {got!r}")
     if inspect.isabstract(works):
         raise UsageError(_of_class(works).lacks(sorted(works.__abstractmethods__)))
     return works

@@ -85,7 +85,8 @@ def plugin_section(root: Node, section: Section, catalog: Registry, problems: li
     by the one that has most keys in common.
     """
     known = catalog.kinds(section)
-    named = _kind_of(root.get(section) or replace(root, value={}), section, known, problems)
+    hint = "; one of your own comes with --plugin FILE"
+    named = _kind_of(root.get(section) or replace(root, value={}), section, known, problems, hint=hint)
     if named is None:
         return None
     kind, rest = named
@@ -171,9 +172,12 @@ def optimizers(root: Node, model: LearnerConfig | None, problems: list[Problem])
 
 
 def _kind_of(
-    node: Node, path: str, known: Collection[str], problems: list[Problem], default: str | None = None
+    node: Node, path: str, known: Collection[str], problems: list[Problem], default: str | None = None, hint: str = ""
 ) -> tuple[Node, Node] | None:
-    """The kind that a section names, known or not, and the rest of it; None if it names none."""
+    """The kind that a section names, known or not, and the rest of it; None if it names none.
+
+    The hint is given about one that is like none that is known.
+    """
     if not isinstance(node.value, dict):
         problems.append(Problem(node.place, path, f"should be a mapping with a kind, got {node.shown}"))
         return None
@@ -184,6 +188,7 @@ def _kind_of(
         return None
     if str(kind.value) not in known:
         message = f"unknown kind {kind.shown}{suggestion(str(kind.value), known)}"
+        message += hint if nearest(str(kind.value), known) is None else ""
         problems.append(Problem(kind.place, f"{path}.kind", message))
     return kind, replace(node, value=rest)
 

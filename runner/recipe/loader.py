@@ -13,6 +13,7 @@ from runner.plugin.registry import SECTIONS, Registry
 from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, dump_inline, is_lock, parse, read
 from runner.recipe.fill import Model, face_of, fill, optimizers, plugin_section, secrets_of, stages
 from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
+from runner.system.errors import UsageError
 from runner.system.names import nearest, shown_path, suggestion
 from runner.system.secrets import MASK, register
 
@@ -77,7 +78,9 @@ def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Plac
 
 
 def assignments(values: Mapping[str, Any]) -> list[str]:
-    """Settings by dotted path as ``--set`` takes them."""
+    """Settings by dotted path as ``--set`` takes them; a UsageError if they are no mapping."""
+    if not isinstance(values, Mapping):
+        raise UsageError(f"settings should be values by dotted path, as {{'train.epochs': 2}}, got {values!r:.80}")
     return [f"{path}={dump_inline(value)}" for path, value in values.items()]
 
 

@@ -29,6 +29,10 @@ class RunnerError(Exception):
     exit_code: ExitCode = ExitCode.FAILED
 
 
+class PluginError(RunnerError):
+    """Code of a plugin raised something; its cause is that."""
+
+
 class UsageError(RunnerError):
     """The command line or the recipe is wrong."""
 

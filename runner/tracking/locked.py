@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runner.plugin.registry import Registry
@@ -14,7 +14,7 @@ from runner.tracking.workspace import Workspace
 
 
 def load_locked(
-    lock: Path, name: str, sets: Sequence[str], registry: Registry, remedy: Callable[[Iterable[Path]], str]
+    lock: Path, name: str, sets: Sequence[str], registry: Registry, remedy: Callable[[Mapping[Path, str]], str]
 ) -> tuple[Recipe, Registry]:
     """The recipe of a lock, under these settings, and the plugins with its own.
 
@@ -23,7 +23,7 @@ def load_locked(
 
     Raises:
         UsageError: they have to be named, or are not as they were; ``name`` is whose they are, and the remedy, given
-            the files, says how they are named.
+            the files with why each is not taken by itself, says how they are named.
         RecipeError: the lock, or a setting, is wrong.
     """
     again = plugins_again(read_lock(lock), registry.files)

@@ -105,7 +105,9 @@ class Tracker(Recorder):
         """Begins to log to the MLflow run that the record names."""
         assert record.run_id is not None
         self.run_id, self.note, self._record = record.run_id, record.note, record
-        self._newest, self._seconds_before, self._began = dict(record.metrics), record.seconds, time.monotonic()
+        self._newest, self._seconds_before = dict(record.metrics), record.seconds
+        self.began = time.perf_counter()
+        """Since when a process is at it."""
         super().__init__(folder.spool, cursor, step)
         self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
         self._store, self._folder, self._warned = store, folder, False
@@ -267,7 +269,7 @@ class Tracker(Recorder):
         return True
 
     def _write_record(self, **changes: object) -> None:
-        seconds = self._seconds_before + time.monotonic() - self._began
+        seconds = self._seconds_before + time.perf_counter() - self.began
         known = {"heartbeat": time.time(), "step": self.step, "seconds": seconds, "metrics": dict(self._newest)}
         self._record = self._record.model_copy(update={**known, **changes})
         try:

@@ -22,6 +22,7 @@ from runner.plugin.works import imported
 from runner.recipe.document import DEFAULT, Problem, RecipeError, is_lock
 from runner.recipe.recipe import Recipe
 from runner.system.errors import CheckpointError, RunnerError, UsageError
+from runner.system.names import method_named
 from runner.system.tree import map_tensors
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class Assembly:
         self.undeclared = watch.undeclared
         with watch.watching():
             self.learner.configure_optimizers()
+        self._refuse_unmade()
         self.watch = watch if any(watch.held.values()) else None
         """There until the first updates are over."""
         self.source.bind(self.learner)
@@ -149,6 +151,14 @@ class Assembly:
         asked = {kind: stage for kind, stage in self.stages.items() if resumed is None or not active[kind].prepares}
         self._recorded = {f"optimization.{kind}": stage.config for kind, stage in asked.items()}
         self._recorded |= {"model": model, "data": data}
+
+    def _refuse_unmade(self) -> None:
+        """Raises a RunnerError if a role has settings, and no optimizer reads them: its module would stay as it is."""
+        unmade = self.context.optimizers.keys() - {name for name, _ in self.learner.optimizers()}
+        if unmade:
+            learner, config, role = type(self.learner).__name__, type(self.recipe.model).__name__, min(unmade)
+            made = f"make it with self.role('{role}', module) in {method_named(self.learner, '__init__')}"
+            raise RunnerError(f"{config}.roles names '{role}', which {learner} never makes: {made}, or remove the name")
 
     def attach_to_learnt(self, stages: Mapping[str, StageConfig]) -> None:
         """Attaches stages of ``inference`` to a learner that has its weights, in this order; raises as ``assemble``."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from runner.plugin.faces import SourceConfig
 from runner.plugin.learner import Learner
+from runner.plugin.mistakes import told
 from runner.plugin.registry import Registry
 from runner.recipe.loader import assignments
 from runner.recipe.recipe import Recipe
@@ -112,7 +113,8 @@ def load_model(
         RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.
     """
     found = run.run_dir if isinstance(run, RunResult) else run
-    return trained(found, checkpoint, assignments(set or {}), [Path(path) for path in plugins]).pipeline().learner
+    with told():
+        return trained(found, checkpoint, assignments(set or {}), plugins).pipeline().learner
 
 
 def _refuse(data: SourceConfig, picture: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, State
 from runner.system.errors import DivergedError, RunnerError
 from runner.system.files import write_durably
-from runner.system.names import shown_path
+from runner.system.names import method_named, shown_path
 from runner.system.tree import leaves
 
 FIRST_UPDATES = 20
@@ -100,21 +101,60 @@ class GradientGuard:
     """Sees to it that no part of the model stays untrained in silence."""
 
     def __init__(self, learner: Learner) -> None:
+        """Begins to watch a learner whose optimizers are made."""
         self.learner = learner
-        self.missing = {name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        self.names = {id(parameter): name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        self.missing = {*self.names.values()}
+        self.chances: Counter[str] = Counter()
+        """Of those that are missing: updates in which they were not idle."""
         self.periods = learner.periods()
+        made = list(learner.optimizers())
+        self.unstepped = {name for name, _ in made}
+        self._hooks = [each.register_step_post_hook(partial(self._stepped, name)) for name, each in made]
         self.done = False
 
     def check(self, update: int, idle: Collection[str] = ()) -> None:
         """Raises a RunnerError if by this update a trainable parameter had no finite gradient other than zero.
 
-        Those that are idle in this update may have none.
+        Or if a role was never stepped. Those that are idle in this update may have none.
         """
         for name, gradient in self.learner.gradients().items():
             if gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.any()):
                 self.missing.discard(name)
-        self.done = not self.missing
-        late = (name for name in self.missing.difference(idle) if update >= FIRST_UPDATES * self.periods.get(name, 1))
+        self._end_if(not self.missing and not self.unstepped)
+        awaited = self.missing.difference(idle)
+        self.chances.update(awaited)
+        self._refuse(update, (name for name in awaited if update >= FIRST_UPDATES * self.periods.get(name, 1)))
+        self._refuse_unstepped(update, FIRST_UPDATES, idle)
+
+    def end(self, update: int, idle: Collection[str]) -> None:
+        """Raises as ``check`` if the training, which is over, was too short for it.
+
+        Here zeros are believed to be a beginning, but who had a turn and no gradient at all is connected to nothing.
+        """
+        gradients = self.learner.gradients()
+        without = (name for name in self.missing.difference(idle) if gradients[name] is None)
+        self._refuse(update, (name for name in without if self.chances[name] > self.periods.get(name, 1)))
+        self._refuse_unstepped(update - 1, 1, idle)
+
+    def state_dict(self) -> State:
+        """Which parameters have received no gradient yet, and which roles were not stepped."""
+        return {"missing": sorted(self.missing), "unstepped": sorted(self.unstepped), "done": self.done}
+
+    def load_state_dict(self, state: State) -> None:
+        """Goes on judging where ``state_dict`` was asked: neither anew nor more leniently."""
+        self.missing, self.unstepped = set(state["missing"]), set(state.get("unstepped", ()))  # once there was no such
+        self._end_if(state["done"])
+
+    def _stepped(self, role: str, *_: Any) -> None:
+        self.unstepped.discard(role)
+
+    def _end_if(self, done: bool) -> None:
+        self.done = done
+        while done and self._hooks:
+            self._hooks.pop().remove()
+
+    def _refuse(self, update: int, late: Iterable[str]) -> None:
         names = sorted(late)
         if names:
             raise RunnerError(
@@ -122,13 +162,18 @@ class GradientGuard:
                 f"({len(names)} parameters) in the first {update} updates: a module is detached, or no loss uses it"
             )
 
-    def state_dict(self) -> State:
-        """Which parameters have received no gradient yet."""
-        return {"missing": sorted(self.missing), "done": self.done}
-
-    def load_state_dict(self, state: State) -> None:
-        """Goes on judging where ``state_dict`` was asked: neither anew nor more leniently."""
-        self.missing, self.done = set(state["missing"]), state["done"]
+    def _refuse_unstepped(self, update: int, turns: int, idle: Collection[str]) -> None:
+        """Raises a RunnerError about a role that had so many turns, unless all that it trains is idle."""
+        for name, optimizer in self.learner.optimizers():
+            every = getattr(self.learner.roles.get(name), "every", 1)
+            if name not in self.unstepped or update < turns * every:
+                continue
+            own = {self.names.get(id(each)) for group in optimizer.param_groups for each in group["params"]}
+            if not own <= {*idle}:
+                raise RunnerError(
+                    f"the optimizer of role '{name}' was not stepped in the first {update} updates: "
+                    f"{method_named(self.learner, 'update')} should call step() of that role"
+                )
 
 
 def named_tensors(output: Any) -> list[tuple[str, Tensor]]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
@@ -157,6 +157,8 @@ class Loop:
                     if not progress.updates:
                         why = "the warm-up is too long, or too little data"
                         raise RunnerError(f"the training ended before its first update: {why}")
+                    if not self.gradients.done:
+                        self.gradients.end(progress.updates, self.pipeline.learner.idle(progress))
                     self.report()
                     self.evaluate()
                     self.complete = True
@@ -219,9 +221,14 @@ class Loop:
         try:
             self.finite.check(self.progress, self.step.batch, self.output)
         except DivergedError as error:
-            self.writer.wait()
-            good = self.writer.newest() or "none"
-            raise DivergedError(f"{error}; the last good checkpoint is {good}") from None
+            self._diverge(str(error))
+
+    def _diverge(self, what: str) -> NoReturn:
+        """Stops the training, which has gone wrong, and says what is left of it."""
+        self.writer.wait()
+        good = self.writer.newest()
+        left = "there is no checkpoint yet" if good is None else f"the last good checkpoint is {good}"
+        raise DivergedError(f"{what}; {left}") from None
 
     def report(self) -> None:
         """Logs the means of the losses, what happened while drawing, and the speed since the last report."""
@@ -243,15 +250,23 @@ class Loop:
         self._publish(metrics)
 
     def evaluate(self) -> None:
-        """Measures the model on held-out data."""
+        """Measures the model on held-out data; a DivergedError if the objective is no finite number.
+
+        Other metrics may honestly be none: a mean over what did not happen.
+        """
         with self.display.phase("evaluating"), self.activities.measure("evaluate"):
             metrics = evaluated(self.pipeline)
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
         objective = self.pipeline.recipe.objective
-        if objective and math.isfinite(metrics[objective.name]):
-            self.score = metrics[objective.name] * objective.sign
-            self.best = max(self.best, self.score)
-            self.display.improved(self.best * objective.sign)
+        if objective is None:
+            return
+        value = metrics[objective.name]
+        if not math.isfinite(value):
+            place = f"{self.progress.unit} {self.progress.done}, update {self.progress.updates}"
+            self._diverge(f"{place}: the objective, eval/{objective.name}, is {value}; the run was stopped")
+        self.score = value * objective.sign
+        self.best = max(self.best, self.score)
+        self.display.improved(self.best * objective.sign)
 
     def save(self) -> None:
         """Hands a checkpoint to its writer, never one with numbers that are not finite."""

@@ -84,6 +84,8 @@ class Means:
                 f"{self.who}.update returned '{name}' as {type(value).__name__}{parts}; it should be a tensor, "
                 "a float, or Mean(sum, count) of numbers or scalar tensors"
             )
+        if isinstance(total, Tensor) and total.requires_grad:
+            raise RunnerError(f"{self.who}.update returned '{name}' with its gradient; return {name}.detach()")
         if name == "updates":
             own = "which is what the runner calls its own count"
             raise RunnerError(f"{self.who}.update returns a scalar '{name}', {own}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from runner.plugin.mistakes import mistake, told
 from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
@@ -21,7 +22,7 @@ from runner.recipe.lock import copy_recipe, read_lock, write_lock
 from runner.recipe.provenance import source
 from runner.recipe.recipe import Recipe
 from runner.system import generators
-from runner.system.errors import ExitCode, RunnerError
+from runner.system.errors import ExitCode, PluginError, RunnerError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.lines import figures
@@ -101,7 +102,7 @@ def train(
     Raises:
         RunnerError: the recipe is wrong, or the training failed.
     """
-    registry = Registry([Path(path) for path in plugins])
+    registry = Registry(plugins)
     loaded = load(recipe, assignments(set or {}), registry)
     return run(loaded, registry, Workspace(), Nowhere(), own_tags=tags, note=note)
 
@@ -121,10 +122,12 @@ def run(
     Raises:
         UsageError: the run's process is alive.
         CheckpointError: all checkpoints are damaged, or do not fit the recipe.
+        PluginError: code of a plugin raised something.
         RunnerError: the recipe cannot run here, the store cannot be reached, or the training failed.
     """
     started, state = time.perf_counter(), None
     with ExitStack() as stack:
+        stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
         if folder is not None:
             folder.claim()
@@ -148,6 +151,7 @@ def run(
             else:
                 tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
                 tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
+        tracker.began = started  # assembling is a part of it
         log.open(tracker.run_dir)
         log.keep("begun" if folder is None else "; ".join([f"resumed at step {step}", *drift]))
         loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
@@ -236,12 +240,17 @@ def _concluded(
         reason = f"something in the training called sys.exit({error.code})"
         raise RunnerError(reason) from error
     except BaseException as error:
-        reason = redact(str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}")
+        found = None if isinstance(error, RunnerError) else mistake(error)
+        said = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
+        reason = redact(said) if found is None else str(found).partition("\n")[0]
         if not isinstance(error, RunnerError):
             log.keep("".join(traceback.format_exception(error)))
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
             remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start it anew"
             raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
+        if found is not None:
+            whole = shown_path(tracker.run_dir / run_log.NAME)
+            raise PluginError(f"{found}\n    the whole traceback is in {whole}") from error
         raise
     finally:
         ended = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}{reason and f': {reason}'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,8 +53,6 @@ class Trained:
         pipeline = assemble(replace(self.recipe, stages={}), self.registry.files, resumed=self.state)
         pipeline.load_learnt(self.state)
         learner = pipeline.learner
-        for module in learner.modules().values():
-            module.eval()
         evaluation = learner.evaluating()
         evaluation.__enter__()
         vars(learner)["_evaluation"] = evaluation  # which ends, should nobody hold it
@@ -62,7 +60,7 @@ class Trained:
 
 
 def trained(
-    run: Path | str = "latest", checkpoint: Which = "best", sets: Sequence[str] = (), plugins: Sequence[Path] = ()
+    run: Path | str = "latest", checkpoint: Which = "best", sets: Sequence[str] = (), plugins: Sequence[Path | str] = ()
 ) -> Trained:
     """Finds a run, a model that MLflow keeps (``models:/m-...``) or a version of one, and reads its weights.
 
@@ -78,7 +76,7 @@ def trained(
     given = Registry(plugins)
     folder = _folder(str(run))
 
-    def remedy(files: Iterable[Path]) -> str:
+    def remedy(files: Mapping[Path, str]) -> str:
         return f"name them: plugins={[str(path) for path in (*given.files, *files)]}"
 
     name = str(run) if folder.record() is None else folder.name

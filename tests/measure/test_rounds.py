@@ -286,12 +286,12 @@ def test_what_does_not_fit_into_the_budget_is_left_out_and_said_before_it_is_beg
     assert Actor.now <= 110
     assert notes.said == [
         "the budget of 600 s has room for: all, forward_cache; left out: merged_critic_loss. A process takes 1.0 s to "
-        "start, and each variant has 5; --budget 630 would hold every variant"
+        "start, and each variant has 5; --budget 650 would hold every variant"
     ]
 
 
 def test_a_budget_without_room_for_a_single_variant_is_refused(acted):
-    with pytest.raises(UsageError, match=r"600 s are not enough to compare a single variant.*; --budget 610 would be$"):
+    with pytest.raises(UsageError, match=r"600 s are not enough to compare a single variant.*; --budget 620 would be$"):
         acted(seconds=50.0)
     assert len(Actor.started) == 2
 
@@ -302,7 +302,7 @@ def test_a_budget_too_small_for_five_processes_has_room_for_one_variant_in_three
     assert Actor.now <= 60
     (said,) = notes.said
     assert "has room for: all; left out: forward_cache, merged_critic_loss. " in said
-    assert said.endswith("each variant has 3; --budget 680 would hold every variant")
+    assert said.endswith("each variant has 3; --budget 700 would hold every variant")
 
 
 def test_a_machine_that_becomes_slower_gets_fewer_processes(acted, monkeypatch):

@@ -1,6 +1,7 @@
 """Sources that draw from a dataset: what they draw, and that a resumed run draws the same."""
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
-from runner.api import Context, DatasetConfig, DatasetSource, Mean, Progress, Slots, UsageError
+from runner.api import Context, DatasetConfig, DatasetSource, Mean, Progress, RunnerError, Slots, UsageError
 
 CPU = torch.device("cpu")
 
@@ -37,7 +38,7 @@ class Ragged(Dataset):
 
 
 class Stream(IterableDataset):
-    """Counts, beginning elsewhere in every epoch; workers take turns."""
+    """Counts, beginning elsewhere in every epoch."""
 
     def __init__(self, count):
         self.count, self.epoch = count, 0
@@ -46,9 +47,7 @@ class Stream(IterableDataset):
         self.epoch = epoch
 
     def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        for number in range(first, self.count, step):
+        for number in range(self.count):
             yield {"index": self.epoch * 1000 + number, "value": torch.rand(())}
 
 
@@ -125,12 +124,12 @@ def test_a_source_goes_on_after_what_was_learnt_from_whatever_was_drawn_ahead(co
     assert same(expected[consumed:], drawn(resumed, 5))
 
 
-@pytest.mark.parametrize("data", [Augmented(22), Stream(22)], ids=["map-style", "iterable"])
-def test_two_workers_resume_in_the_middle_of_an_epoch(data):
-    expected = drawn(source_of(data, workers=2), 9)
-    before = source_of(data, workers=2)
+@pytest.mark.parametrize(("data", "workers"), [(Augmented(22), 2), (Stream(22), 1)], ids=["map-style", "iterable"])
+def test_workers_resume_in_the_middle_of_an_epoch(data, workers):
+    expected = drawn(source_of(data), 9)
+    before = source_of(data, workers=workers)
     drawn(before, 7)
-    resumed = source_of(data, workers=2)
+    resumed = source_of(data, workers=workers)
     resumed.load_state_dict(before.state_dict())
     assert same(expected[7:], drawn(resumed, 2))
 
@@ -158,6 +157,33 @@ def test_an_iterable_dataset_begins_anew_with_another_epoch():
 def test_an_iterable_dataset_that_has_no_batch_is_said():
     with pytest.raises(UsageError, match="not a single batch"):
         drawn(source_of(Stream(3)), 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "workers", "said"),
+    [
+        ({"index": torch.arange(8), "value": torch.arange(9)}, 0, "'index' has 8, 'value' has 9"),
+        ({"index": torch.arange(8), "value": torch.tensor(0.5)}, 0, "'index' has 8, 'value' has 0"),
+        ({"index": np.arange(8)}, 0, "'index' should be a tensor, got ndarray; torch.from_numpy makes it one"),
+        ({}, 0, "one row for each sample, but there are no tensors"),
+        (Stream(22), 2, "data.workers: 2 are too many for 'anything'"),
+    ],
+)
+def test_what_nobody_can_train_on_is_refused(given, workers, said):
+    with pytest.raises(RunnerError, match=re.escape(said)):
+        source_of(given, workers=workers)
+
+
+def test_datasets_are_a_pair():
+    with pytest.raises(
+        RunnerError, match=r"Made\.datasets in .*test_dataset.py:\d+ should return a pair, .*, got dict"
+    ):
+        source_of(None, datasets=lambda self, config: {"index": torch.arange(8), "value": torch.arange(8)})
+
+
+def test_held_out_streams_are_read_once_whatever_the_number_of_workers():
+    batches = source_of(Augmented(8), workers=2, held_out=Stream(9)).held_out_batches()
+    assert torch.cat([batch["index"] for batch in batches]).tolist() == list(range(9))
 
 
 def test_samples_of_different_shapes_are_what_collate_makes_of_them():

@@ -1,10 +1,12 @@
 """A module and a loss: what the first storey of learners makes of them."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from runner.api import Context, GradientLearner, GradientLearnerConfig, Loss, Mean, Progress, Slots
+from runner.api import Context, GradientLearner, GradientLearnerConfig, Learner, Loss, Mean, Progress, Slots
 from runner.plugin.optimizer import settings_of
 
 CPU = torch.device("cpu")
@@ -101,6 +103,33 @@ def test_evaluation_is_without_dropout_and_leaves_training_mode_behind():
     assert made.module.training
     with made.evaluating():
         assert not made.module.training
+
+
+def test_every_part_has_its_own_mode_again_after_an_evaluation():
+    """Of both storeys, also if one evaluation is inside of another."""
+    made = learner()
+    made.module[1].eval()  # kept as it is on purpose
+    for evaluating in (made.evaluating, partial(Learner.evaluating, made)):
+        with evaluating(), evaluating():
+            assert not any(part.training for part in made.module.modules())
+        assert [part.training for part in made.module] == [True, False, True, True]
+
+
+def test_outputs_stay_real_whatever_the_parameters(monkeypatch):
+    class Waves(nn.Module):
+        def __init__(self, *names):
+            super().__init__()
+            kinds = {"wave": torch.complex64, "weight": torch.float32}
+            for name in names:
+                self.register_parameter(name, nn.Parameter(torch.ones(3, dtype=kinds[name])))
+
+        def forward(self, x):
+            return (x * self.wave).abs().double(), x * self.wave
+
+    for names in (("wave", "weight"), ("wave",)):
+        monkeypatch.setattr(Net, "build", lambda *_, names=names: Waves(*names))
+        outputs = learner().predict(torch.ones(2, 3))
+        assert [output.dtype for output in outputs] == [torch.float32, torch.complex64]
 
 
 def test_metrics_are_the_loss_and_what_else_it_logs():

@@ -109,7 +109,7 @@ def test_the_settings_of_an_unknown_kind_are_checked_as_far_as_they_can_be(tmp_p
         "4:28 data.y: unknown key - known: envs, replay, warmup",
     ]
     assert problems(tmp_path, RECIPE.replace("{kind: net, lr: 1e-3}", "{kind: qqq, lr: '1', y: 1}")) == [
-        "3:15 model.kind: unknown kind 'qqq' - known: net, pair",
+        "3:15 model.kind: unknown kind 'qqq' - known: net, pair; one of your own comes with --plugin FILE",
         "3:24 model.lr: should be a number, got '1' - remove the quotes",
     ]
 

@@ -51,12 +51,58 @@ def test_metrics_that_are_no_sums_and_counts_are_refused_after_the_first_update(
     assert pipeline.progress.updates == 1
 
 
-def test_a_metric_of_nothing_is_no_number_and_no_best_model(tmp_path):
-    pipeline = toy_pipeline(tmp_path, "train.updates=4", "train.evaluate_every=2")
+def test_a_metric_of_nothing_is_no_number_and_an_objective_that_is_none_has_diverged(tmp_path):
+    sets = ("train.updates=4", "train.evaluate_every=2")
+    pipeline = toy_pipeline(tmp_path, *sets)
+    pipeline.learner.metrics = lambda batch: {"loss": Mean(1.0, 1), "reached": Mean(0.0, 0)}
+    _, notes = trained(tmp_path, pipeline)
+    assert all(math.isnan(value) for _, value in notes.points["eval/reached"])
+    pipeline = toy_pipeline(tmp_path, *sets)
     pipeline.learner.metrics = lambda batch: {"loss": Mean(0.0, 0)}
-    loop, notes = trained(tmp_path, pipeline)
-    assert all(math.isnan(value) for _, value in notes.points["eval/loss"])
-    assert loop.best == -math.inf
+    with pytest.raises(DivergedError, match=r"updates 2, update 2: the objective, eval/loss, is nan; .*no checkpoint"):
+        trained(tmp_path / "diverged", pipeline)
+
+
+LOSSES = {
+    "got Tensor": lambda loss: loss.sum,
+    "got tuple": tuple,
+    "its sum is a float": lambda loss: loss._replace(sum=loss.sum.item()),
+    r"its sum has the shape \[2\]": lambda loss: loss._replace(sum=loss.sum.expand(2)),
+    "something on the way is detached": lambda loss: loss._replace(sum=loss.sum.detach()),
+}
+
+
+@pytest.mark.parametrize("said", LOSSES)
+def test_what_is_no_loss_is_said_with_class_method_and_file(said, tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    pipeline.slots.wrap("loss", lambda step: lambda *arguments: LOSSES[said](step(*arguments)))
+    with pytest.raises(RunnerError, match=rf"Toy\.loss in .*toys\.py:\d+ should return Loss\(sum, count\) .*{said}"):
+        trained(tmp_path, pipeline)
+
+
+def test_a_loss_with_its_gradient_is_refused(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    pipeline.slots.wrap("update", lambda step: lambda *args: step(*args) | {"own": torch.ones((), requires_grad=True)})
+    with pytest.raises(RunnerError, match=r"Toy\.update returned 'own' with its gradient; return own\.detach\(\)"):
+        trained(tmp_path, pipeline)
+
+
+def test_a_short_training_is_watched_for_parameters_without_a_gradient(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    pipeline.learner.module.append(torch.nn.Module())
+    pipeline.learner.module[-1].extra = torch.nn.Parameter(torch.zeros(2))
+    pipeline.learner.module[-1].forward = lambda inputs: inputs
+    with pytest.raises(RunnerError, match=r"no gradient has reached model\.4\.extra \(1 parameters\) in the first 4"):
+        trained(tmp_path, pipeline)
+
+
+@pytest.mark.parametrize("updates", [12, 110])
+def test_a_role_that_is_never_stepped_is_found(updates, tmp_path):
+    pipeline = toy_pipeline(tmp_path, "model={kind: toy_pair, every: 2}", f"train.updates={updates}")
+    pipeline.learner.generator.step = lambda: None
+    with pytest.raises(RunnerError, match=r"role 'generator' was not stepped .* Pair\.update in .*toys\.py:\d+ should"):
+        trained(tmp_path, pipeline)
+    assert pipeline.progress.updates == min(updates, 40)
 
 
 def test_an_objective_that_a_dataset_does_not_measure_shows_after_the_first_update(tmp_path):

@@ -1,0 +1,87 @@
+"""What goes wrong in a plugin, said with class, method and file."""
+
+import re
+import sys
+
+import pytest
+from torch import nn
+from toy_runs import toy
+
+import runner
+from runner.api import Learner, RunnerError
+from runner.plugin.mistakes import told
+from runner.plugin.registry import Registry
+from runner.system.errors import PluginError, UsageError
+from runner.train.assemble import assemble
+
+HERE = """
+from mistakes_help import helped
+def works(number):
+    return helped(number)
+"""
+
+
+def test_an_exception_of_a_plugin_is_told_with_the_lines_of_its_own_files(tmp_path, monkeypatch):
+    file, beside = tmp_path / "mistaken.py", tmp_path / "mistakes_help.py"
+    file.write_text(f"from toys import ToyConfig\nclass Mine(ToyConfig):\n    kind = 'mine'\n{HERE}")
+    beside.write_text("def helped(number):\n    return [][number]\n")
+    monkeypatch.chdir(tmp_path)
+    works = vars(sys.modules[Registry([file]).get("model", "mine").__module__])["works"]
+    with pytest.raises(PluginError) as raised, told():
+        works(3)
+    first, *_, middle, last = str(raised.value).splitlines()  # this test stands beside a plugin file, too
+    assert [first, middle, last] == [
+        "helped in mistakes_help.py:2: IndexError: list index out of range",
+        "    mistaken.py:7, works: return helped(number)",
+        "    mistakes_help.py:2, helped: return [][number]",
+    ]
+    assert isinstance(raised.value.__cause__, IndexError)
+
+
+def _making(name, built=True):
+    """A learner that makes one role, and is built as a learner or not."""
+
+    def make(self, config, shapes, context):
+        if built:
+            Learner.__init__(self, config, shapes, context)
+        self.role(name, nn.Linear(1, 1))
+
+    return make
+
+
+MISTAKES = {
+    r"Toy\.build in .*test_mistakes\.py:\d+ should return a module with parameters to train, got NoneType": (
+        "toy", "works", "build", lambda *_: None,
+    ),
+    r"Pair makes a role 'generatr', which PairConfig\.roles does not have - did you mean 'generator'": (
+        "toy_pair", "works", "__init__", _making("generatr"),
+    ),
+    r"PairConfig\.roles names 'discriminator', which Pair never makes: make it with self\.role": (
+        "toy_pair", "works", "__init__", _making("generator"),
+    ),
+    r"Pair\.__init__ in .*test_mistakes\.py:\d+ should call super\(\)\.__init__\(config, shapes, context\)": (
+        "toy_pair", "works", "__init__", _making("generator", built=False),
+    ),
+    r"PairConfig\.slots names 'juge', and Pair has no such method - did you mean 'judge'": (
+        "toy_pair", "face", "slots", frozenset({"juge"}),
+    ),
+    r"PairConfig\.implementation in .* should return a Learner, a Source or a Stage, got 'int'": (
+        "toy_pair", "face", "implementation", lambda self: int,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+def test_a_mistake_is_one_message(said, tmp_path, monkeypatch):
+    kind, owner, name, wrong = MISTAKES[said]
+    recipe = toy(tmp_path, f"model.kind={kind}", "train.updates=4")
+    monkeypatch.setattr(type(recipe.model) if owner == "face" else recipe.model.implementation(), name, wrong)
+    with pytest.raises(RunnerError, match=said):
+        assemble(recipe)
+
+
+def test_settings_and_plugins_of_a_wrong_form_are_said():
+    with pytest.raises(UsageError, match=r"plugins should be a list of files: \['cls\.py'\]"):
+        runner.train("digits_classifier", plugins="cls.py")
+    with pytest.raises(UsageError, match=re.escape("as {'train.epochs': 2}, got ['train.epochs=2']")):
+        runner.train("digits_classifier", set=["train.epochs=2"])
