@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from runner.compare.close import MOST_ULPS
 from runner.compare.difference import (
     LOADED_TOLERANCE,
     MISSING,
@@ -36,6 +35,7 @@ STALE = "with the same batch again and other parameters, "
 _PLACE = "with another batch in the memory of the one before, "
 _OBJECTS = "with another batch in the objects of the one before, "
 _FURTHER = 16  # times as far from the truth as the baseline is what no luck explains, where numbers are large
+_AT_ENDS = 0.001  # share of an output that it may be off there in its own precision, whatever the baseline is
 _LARGER, _GROWN = 10, (10, 100)  # times, of inputs and of a state: enough for a clamp
 _MOVED = (-10, 3)  # is added to biases and other parameters of one dimension or none; to logarithms, too
 
@@ -73,7 +73,7 @@ def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, 
 
     Outputs and gradients are compared, up to rounding: state is not, because Adam divides the rounding of a gradient
     that has vanished by its epsilon; and bits are not, because the sign of a zero and the smallest numbers say nothing.
-    What is compared in float64 has to be near that in its own precision, too: it may have another way for that.
+    Outputs that are compared in float64 have to be near that in their own precision, too, which may have its own way.
     """
     try:
         begun = _begun(baseline, [batch], seed, False)
@@ -110,14 +110,14 @@ def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, 
 
 def _rounding(truth: Frame, end: Trajectory, one: Isolation, other: Isolation) -> Difference | None:
     """What the other one's update is further off in its own precision than the baseline's, by more than chance."""
-    real = (torch.float64, float)  # a count may round to another
-    exact = {place: value for place, value in truth.items() if getattr(value, "dtype", type(value)) in real}
+    # A count may round to another, and a gradient jumps where an activation has a corner.
+    outputs = ((place, value) for place, value in truth.items() if place.kind == "output")
+    exact = {place: value for place, value in outputs if getattr(value, "dtype", type(value)) in (torch.float64, float)}
     own = _frame(one, end)
     if own is None or not _is_finite(own):
         return None
     theirs = next(end.updated(other))
-    units = MOST_ULPS * torch.finfo(torch.get_default_dtype()).eps
-    place = next(differing(exact, theirs, _FURTHER * max(units, farthest(exact, own))), None)
+    place = next(differing(exact, theirs, max(_AT_ENDS, _FURTHER * farthest(exact, own))), None)
     return None if place is None else described(1, place, own[place], theirs.get(place, MISSING))
 
 
