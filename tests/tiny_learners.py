@@ -253,10 +253,11 @@ class SilentLearner(GanLearner):
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
         loss = self.discriminator_loss(batch["point"], noise["z"]) + self.generator_loss(noise["z"])
+        for optimizer in self.own.values():
+            optimizer.zero_grad()
         loss.backward()
         for optimizer in self.own.values():
             optimizer.step()
-            optimizer.zero_grad()
         return {"loss": loss.detach()}
 
     def discriminator_loss(self, real: Any, z: Any) -> Any:

@@ -322,8 +322,7 @@ def kept(state: State) -> State:
     """
     rest, tensors, rings = pack(state)
     copies = {name: _copy(tensor) for name, tensor in tensors.items()}
-    found: State = _unpack(json.loads(json.dumps(rest)), copies, lambda name, **_: rings[name])
-    return found
+    return _unpack(json.loads(json.dumps(rest)), copies, lambda name, **_: rings[name])  # type: ignore[no-any-return]
 
 
 def _unpack(node: Any, tensors: Mapping[str, Tensor], ring: Callable[..., Ring]) -> Any:

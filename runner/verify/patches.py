@@ -20,6 +20,8 @@ _PLAIN = frozenset({bool, int, float, str, tuple, frozenset, partial})
 _WITHOUT_PARTIALS = frozenset({"torch.nn.functional", "torch.optim"})
 _EVERYBODYS = frozenset({"torch", "numpy", "random", "math", "runner"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of what others have written
+_NO_PART = tuple(f"runner.{room}." for room in ("cli", "inference", "measure", "serve", "study", "tracking"))
+"""Rooms that neither train nor compare."""
 _MODES = "the stack of torch's modes"
 
 
@@ -110,7 +112,8 @@ def _modes() -> list[Any]:
 
 
 def _is_looked_into(module: str) -> bool:
-    return f"{module}.".startswith(("runner.", "torch.nn.functional."))
+    name = f"{module}."
+    return name.startswith(("runner.", "torch.nn.functional.")) and not name.startswith(_NO_PART)
 
 
 def _is_class_of(module: str, value: Any) -> bool:

@@ -387,6 +387,7 @@ def _same_content(value: Tensor, other: Tensor, share: float) -> bool:
     error = absolute_difference(value, other)
     if error is None or not error.numel():
         return True
-    size = max(float(value.abs().max()), 0.0 if value.dim() else 1.0)  # a mean may be nearly zero
-    allowed = _CONTENT * size if value.is_floating_point() else 0.0
+    allowed = 0.0
+    if value.is_floating_point():
+        allowed = _CONTENT * max(float(value.abs().max()), 0.0 if value.dim() else 1.0)  # a mean may be nearly zero
     return float((error > allowed).double().mean()) <= share

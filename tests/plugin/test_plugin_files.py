@@ -135,7 +135,7 @@ def test_a_plugin_file_that_has_changed_or_is_gone_is_said_with_the_command(kill
     text = own.read_text()
     own.write_text(text + "# changed\n")
     name = f"{killed.name} was trained with plugins of my own.py"
-    command = f"the command is: runner resume {killed.name} --plugin 'my own.py'"
+    command = f"the command is: runner resume {killed.name} --plugin 'my own.py' --allow-drift"
     assert said_by("resume", killed.name) == f"{name}, and my own.py has changed since; {command}"
     own.unlink()
     gone = f"cannot be read at {own}: No such file or directory"
