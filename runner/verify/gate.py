@@ -152,6 +152,7 @@ class Gate:
     def _with_surroundings(self, stages: tuple[str, ...], verdict: Verdict) -> Verdict:
         """The verdict on updates, unless something around them is worse."""
         promised, settings = weakest(self.recipe, stages), verdict.evidence.get("contract", {}).get("settings", {})
+        settings = settings or {name: (*map(repr, each),) for name, each in self._reach(stages).settings.items()}
         if settings and verdict and not isinstance(promised, Statistical):
             name, (own, other) = next(iter(settings.items()))
             summary = f"it makes torch's {name} {other} ({own} before), which can change numbers: promise Statistical"

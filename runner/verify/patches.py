@@ -32,7 +32,7 @@ def patches(files: Collection[str]) -> Iterator[str]:
     kernels of torch's operators. Partial functions in torch.nn.functional and torch.optim, too, which have no file; and
     constants and default values that are not as their source says, whoever has changed them.
     """
-    made = _Made(files)
+    made = Made(files)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in _EVERYBODYS or getattr(module, "__file__", None) in made.files:
             continue
@@ -68,7 +68,7 @@ def belongings() -> dict[str, Any]:
     return found
 
 
-class _Made:
+class Made:
     """Tells what was made in some files, and in modules that these name and that are in their folders."""
 
     def __init__(self, files: Collection[str]) -> None:

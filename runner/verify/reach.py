@@ -1,4 +1,4 @@
-"""Which statements of stages have run while they were judged: of what has not run, a verdict says nothing."""
+"""Which parts of stages' code have run while they were judged: of what has not run, a verdict says nothing."""
 
 from __future__ import annotations
 
@@ -11,33 +11,47 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from runner.compare.subject import Build, Subject
 from runner.plugin.stage import Stage
+from runner.system import settings
+from runner.verify.patches import Made
 
 _WITHOUT_EFFECT = (ast.Raise, ast.Pass, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 _WHILE_BUILT = ("__init__", "prepare", "attach")
 _NOT_ASKED = ("closing_notes", "state_dict", "load_state_dict")  # of trainings that end, or are resumed
+_SEEN_OTHERWISE = ("torch.is_", "autocast ")  # settings of gradients and autocast, by how their names begin
 
 Function = ast.FunctionDef | ast.Lambda
 Key = tuple[str, int]  # of a function in its file: its name, its first line
+_Span = tuple[int, int, int, int]  # of a text: line and column of its beginning, and of its end
 
 
 class Reach:
-    """Remembers what runs of the code of some stages: their methods, and what these name of their own files."""
+    """Remembers what runs of the code of some stages: their methods, and what these name of their own files.
+
+    Of modules beside these, which they import, what was called. And which of torch's settings the code changes while
+    it calls others.
+    """
 
     def __init__(self, works: Iterable[type[Stage]]) -> None:
         stages = list(works)
         names = defaultdict[str, set[str]](set)
         for each in {base for stage in stages for base in stage.__mro__ if issubclass(base, Stage)} - {Stage}:
             names[inspect.getfile(each)].add(each.__name__)
-        self._inherited = names.keys() - {inspect.getfile(each) for each in stages}  # which may offer more than is used
+        own = {inspect.getfile(each) for each in stages}
         self._functions = {file: {_key(each): each for each in _functions(file, of)} for file, of in names.items()}
-        self._lines: dict[str, set[int]] = {file: set() for file in names}
-        self._entered: dict[str, set[Key]] = {file: set() for file in names}
-        self._later: dict[str, set[Key]] = {file: set() for file in names}  # when a pipeline was built already
+        for file in Made(own).files - names.keys():
+            self._functions[file] = {_key(each): each for each in _all_functions(ast.parse(Path(file).read_bytes()))}
+        self._offers_more = self._functions.keys() - own  # than these stages use
+        self._instructions = defaultdict[CodeType, set[int]](set)
+        self._entered: dict[str, set[Key]] = {file: set() for file in self._functions}
+        self._later: dict[str, set[Key]] = {file: set() for file in self._functions}  # with a whole pipeline
+        self._settings: dict[FrameType, dict[str, Any]] = {}  # as the code found them, while it runs
+        self.settings: dict[str, tuple[Any, Any]] = {}
+        """Those of torch that are others when the code calls somebody than when it was called itself."""
 
     def watched(self, build: Build) -> Build:
         """Makes the same subjects, and remembers what runs while they are made and make their steps."""
@@ -72,24 +86,36 @@ class Reach:
             threading.settrace(of_threads)
 
     def _called(self, frame: FrameType, *_: Any) -> Any:
-        file, key = frame.f_code.co_filename, (frame.f_code.co_name, frame.f_code.co_firstlineno)
-        lines = self._lines.get(file)
-        if lines is None:
+        code = frame.f_code
+        file, key = code.co_filename, (code.co_name, code.co_firstlineno)
+        found = None if frame.f_back is None else self._settings.get(frame.f_back)  # by code of stages that calls
+        if (functions := self._functions.get(file)) is None:
+            if found is not None:
+                self._compare(found)
             return None
-        if key in self._functions[file]:
+        if key in functions:
             self._entered[file].add(key)
             if key not in self._later[file] and not self._is_being_built(frame):
                 self._later[file].add(key)
+        self._settings[frame] = found or settings.read()
+        instructions = self._instructions[code]
+        frame.f_trace_opcodes = True
 
-        def ran(frame: FrameType, *_: Any) -> Any:
-            lines.add(frame.f_lineno)
+        def ran(frame: FrameType, event: str, _: Any) -> Any:
+            instructions.add(frame.f_lasti)
+            if event == "return":
+                self._settings.pop(frame, None)
             return ran
 
-        return ran(frame)
+        return ran
+
+    def _compare(self, before: dict[str, Any]) -> None:
+        changed = {name: (before[name], now) for name, now in settings.read().items() if now != before[name]}
+        self.settings |= {name: pair for name, pair in changed.items() if not name.startswith(_SEEN_OTHERWISE)}
 
     def _is_being_built(self, frame: FrameType | None) -> bool:
         while frame is not None:
-            if frame.f_code.co_filename in self._lines and frame.f_code.co_name in _WHILE_BUILT:
+            if frame.f_code.co_filename in self._functions and frame.f_code.co_name in _WHILE_BUILT:
                 return True
             frame = frame.f_back
         return False
@@ -97,29 +123,49 @@ class Reach:
     @property
     def is_idle(self) -> bool:
         """Whether it has functions for later that never ran, and none ran when a pipeline was built already."""
-        seen = {file for file, entered in self._entered.items() if entered} - self._inherited
+        seen = {file for file, entered in self._entered.items() if entered} - self._offers_more
         never = {key[0] for file in seen for key in self._functions[file].keys() - self._entered[file]}
         return bool(never - {*_NOT_ASKED, *_WHILE_BUILT}) and not any(self._later.values())
 
     def missed(self) -> list[str]:
-        """Statements and nameless functions that never ran, as ``FILE:LINE``, but for what raises."""
+        """Statements, branches of expressions and nameless functions that never ran, as ``FILE:LINE``.
+
+        But for what only raises.
+        """
         found = []
         for file, functions in self._functions.items():
             if not self._entered[file]:  # nobody looked
                 continue
-            known = self._entered[file] if file in self._inherited else functions
-            missed = {line for key in known for line in self._missed(file, functions[key])}
+            known = self._entered[file] if file in self._offers_more else functions
+            ran = self._ran(file)
+            missed = {line for key in known for line in _missed(functions[key], ran)}
             found += [f"{Path(file).name}:{line}" for line in sorted(missed)]
         return found
 
-    def _missed(self, file: str, function: Function) -> Iterator[int]:
-        if isinstance(function, ast.Lambda):
-            if _key(function) not in self._entered[file]:
-                yield function.lineno
-        elif function.name not in _NOT_ASKED:
-            for first, last in _statements(function):
-                if self._lines[file].isdisjoint(range(first, last + 1)):
-                    yield first
+    def _ran(self, file: str) -> list[_Span]:
+        """What the instructions of a file that ran stand for in its text."""
+        codes = [(code, ran) for code, ran in self._instructions.items() if code.co_filename == file]
+        numbered = ((ran, *each) for code, ran in codes for each in enumerate(code.co_positions()))
+        spans = {position for ran, number, position in numbered if 2 * number in ran}
+        return [(a, start, b, end) for a, b, start, end in spans if a and b and start is not None and end is not None]
+
+
+def _missed(function: Function, ran: Collection[_Span]) -> Iterator[int]:
+    """The lines of what never ran."""
+
+    def has_run(node: ast.stmt | ast.expr) -> bool:
+        first, last = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        return any(first <= each[:2] and each[2:] <= last for each in ran)
+
+    if isinstance(function, ast.Lambda):
+        wholes: Iterable[ast.stmt | ast.expr] = [function.body]
+    else:
+        wholes = _statements(function) if function.name not in _NOT_ASKED else ()
+    yield from (each.lineno for each in wholes if not has_run(each))
+    for node in ast.walk(function):
+        if isinstance(node, ast.IfExp | ast.BoolOp) and has_run(node):
+            branches = [node.body, node.orelse] if isinstance(node, ast.IfExp) else node.values[1:]
+            yield from (each.lineno for each in branches if not has_run(each))
 
 
 def _key(function: Function) -> Key:
@@ -134,21 +180,23 @@ def _functions(file: str, names: Collection[str]) -> Iterator[Function]:
     nodes = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     wanted = list(names)
     while wanted:
-        for node in ast.walk(nodes.pop(wanted.pop(), ast.Pass())):
-            if isinstance(node, ast.FunctionDef | ast.Lambda):
-                yield node
-            elif isinstance(node, ast.Name):
-                wanted.append(node.id)
+        node = nodes.pop(wanted.pop(), ast.Pass())
+        yield from _all_functions(node)
+        wanted += [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
 
 
-def _statements(node: ast.AST) -> Iterator[tuple[int, int]]:
-    """First and last line of each that has an effect and none inside, but for those of functions."""
+def _all_functions(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda))
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Each that has an effect and none inside, but for those of functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Match) or hasattr(child, "body"):
             if not isinstance(child, ast.FunctionDef | ast.Lambda | ast.ClassDef):
                 yield from _statements(child)
         elif isinstance(child, ast.stmt) and not _is_without_effect(child):
-            yield child.lineno, child.end_lineno or child.lineno
+            yield child
 
 
 def _is_without_effect(node: ast.stmt) -> bool:

@@ -1,9 +1,11 @@
 """What never ran of a stage's code is named."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from runner.plugin.stage import Stage
 from runner.proof import Subject
@@ -142,3 +144,59 @@ def test_what_a_subject_runs_is_watched_and_nothing_else(stage):
     assert lines("3 * value")[0] in reach.missed()
     assert not reach.is_idle
     assert sys.gettrace() is None
+
+
+class Terse(Stage):
+    """Branches within lines."""
+
+    def attach(self, pipeline):
+        self.changed(1)
+
+    def changed(self, value):
+        doubled = 2 * value if value < 10 else abs(value)  # one of two
+        for number in range(2):
+            if number == 0 and (value < 10 or abs(value)):  # the last of three
+                continue
+        return doubled if doubled < 7 else None
+
+
+def test_branches_of_expressions_that_never_ran_are_named():
+    reach = Reach([Terse])
+    with reach.watching():
+        Terse(None).attach(None)
+        Terse(None).changed(7)
+    assert reach.missed() == lines("# one of two", "# the last of three")
+
+
+class Set(Stage):
+    """Changes a setting of torch and puts it back."""
+
+    def attach(self, pipeline):
+        torch.set_float32_matmul_precision("medium")
+        with torch.no_grad():
+            self.inner()
+        torch.set_float32_matmul_precision("highest")
+
+    def inner(self):
+        Path()
+
+
+def test_settings_that_are_changed_while_others_are_called_are_named():
+    reach = Reach([Set])
+    with reach.watching():
+        Set(None).attach(None)
+    assert reach.settings["torch.get_float32_matmul_precision"] == ("highest", "medium")
+    assert not any("grad" in name for name in reach.settings)
+
+
+def test_of_a_module_beside_what_was_called_is_asked(monkeypatch, tmp_path):
+    beside = ["def called(x):", "    return x if x < 1 else -x", "def spare():", "    return 0"]
+    (tmp_path / "beside.py").write_text("\n".join(beside))
+    owning = ["import beside, runner.api", "class Own(runner.api.Stage):", "    attach = lambda *_: beside.called(0)"]
+    (tmp_path / "owning.py").write_text("\n".join(owning))
+    monkeypatch.syspath_prepend(tmp_path)
+    owning = importlib.import_module("owning")
+    reach = Reach([owning.Own])
+    with reach.watching():
+        owning.Own(None).attach(None)
+    assert reach.missed() == ["beside.py:2"]

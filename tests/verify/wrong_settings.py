@@ -85,3 +85,32 @@ class AutocastLeftOn(Wrong):
     def take_hold(self):
         torch.set_autocast_dtype("cpu", torch.bfloat16)
         torch.set_autocast_enabled("cpu", True)
+
+
+@stage("products_of_one_slot", Close(), hole=2, recipe="digits_classifier")
+class ProductsOfOneSlot(Wrong):
+    """Lets products be less precise in the forward alone, and puts that right before anybody looks."""
+
+    def take_hold(self):
+        self.wrap("forward", self.forward)
+
+    def forward(self, step, x):
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        try:
+            return step(x)
+        finally:
+            torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+
+
+@stage("threads_of_the_backward", hole=2, recipe="shakespeare_gpt")
+class ThreadsOfTheBackward(Wrong):
+    """Takes other threads for the backward, in which sums may come in another order."""
+
+    def take_hold(self):
+        self.wrap("backward", self.backward)
+
+    def backward(self, step, loss):
+        before = torch.get_num_threads()
+        torch.set_num_threads(before + 1)
+        step(loss)
+        torch.set_num_threads(before)
