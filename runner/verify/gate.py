@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import CancelledError
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from threading import Thread
 from typing import Any, ClassVar
 
 import torch
@@ -23,11 +25,12 @@ from runner.plugin.registry import Registry
 from runner.plugin.source import State
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
-from runner.system.errors import DivergedError
+from runner.system.errors import DivergedError, RunnerError
+from runner.system.hardware import usable_cores
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
 from runner.verify.patches import belongings, patches
 from runner.verify.reach import Reach
-from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affordable, statistical
+from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affordable, seeds_of, statistical
 from runner.verify.subjects import BuildError, baseline_step, built, course, recipe_with, recorded, subject
 from runner.verify.surroundings import (
     Drawing,
@@ -71,8 +74,12 @@ class Options:
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
     """Compares every active stage alone, with what it requires, and the whole recipe with the baseline."""
-    possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
-    return judged(recipe, possible, options.stages, Gate(recipe, registry, options, say), say)
+    possible, gate = (
+        variants_of(recipe, resolve_device(recipe.device), ("alone", "all")),
+        Gate(recipe, registry, options, say),
+    )
+    with gate.training_ahead():
+        return judged(recipe, possible, options.stages, gate, say)
 
 
 class Gate:
@@ -83,7 +90,7 @@ class Gate:
 
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
-        self._trainings = Trainings(registry.files, options.budget, say)
+        self._trainings, self._say = Trainings(registry.files, options.budget, say), say
         self._before, self._steps = belongings(), options.steps
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reach, self._training = cache(self._reach_of), cache(self._training_of)
@@ -321,13 +328,16 @@ class Gate:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
         if self._steps is None and self._trainings.seconds_left < 0:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
-        changed, (unit, length) = self._beside_equal(stages), self.recipe.length
+        changed, (unit, length) = self._beside(self._equal, stages), self.recipe.length
         pair, seeds = (self._training(self._equal), self._training(changed)), self.options.seeds
         try:
-            if self._steps is None:
-                self._steps = affordable(*pair, unit, length, seeds, self._changes, self._trainings)
-            reference, with_stages = (order.of_length(unit, self._steps) for order in pair)
-            verdict = statistical(reference, with_stages, objective, self._trainings, seeds)
+            with self._trainings.beside(0):
+                if self._steps is None:
+                    changes = self._changes(self._equal)
+                    self._steps = affordable(*pair, unit, length, seeds, changes, self._trainings, self._say)
+                reference, with_stages = (order.of_length(unit, self._steps) for order in pair)
+                verdict = statistical(reference, with_stages, objective, self._trainings, seeds)
+                self._trainings.give_up()  # what was begun beyond those that were needed
         except DivergedError as error:
             return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
         trained = {"stages": {"reference": self._equal, "changed": changed}, "length": {unit: self._steps}}
@@ -345,17 +355,22 @@ class Gate:
         found = tuple(kind for kind, needed in alone.items() if self._keeps(needed))
         return found if self._keeps(found) else ()
 
-    def _beside_equal(self, stages: Collection[str]) -> tuple[str, ...]:
+    def _beside(self, equal: Collection[str], stages: Collection[str]) -> tuple[str, ...]:
         """Stages that are judged by trainings, and those that stand for the baseline."""
-        return tuple(kind for kind in self._active if kind in stages or kind in self._equal)
+        return tuple(kind for kind in self._active if kind in stages or kind in equal)
+
+    def _changes(self, equal: Collection[str]) -> int:
+        """How many sets of stages are compared with the reference in trainings."""
+        beside = {self._beside(equal, stages) for stages in self._asked}
+        return sum(isinstance(weakest(self.recipe, {*kinds} - {*equal}), Statistical) for kinds in beside)
 
     @property
-    def _changes(self) -> int:
-        """How many sets of stages are compared with the reference in trainings."""
-        asked = self.options.stages or (*self._active, ALL)
-        wanted = {self._beside_equal({kind, *required(self.recipe.stages, kind)}) for kind in asked if kind != ALL}
-        wanted |= {self._active} if ALL in asked else set()
-        return sum(isinstance(weakest(self.recipe, {*kinds} - {*self._equal}), Statistical) for kinds in wanted)
+    def _asked(self) -> Iterator[tuple[str, ...]]:
+        """The sets of stages that are to be judged."""
+        for kind in self.options.stages or (*self._active, ALL):
+            if kind == ALL or kind in self._active:
+                needed = self._active if kind == ALL else {kind, *required(self.recipe.stages, kind)}
+                yield tuple(each for each in self._active if each in needed)
 
     @cached_property
     def _active(self) -> tuple[str, ...]:
@@ -369,6 +384,51 @@ class Gate:
         if isinstance(weakest(self.recipe, stages), Statistical):
             return self._beyond_updates(stages) is None and bool(self._as_close(stages))
         return bool(self(stages))
+
+    @contextmanager
+    def training_ahead(self) -> Iterator[None]:
+        """Inside the ``with``, half of the cores train already what only trainings can judge.
+
+        Until it is known which stages are equal to the baseline, those are that promise it; what was begun in vain is
+        given up. Where an accelerator trains, there is nothing to gain.
+        """
+        threads, cores = torch.get_num_threads(), usable_cores()
+        with self._trainings, self._trainings.beside(cores - cores // 2):
+            begun = cores > 1 and resolve_device(self.recipe.device).type == "cpu" and self._begin()
+            torch.set_num_threads(cores // 2 if begun else threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
+
+    def _begin(self) -> bool:
+        """Begins with trainings, if some will be needed, and if the budget has room for whole ones."""
+        if self.recipe.objective is None or self._trainings.seconds_left < 0:
+            return False
+        try:
+            stages = next((each for each in self._asked if self._is_statistical(each) and not self._keeps(each)), None)
+            alone = {kind: required(self.recipe.stages, kind) | {kind} for kind in self._active}
+            equal = [kind for kind, each in alone.items() if not self._is_statistical(each) or self._keeps(each)]
+        except (BuildError, StepError, torch.OutOfMemoryError, MemoryError):
+            return False
+        if stages is None:
+            return False
+        pair = self._training(self._beside(equal, ())), self._training(self._beside(equal, stages))
+        changes, (unit, length) = self._changes(equal), self.recipe.length
+
+        def begin() -> None:
+            with suppress(RunnerError, CancelledError):
+                steps, seeds = self._steps, self.options.seeds
+                if steps is None:
+                    steps = affordable(*pair, unit, length, seeds, changes, self._trainings, lambda _: None)
+                if steps in (self._steps, length):
+                    self._trainings.begin([each.of_length(unit, steps) for each in pair], seeds_of(pair[0], seeds))
+
+        Thread(target=begin, daemon=True).start()
+        return True
+
+    def _is_statistical(self, kinds: Collection[str]) -> bool:
+        return isinstance(weakest(self.recipe, kinds), Statistical)
 
     def _training_of(self, kinds: tuple[str, ...]) -> TrainingOrder:
         """A training with these stages that is evaluated at its end only, its batch size chosen already."""

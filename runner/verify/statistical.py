@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from threading import Event
+from threading import Condition, Event
 from typing import Any, NamedTuple
 
 from runner.child.protocol import Parent
@@ -41,19 +43,55 @@ class TrainingOrder(NamedTuple):
 
 
 @dataclass
-class Trainings:
-    """Trains recipes, each of them once, in child processes: as many at a time as there are cores, one thread each."""
+class Trainings(AbstractContextManager["Trainings"]):
+    """Trains recipes, each of them once, in child processes with one thread each: as many at a time as it may."""
 
     plugin_files: Sequence[Path]
     budget: float  # seconds from here, after which no training is begun
     say: Callable[[str], None]
     _started: float = field(default_factory=time.monotonic)
-    _done: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the order as JSON
+    _futures: dict[str, Future[dict[str, Any]]] = field(default_factory=dict)  # by the order as JSON
+
+    def __post_init__(self) -> None:
+        self._given_up, self._turn = Event(), Condition()
+        self._cores = self._at_a_time = max(1, usable_cores())
+        self._running = 0
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+        self._pool.shutdown(wait=False)
 
     @property
     def seconds_left(self) -> float:
         """Of the budget; below zero once it is spent."""
         return self._started + self.budget - time.monotonic()
+
+    @contextmanager
+    def beside(self, cores: int) -> Iterator[None]:
+        """Leaves so many cores to whoever computes inside the ``with``."""
+        before, self._at_a_time = self._at_a_time, max(1, self._cores - cores)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._at_a_time = before
+                self._turn.notify_all()
+
+    def begin(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> None:
+        """Trains with every seed, the first seed first, and does not wait for it; the last of them may diverge."""
+        changed = set(_as_json(trainings[-1:], seeds))
+        for seed in seeds:
+            for text in _as_json(trainings, [seed]):
+                if text not in self._futures:
+                    self._futures[text] = self._pool.submit(self._trained, text, text in changed, self._given_up)
+
+    def give_up(self) -> None:
+        """Ends all trainings that are not over."""
+        self._given_up.set()
+        with self._turn:
+            self._turn.notify_all()
+        self._futures = {text: each for text, each in self._futures.items() if not each.cancel() and _has_answer(each)}
+        self._given_up = Event()
 
     def run(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[dict[str, Any]]:
         """Evaluations before and after every training with every seed, trainings outermost.
@@ -61,23 +99,42 @@ class Trainings:
         One that fails is a ``RunnerError``: ``DivergedError`` if the last of the trainings diverged, and no other.
         """
         wanted = _as_json(trainings, seeds)
-        new = [text for text in dict.fromkeys(wanted) if text not in self._done]
-        changed = set(wanted[-len(seeds) :])
-        given_up = Event()
-        with ThreadPoolExecutor(max(1, usable_cores())) as pool:
-            futures = {text: pool.submit(self._train, text, text in changed, given_up) for text in new}
-            try:
-                for number, text in enumerate(sorted(new, key=changed.__contains__), start=1):
-                    self._done[text] = futures[text].result()
-                    self.say(f"trained {number} of {len(new)}")
-            finally:  # an error or Ctrl-C: nobody waits for the others
-                given_up.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-        return [self._done[text] for text in wanted]
+        new = [text for text in dict.fromkeys(wanted) if text not in self._futures or not self._futures[text].done()]
+        self.begin(trainings, seeds)
+        try:
+            for number, text in enumerate(new, start=1):
+                self._futures[text].result()
+                self.say(f"trained {number} of {len(new)}")
+            return [self._futures[text].result() for text in wanted]
+        except BaseException:  # an error or Ctrl-C: nobody waits for the others
+            self.give_up()
+            raise
 
     def are_over(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> bool:
         """Whether all of them have been trained."""
-        return self._done.keys() >= set(_as_json(trainings, seeds))
+        return all(text in self._futures and _has_answer(self._futures[text]) for text in _as_json(trainings, seeds))
+
+    def has_begun(self, trainings: Sequence[TrainingOrder]) -> bool:
+        """Whether all of them were begun with the first seed."""
+        return self._futures.keys() >= set(_as_json(trainings, seeds_of(trainings[0], 1)))
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._cores)
+
+    def _trained(self, text: str, may_diverge: bool, given_up: Event) -> dict[str, Any]:
+        """As ``_train``, when it is its turn."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._running < self._at_a_time or given_up.is_set())
+            if given_up.is_set():
+                raise CancelledError
+            self._running += 1
+        try:
+            return self._train(text, may_diverge, given_up)
+        finally:
+            with self._turn:
+                self._running -= 1
+                self._turn.notify_all()
 
     def _train(self, text: str, may_diverge: bool, given_up: Event) -> dict[str, Any]:
         recipe, batch_size = json.loads(text)
@@ -94,19 +151,28 @@ class Trainings:
             raise RunnerError(f"a training for the comparison failed:\n{error}") from error
 
 
+def _has_answer(training: Future[dict[str, Any]]) -> bool:
+    return training.done() and not training.cancelled() and training.exception() is None
+
+
 def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[str]:
     """Every training with every seed, trainings outermost."""
     orders = [[{**recipe, "seed": seed}, batch_size] for recipe, batch_size in trainings for seed in seeds]
     return [json.dumps(order, sort_keys=True) for order in orders]
 
 
+def seeds_of(training: TrainingOrder, pairs: int) -> list[int]:
+    """Those of so many pairs: the recipe's own is not among them."""
+    return [int(training.recipe["seed"]) + 1 + i for i in range(pairs)]
+
+
 def affordable(
     reference: TrainingOrder, changed: TrainingOrder, unit: str, length: int, pairs: int, changes: int,
-    trainings: Trainings,
+    trainings: Trainings, say: Callable[[str], None],
 ) -> int:  # fmt: skip
     """How long trainings may be for all of them to fit into the budget: a tenth of the recipe's length at least.
 
-    One pair of the shortest trainings says what they cost.
+    One pair of the shortest trainings says what they cost. Whole ones that were begun already are gone on with.
 
     Args:
         reference: the training without the change.
@@ -116,13 +182,14 @@ def affordable(
         pairs: how many seeds there will be.
         changes: how many changes are compared with the reference, each of them in trainings of its own.
         trainings: what trains, and knows the budget.
+        say: is told if they are shorter than the recipe's.
 
     Raises:
         DivergedError: the training with the change did.
     """
     shortest = math.ceil(SHORTEST * length)
     orders = [order.of_length(unit, shortest) for order in (reference, changed)]
-    without, with_change = trainings.run(orders, [int(reference.recipe["seed"]) + 1])
+    without, with_change = trainings.run(orders, seeds_of(reference, 1))
     whole, updating = (without[each] + changes * with_change[each] for each in ("whole_seconds", "updating_seconds"))
     at_a_time = min(usable_cores(), pairs * (1 + changes))
     left = trainings.seconds_left
@@ -133,9 +200,11 @@ def affordable(
 
     share = (left - needed(shortest)) / max(needed(length) - needed(shortest), 1e-9)
     steps = int(shortest + min(max(share, 0.0), 1.0) * (length - shortest))
+    if trainings.has_begun([order.of_length(unit, length) for order in (reference, changed)]):
+        return length
     if steps < length:
         enough = 60 * math.ceil((trainings.budget - left + needed(length)) / 60)
-        trainings.say(f"the budget has room for trainings of {steps:,} {unit}; --budget {enough} for all {length:,}")
+        say(f"the budget has room for trainings of {steps:,} {unit}; --budget {enough} for all {length:,}")
     return steps
 
 
@@ -154,7 +223,7 @@ def statistical(
     name, sign = objective.name, objective.sign
     test = NonInferiority(margin=objective.margin, most=most_seeds, relative=objective.unit is None)
     for first, look in itertools.pairwise((0, *test.looks)):
-        seeds = [int(reference.recipe["seed"]) + 1 + i for i in range(first, look)]
+        seeds = seeds_of(reference, look)[first:]
         if trainings.seconds_left < 0 and not trainings.are_over([reference, changed], seeds):
             break
         results = trainings.run([reference, changed], seeds)

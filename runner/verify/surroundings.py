@@ -111,7 +111,7 @@ def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batc
         if size < rows:
             yield next(source.split(batch, size))
         elif whole:
-            picks = torch.arange(size) % rows
+            picks = (torch.arange(size) + torch.arange(size) // rows) % rows  # in another order every time
             yield map_tensors(lambda each: each[picks] if each.dim() and len(each) == rows else each, batch)  # noqa: B023
 
 

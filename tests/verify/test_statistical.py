@@ -6,6 +6,7 @@ import re
 import sys
 import types
 from collections import Counter
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -144,14 +145,13 @@ def timed(whole, updating, budget, cores=2):
         trainings.seconds_left -= sum(seconds["whole_seconds"] for _ in orders for _ in seeds) / cores
         return [seconds for _ in orders for _ in seeds]
 
-    trainings = types.SimpleNamespace(run=run, seconds_left=budget, budget=budget, said=[])
-    trainings.say = trainings.said.append
+    trainings = types.SimpleNamespace(run=run, seconds_left=budget, budget=budget, said=[], has_begun=lambda _: False)
     return trainings
 
 
 def length_of(trainings, changes=1):
     orders = (order._replace(recipe={**order.recipe, "train": {"updates": 100}}) for order in (REFERENCE, CHANGED))
-    return affordable(*orders, "updates", 100, 8, changes, trainings)
+    return affordable(*orders, "updates", 100, 8, changes, trainings, trainings.said.append)
 
 
 @given(
@@ -196,7 +196,7 @@ def test_a_pilot_of_the_shortest_length_is_not_trained_again(monkeypatch):
     monkeypatch.setattr(MODULE, "Child", child)
     orders = [order._replace(recipe={**order.recipe, "train": {"updates": 100}}) for order in (REFERENCE, CHANGED)]
     trainings = Trainings([], 60.0, lambda _: None)
-    steps = affordable(*orders, "updates", 100, 8, 1, trainings)
+    steps = affordable(*orders, "updates", 100, 8, 1, trainings, trainings.say)
     shorter = (order.of_length("updates", steps) for order in orders)
     assert statistical(*shorter, Objective("return", "maximize"), trainings, 8).outcome is Outcome.PASS
     assert steps == 10
@@ -223,6 +223,38 @@ def test_a_training_that_fails_says_why(cause, may_diverge, expected, monkeypatc
     with pytest.raises(RunnerError, match="in its own words") as caught:
         trainings.run([REFERENCE, CHANGED], [1])
     assert type(caught.value) is expected
+
+
+def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypatch):
+    begun, ended, free = [], Event(), Event()
+
+    class Waiting(Answering):
+        def answer(self, timeout, stop):
+            while not free.wait(0.01):
+                if stop():
+                    ended.set()
+                    raise ChildError(Cause.STOPPED, "it was stopped")
+            return {}
+
+    def child(module, recipe, **settings):
+        begun.append((recipe["name"], recipe["seed"]))
+        return Waiting()
+
+    monkeypatch.setattr(MODULE, "Child", child)
+    monkeypatch.setattr(MODULE, "usable_cores", lambda: 3)
+    with Trainings([], math.inf, lambda _: None) as trainings:
+        with trainings.beside(2):
+            trainings.begin([REFERENCE, CHANGED], [43, 44])
+            assert trainings.has_begun([REFERENCE, CHANGED])
+            free.wait(0.1)
+            assert begun == [("reference", 43)]
+        free.set()
+        trainings.run([REFERENCE, CHANGED], [43, 44])
+        assert sorted(begun) == [(name, seed) for name in ("changed", "reference") for seed in (43, 44)]
+        free.clear()
+        trainings.begin([REFERENCE], [45])
+    assert ended.wait(10)
+    assert not trainings.are_over([REFERENCE], [45])
 
 
 class Answering(contextlib.nullcontext):

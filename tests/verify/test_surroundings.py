@@ -170,6 +170,13 @@ def test_a_model_is_asked_in_other_sizes_than_the_trainings_and_in_both_modes(as
     assert asked[-1].place is asked[0].batch
 
 
+def test_repeated_samples_come_in_another_order_every_time(asked):
+    """Or who answers in parts of the batch's size, and forgets all but the first, would be right."""
+    inputs = next(each.batch.inputs for each in asked[1:] if len(each.batch.inputs) == 257)
+    assert not torch.equal(inputs[:32], inputs[32:64])
+    assert {tuple(row.flatten().tolist()) for row in inputs} == {tuple(row.flatten().tolist()) for row in inputs[:32]}
+
+
 def test_latency_is_measured(recipe, asked):
     baseline, changed = (answers(recipe, REGISTRY, each) for each in ((), ("stacked_agents",)))
     timing = clock(baseline, changed, [Asked(asked[0].batch.inputs)], rounds=5, seconds=0.1)
