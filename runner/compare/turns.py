@@ -73,7 +73,8 @@ def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, 
 
     Outputs and gradients are compared, up to rounding: state is not, because Adam divides the rounding of a gradient
     that has vanished by its epsilon; and bits are not, because the sign of a zero and the smallest numbers say nothing.
-    Outputs that are compared in float64 have to be near that in their own precision, too, which may have its own way.
+    Outputs that are compared in float64 have to be near that in their own precision, too, which may have its own way:
+    one that overflows only there is right where trainings are, perhaps, and INCONCLUSIVE.
     """
     try:
         begun = _begun(baseline, [batch], seed, False)
@@ -83,6 +84,7 @@ def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, 
     one, other = (Isolation(build, seed, float64) for build in (baseline, changed))
     in_own_precision = Isolation(changed, seed) if float64 else None
     tolerance = LOADED_TOLERANCE if float64 else TOLERANCE
+    passed = Verdict(Outcome.PASS, contract, "the same at its ends")
     for name, given, begin in chain(_ends(batch, state), _moved(batch, state, begun.subject)):
         end = Trajectory([Update(given, begin, seed)], seed, float64)
         own = _frame(one, end)
@@ -102,10 +104,13 @@ def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, 
             found = found or described(1, place, own[place], theirs.get(place, MISSING))
             summary = f"{name}not the same {'algebra: in float64' if float64 else 'numbers'}, {found}"
             return Verdict(Outcome.FAIL, contract, summary, {"difference": found.data()})
-        if rounded is not None:
+        if rounded is not None and math.isinf(rounded.absolute) and not rounded.remark:
+            summary = f"{name}it overflows in its own precision, which the baseline does not: {rounded}"
+            passed = Verdict(Outcome.INCONCLUSIVE, contract, summary, {"difference": rounded.data()})
+        elif rounded is not None:
             summary = f"{name}rounds more than the baseline: {rounded}"
             return Verdict(Outcome.FAIL, contract, summary, {"difference": rounded.data()})
-    return Verdict(Outcome.PASS, contract, "the same at its ends")
+    return passed
 
 
 def _rounding(truth: Frame, end: Trajectory, one: Isolation, other: Isolation) -> Difference | None:

@@ -253,6 +253,8 @@ def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypa
         assert sorted(begun) == [(name, seed) for name in ("changed", "reference") for seed in (43, 44)]
         free.clear()
         trainings.begin([REFERENCE], [45])
+        while ("reference", 45) not in begun:
+            free.wait(0.01)
     assert ended.wait(10)
     assert not trainings.are_over([REFERENCE], [45])
 
