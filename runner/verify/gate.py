@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import CancelledError
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from threading import Thread
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +23,7 @@ from runner.plugin.registry import Registry
 from runner.plugin.source import State
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
-from runner.system.errors import DivergedError, RunnerError
+from runner.system.errors import DivergedError
 from runner.system.hardware import usable_cores
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
 from runner.verify.patches import belongings, patches
@@ -90,7 +88,7 @@ class Gate:
 
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
-        self._trainings, self._say = Trainings(registry.files, options.budget, say), say
+        self._trainings = Trainings(registry.files, options.budget, say)
         self._before, self._steps = belongings(), options.steps
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reach, self._training = cache(self._reach_of), cache(self._training_of)
@@ -334,7 +332,7 @@ class Gate:
             with self._trainings.beside(0):
                 if self._steps is None:
                     changes = self._changes(self._equal)
-                    self._steps = affordable(*pair, unit, length, seeds, changes, self._trainings, self._say)
+                    self._steps = affordable(*pair, unit, length, seeds, changes, self._trainings)
                 reference, with_stages = (order.of_length(unit, self._steps) for order in pair)
                 verdict = statistical(reference, with_stages, objective, self._trainings, seeds)
                 self._trainings.give_up()  # what was begun beyond those that were needed
@@ -387,7 +385,7 @@ class Gate:
 
     @contextmanager
     def training_ahead(self) -> Iterator[None]:
-        """Inside the ``with``, half of the cores train already what only trainings can judge.
+        """Inside the ``with``, half of the cores train already what only trainings can judge, to the recipe's length.
 
         Until it is known which stages are equal to the baseline, those are that promise it; what was begun in vain is
         given up. Where an accelerator trains, there is nothing to gain.
@@ -402,7 +400,7 @@ class Gate:
                 torch.set_num_threads(threads)
 
     def _begin(self) -> bool:
-        """Begins with trainings, if some will be needed, and if the budget has room for whole ones."""
+        """Begins with trainings, if some will be needed."""
         if self.recipe.objective is None or self._trainings.seconds_left < 0:
             return False
         try:
@@ -413,18 +411,10 @@ class Gate:
             return False
         if stages is None:
             return False
-        pair = self._training(self._beside(equal, ())), self._training(self._beside(equal, stages))
-        changes, (unit, length) = self._changes(equal), self.recipe.length
-
-        def begin() -> None:
-            with suppress(RunnerError, CancelledError):
-                steps, seeds = self._steps, self.options.seeds
-                if steps is None:
-                    steps = affordable(*pair, unit, length, seeds, changes, self._trainings, lambda _: None)
-                if steps in (self._steps, length):
-                    self._trainings.begin([each.of_length(unit, steps) for each in pair], seeds_of(pair[0], seeds))
-
-        Thread(target=begin, daemon=True).start()
+        orders = [self._training(self._beside(equal, kinds)) for kinds in ((), stages)]
+        unit, steps = self.recipe.length[0], self._steps or self.recipe.length[1]
+        seeds = seeds_of(orders[0], self.options.seeds)
+        self._trainings.begin([order.of_length(unit, steps) for order in orders], seeds)
         return True
 
     def _is_statistical(self, kinds: Collection[str]) -> bool:

@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Condition, Event
 from typing import Any, NamedTuple
 
+import torch
+
 from runner.child.protocol import Parent
 from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.contract import Objective
@@ -114,10 +116,6 @@ class Trainings(AbstractContextManager["Trainings"]):
         """Whether all of them have been trained."""
         return all(text in self._futures and _has_answer(self._futures[text]) for text in _as_json(trainings, seeds))
 
-    def has_begun(self, trainings: Sequence[TrainingOrder]) -> bool:
-        """Whether all of them were begun with the first seed."""
-        return self._futures.keys() >= set(_as_json(trainings, seeds_of(trainings[0], 1)))
-
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._cores)
@@ -140,7 +138,7 @@ class Trainings(AbstractContextManager["Trainings"]):
         recipe, batch_size = json.loads(text)
         options, started = {"batch_size": batch_size}, time.monotonic()
         try:  # several compute side by side, with one thread each
-            with Child(__name__, recipe, plugin_files=self.plugin_files, options=options, threads=1) as child:
+            with Child(__name__, recipe, plugin_files=self.plugin_files, options=options, forked=True) as child:
                 told = child.answer(math.inf, given_up.is_set)
                 return {**told, "whole_seconds": time.monotonic() - started}
         except ChildError as error:
@@ -168,11 +166,11 @@ def seeds_of(training: TrainingOrder, pairs: int) -> list[int]:
 
 def affordable(
     reference: TrainingOrder, changed: TrainingOrder, unit: str, length: int, pairs: int, changes: int,
-    trainings: Trainings, say: Callable[[str], None],
+    trainings: Trainings,
 ) -> int:  # fmt: skip
     """How long trainings may be for all of them to fit into the budget: a tenth of the recipe's length at least.
 
-    One pair of the shortest trainings says what they cost. Whole ones that were begun already are gone on with.
+    One pair says what they cost: a whole one if that was trained already, or one of the shortest.
 
     Args:
         reference: the training without the change.
@@ -182,29 +180,31 @@ def affordable(
         pairs: how many seeds there will be.
         changes: how many changes are compared with the reference, each of them in trainings of its own.
         trainings: what trains, and knows the budget.
-        say: is told if they are shorter than the recipe's.
 
     Raises:
         DivergedError: the training with the change did.
     """
-    shortest = math.ceil(SHORTEST * length)
-    orders = [order.of_length(unit, shortest) for order in (reference, changed)]
-    without, with_change = trainings.run(orders, seeds_of(reference, 1))
-    whole, updating = (without[each] + changes * with_change[each] for each in ("whole_seconds", "updating_seconds"))
+    shortest, seeds = math.ceil(SHORTEST * length), seeds_of(reference, pairs)
+    trained, orders = length, [order.of_length(unit, length) for order in (reference, changed)]
+    over = sum(trainings.are_over(orders, [seed]) for seed in seeds)
+    if not trainings.are_over(orders, seeds[:1]):
+        trainings.give_up()
+        trained, orders = shortest, [order.of_length(unit, shortest) for order in (reference, changed)]
+    one, other = trainings.run(orders, seeds[:1])
+    whole, updating = (one[each] + changes * other[each] for each in ("whole_seconds", "updating_seconds"))
     at_a_time = min(usable_cores(), pairs * (1 + changes))
     left = trainings.seconds_left
 
     def needed(steps: float) -> float:
-        """Seconds for all trainings of this length."""
-        return float(whole + (steps / shortest - 1) * updating) * pairs / at_a_time / (1 - _SPARE)
+        """Seconds for all trainings of this length, or for what is left of them."""
+        already = over * (one["whole_seconds"] + other["whole_seconds"]) if steps == length else 0.0
+        return float((whole + (steps / trained - 1) * updating) * pairs - already) / at_a_time / (1 - _SPARE)
 
     share = (left - needed(shortest)) / max(needed(length) - needed(shortest), 1e-9)
-    steps = int(shortest + min(max(share, 0.0), 1.0) * (length - shortest))
-    if trainings.has_begun([order.of_length(unit, length) for order in (reference, changed)]):
-        return length
+    steps = length if needed(length) <= left else int(shortest + min(max(share, 0.0), 1.0) * (length - shortest))
     if steps < length:
         enough = 60 * math.ceil((trainings.budget - left + needed(length)) / 60)
-        say(f"the budget has room for trainings of {steps:,} {unit}; --budget {enough} for all {length:,}")
+        trainings.say(f"the budget has room for trainings of {steps:,} {unit}; --budget {enough} for all {length:,}")
     return steps
 
 
@@ -244,6 +244,7 @@ def statistical(
 
 def main(parent: Parent) -> None:
     """Trains the recipe without a trace; tells its evaluations, and the seconds that grow with its length."""
+    torch.set_num_threads(1)
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])

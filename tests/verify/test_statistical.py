@@ -145,13 +145,16 @@ def timed(whole, updating, budget, cores=2):
         trainings.seconds_left -= sum(seconds["whole_seconds"] for _ in orders for _ in seeds) / cores
         return [seconds for _ in orders for _ in seeds]
 
-    trainings = types.SimpleNamespace(run=run, seconds_left=budget, budget=budget, said=[], has_begun=lambda _: False)
+    trainings = types.SimpleNamespace(
+        run=run, seconds_left=budget, budget=budget, said=[], are_over=lambda *_: False, give_up=lambda: None
+    )
+    trainings.say = trainings.said.append
     return trainings
 
 
 def length_of(trainings, changes=1):
     orders = (order._replace(recipe={**order.recipe, "train": {"updates": 100}}) for order in (REFERENCE, CHANGED))
-    return affordable(*orders, "updates", 100, 8, changes, trainings, trainings.said.append)
+    return affordable(*orders, "updates", 100, 8, changes, trainings)
 
 
 @given(
@@ -196,7 +199,7 @@ def test_a_pilot_of_the_shortest_length_is_not_trained_again(monkeypatch):
     monkeypatch.setattr(MODULE, "Child", child)
     orders = [order._replace(recipe={**order.recipe, "train": {"updates": 100}}) for order in (REFERENCE, CHANGED)]
     trainings = Trainings([], 60.0, lambda _: None)
-    steps = affordable(*orders, "updates", 100, 8, 1, trainings, trainings.say)
+    steps = affordable(*orders, "updates", 100, 8, 1, trainings)
     shorter = (order.of_length("updates", steps) for order in orders)
     assert statistical(*shorter, Objective("return", "maximize"), trainings, 8).outcome is Outcome.PASS
     assert steps == 10
@@ -245,7 +248,6 @@ def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypa
     with Trainings([], math.inf, lambda _: None) as trainings:
         with trainings.beside(2):
             trainings.begin([REFERENCE, CHANGED], [43, 44])
-            assert trainings.has_begun([REFERENCE, CHANGED])
             free.wait(0.1)
             assert begun == [("reference", 43)]
         free.set()
