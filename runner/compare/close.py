@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,12 +37,14 @@ from runner.compare.verdict import Outcome, Verdict, worst
 from runner.system.tree import map_tensors
 
 CONTRACT = "Close"
+_Factors = dict[str, float]  # by kind of location: a share, zero where nothing is wrong
 _ADDS = re.compile(r"sum|mean|var|norm|conv|mm|loss|dot")  # operations that add up
 NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
 ALLOWED_ONCE = 4.0  # and in any single update, of the baseline's largest error in one
 FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}  # an error of fewer is luck and counts as so many units
 MOST_ULPS = 64.0  # and so many at most where many numbers are added up; 16 bits are off by 65,000, TF32 by 8,000
+FACTOR_ULPS = 8.0  # by which all gradients together, or all outputs, may be too long
 FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3  # from such an error of the baseline on, its update in float64 is another one
 
 
@@ -201,7 +204,7 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     trajectory, in_float64 = (Trajectory([*starts.values()], seed, float64) for float64 in (False, True))
     unrounded, isolation = in_float64.isolated(baseline), trajectory.isolated(baseline)
     truth = [on_host(frame) for frame in in_float64.updated(unrounded)]
-    own = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(isolation), strict=True)]
+    own, own_factors = _errors(truth, trajectory.updated(isolation))
     foreign = _foreign(own, not isolation.draws_as(unrounded))
     if foreign is not None:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, foreign, {"states": len(starts)})
@@ -209,7 +212,7 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     precision = max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
     other = trajectory.isolated(changed)
     parts = difference.shared(isolation.subject.state, other.subject.state)
-    theirs = [difference.by_group(*pair) for pair in zip(truth, trajectory.updated(other), strict=True)]
+    theirs, factors = _errors(truth, trajectory.updated(other))
     errors = {
         group: [(a[group], b[group]) for a, b in zip(own, theirs, strict=True) if group in a]
         for group in own[-1]
@@ -228,6 +231,11 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     evidence = {"states": len(starts), "rounding": told, "largest": at_worst}
     count = f"the median of {len(starts)} single updates"
     failed = _first_beyond(ratios, beyond)
+    systematic = _systematic(own_factors, factors, precision) if failed is None and units > 1 else None
+    if systematic is not None:
+        update, start = next(iter(starts.items()))
+        found = _locate_rounding(baseline, changed, update, start, parts, precision, 1.0, seed)
+        return Verdict(Outcome.FAIL, CONTRACT, f"{systematic}: {found}", evidence | {"difference": found.data()})
     if failed is None:
         summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
         return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
@@ -238,6 +246,37 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     times, where = (medians, count) if often else (largest, f"one of {len(starts)} single updates")
     summary = f"rounds {times[failed]:.2g} times as much as the baseline ({_name(failed)}, {where}): {found}"
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
+
+
+def _errors(truth: Sequence[Frame], frames: Iterator[Frame]) -> tuple[list[dict[Location, float]], list[_Factors]]:
+    """How far off each update is, by group, and by which common factors."""
+    pairs = [(difference.by_group(*pair), _factors(*pair)) for pair in zip(truth, frames, strict=True)]
+    return [errors for errors, _ in pairs], [factors for _, factors in pairs]
+
+
+def _factors(truth: Frame, frame: Frame) -> _Factors:
+    """By which share all gradients together are longer than they should be, and all outputs.
+
+    The rounding of sums has no direction; a factor has.
+    """
+    along, squares = defaultdict[str, float](float), defaultdict[str, float](float)
+    for location, exact in truth.items():
+        value = frame.get(location)
+        if location.kind != "state" and isinstance(exact, Tensor) and isinstance(value, Tensor):
+            one, other = difference.as_float64(exact), difference.as_float64(value)
+            if one.shape == other.shape:
+                along[location.kind] += float(((other - one) * one).sum())
+                squares[location.kind] += float(one.square().sum())
+    return {kind: along[kind] / square for kind, square in squares.items() if square}
+
+
+def _systematic(own: Sequence[_Factors], theirs: Sequence[_Factors], precision: float) -> str | None:
+    """That gradients or outputs have a common factor beyond rounding, in the median of all updates."""
+    for kind in theirs[0]:
+        mine, factor = (abs(statistics.median(each.get(kind, 0.0) for each in found)) for found in (own, theirs))
+        if factor > ALLOWED * max(mine, FACTOR_ULPS * precision):
+            return f"all {kind}s are off by the factor {factor:.2g} in the median of {len(theirs)} single updates"
+    return None
 
 
 def _ratios(

@@ -103,6 +103,16 @@ def test_a_loss_that_is_a_little_off_fails_in_its_gradient(amount, sign):
     assert verdict.evidence["difference"]["relative"] == pytest.approx(amount, rel=1e-3)
 
 
+def test_a_factor_that_all_gradients_have_in_float32_alone_is_no_rounding_of_sums():
+    scaled = Loop(
+        net=Pixels, backward=lambda loss: (loss if loss.dtype == torch.float64 else loss * 1.00001).backward()
+    )
+    verdict = judge(scaled, Loop(net=Pixels))
+    assert verdict.outcome is Outcome.FAIL
+    assert "all gradients are off by the factor 1e-05 in the median of" in verdict.summary
+    assert ".weight.grad' differs by" in verdict.summary
+
+
 def test_less_precision_is_not_only_other_rounding():
     def bf16(model, x):
         with torch.autocast("cpu", torch.bfloat16):

@@ -61,6 +61,16 @@ def test_a_clamp_for_float32_alone_that_no_batch_reaches_fails():
     assert "with a batch 10 times as large, rounds more than the baseline: " in verdict.summary
 
 
+def test_what_overflows_in_its_own_precision_alone_is_not_clear():
+    largest = torch.finfo(torch.float32).max
+    overflowing = Loop(forward=lambda model, x: model((x * (largest / 20)) / (largest / 20)))
+    verdict = verify(Loop(), overflowing, BATCHES, Close())
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "with a batch 10 times as large, it overflows in its own precision, which the baseline does not" in str(
+        verdict
+    )
+
+
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_bound_that_no_state_reaches_fails(promise):
     def bounded(model, x):
