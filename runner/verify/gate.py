@@ -163,12 +163,12 @@ class Gate:
             summary = f"it makes torch's {name} {other} ({own} before), which can change numbers: promise Statistical"
             verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
         found, contract = [verdict], Close() if verdict.contract == "Close" else promised
-        for more in self._around(stages, contract) if not self._is_idle(stages) else ():
-            if verdict.outcome is Outcome.FAIL:
-                break
+        for more in self._around(stages, contract) if verdict.outcome is not Outcome.FAIL else ():
             found.append(more)
             if worst([more.outcome, verdict.outcome]) is not verdict.outcome:
                 verdict = replace(more, contract=verdict.contract)
+            if verdict.outcome is Outcome.FAIL:  # nothing further is asked
+                break
         few = len(self._batches) if not isinstance(contract, Statistical) else 0
         horizon = max((each.evidence.get("horizon", few) for each in found), default=few)
         told = [{"verdict": each.outcome, "summary": each.summary} for each in found[1:]]
@@ -179,7 +179,9 @@ class Gate:
         return replace(verdict, summary=summary, evidence=found[0].evidence | {"horizon": horizon, "around": told})
 
     def _around(self, stages: tuple[str, ...], contract: Contract) -> Iterator[Verdict]:
-        """What can be said about all but the updates, one after the other."""
+        """What can be said about all but the updates, one after the other; nothing of stages that do nothing."""
+        if self._is_idle(stages):
+            return
         for kind, slot in ((each, slot) for each in stages for slot in self._undeclared.get(each, ())):
             summary = f"'{kind}' takes hold of the slot '{slot}', which its settings do not declare (wraps, claims)"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)

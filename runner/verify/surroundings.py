@@ -44,6 +44,7 @@ from runner.verify.subjects import BuildError, LearnerState, Recorded, Training,
 _SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
 _SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
 _GOING_ON = 4  # updates of a resumed training that are compared
+_STUCK = 1000  # updates in which every training comes further
 CHECKPOINT = object()  # is asked of what ``draws`` makes
 _CONTENT, _ELEMENTS = 1e-4, 0.05  # how far off an element may be, of the largest, and how many may be further off
 
@@ -243,8 +244,12 @@ def _knows_its_learner(source: Source) -> bool:
 def _interrupted(step: Step) -> State:
     """A checkpoint from where a training would write the next one; stages say what they would at its end, too."""
     before = step.progress.position
-    while step.progress.position == before:
+    for _ in range(_STUCK):
         step()
+        if step.progress.position != before:
+            break
+    else:
+        raise RuntimeError(f"after {_STUCK} more updates, the training has not come any further by its own count")
     for stage in step.pipeline.stages.values():
         stage.closing_notes()
     return kept({"pipeline": step.pipeline.state_dict(), "generators": generators.state_dict()})

@@ -55,6 +55,9 @@ class Around(Stage):
         if harm == "counts":
             counts = source.counts
             source.counts = lambda batch: {unit: 2 * number for unit, number in counts(batch).items()}
+        if harm == "stuck":
+            own = source.counts
+            source.counts = lambda batch: own(batch) if self.drawn <= 3 else {}
         if harm == "noise":
             noise = learner.noise
             learner.noise = lambda batch, generator: {**noise(batch, generator), "more": torch.zeros(1)}

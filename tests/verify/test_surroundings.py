@@ -61,6 +61,12 @@ def test_what_is_around_an_update_is_compared(harm, promise):
             assert WHERE[harm] in verdict.summary, verdict
 
 
+def test_a_training_that_does_not_get_on_fails_and_does_not_wait_for_ever():
+    verdict = judged("optimization.around={harm: stuck, promise: close}", "train.updates=null", "train.samples=9000")
+    assert verdict.outcome is Outcome.FAIL
+    assert "after 1000 more updates, the training has not come any further by its own count" in verdict.summary
+
+
 def test_a_long_run_is_made_and_what_it_excludes_is_said():
     verdict = judged(options=Options(updates=4, horizon=60, budget=0.0))
     assert verdict.evidence["horizon"] == 60
