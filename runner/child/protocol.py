@@ -8,6 +8,7 @@ child ends with all processes that it has started.
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import queue
 import signal
@@ -99,6 +100,8 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
         descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        # As in a process that begins as new: locks of another kind (tqdm's, in torch's compiler) count as leaked.
+        multiprocessing.set_start_method(None, force=True)
     parent = Parent(connection)
     try:
         importlib.import_module(module).main(parent)

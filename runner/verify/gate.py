@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -76,8 +77,10 @@ def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Cal
         variants_of(recipe, resolve_device(recipe.device), ("alone", "all")),
         Gate(recipe, registry, options, say),
     )
+    started = time.perf_counter()
     with gate.training_ahead():
-        return judged(recipe, possible, options.stages, gate, say)
+        report = judged(recipe, possible, options.stages, gate, say)
+    return replace(report, seconds=time.perf_counter() - started)
 
 
 class Gate:

@@ -170,7 +170,7 @@ def affordable(
 ) -> int:  # fmt: skip
     """How long trainings may be for all of them to fit into the budget: a tenth of the recipe's length at least.
 
-    One pair says what they cost: a whole one if that was trained already, or one of the shortest.
+    One pair says what they cost: a whole one, as far as it is over already, or one of the shortest.
 
     Args:
         reference: the training without the change.
@@ -187,10 +187,12 @@ def affordable(
     shortest, seeds = math.ceil(SHORTEST * length), seeds_of(reference, pairs)
     trained, orders = length, [order.of_length(unit, length) for order in (reference, changed)]
     over = sum(trainings.are_over(orders, [seed]) for seed in seeds)
-    if not trainings.are_over(orders, seeds[:1]):
+    done = [order for order in orders if trainings.are_over([order], seeds[:1])]  # or one stands for both
+    if not done:
         trainings.give_up()
-        trained, orders = shortest, [order.of_length(unit, shortest) for order in (reference, changed)]
-    one, other = trainings.run(orders, seeds[:1])
+        trained, done = shortest, [order.of_length(unit, shortest) for order in (reference, changed)]
+    measured = trainings.run(done, seeds[:1])
+    one, other = measured[0], measured[-1]
     whole, updating = (one[each] + changes * other[each] for each in ("whole_seconds", "updating_seconds"))
     at_a_time = min(usable_cores(), pairs * (1 + changes))
     left = trainings.seconds_left
