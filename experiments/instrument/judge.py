@@ -61,7 +61,8 @@ def verdict_of(
     from runner.plugin.registry import Registry
     from runner.recipe.loader import load
     from runner.system.errors import UsageError
-    from runner.verify.gate import Options, verify_recipe
+    from runner.verify.gate import verify_recipe
+    from runner.verify.options import Options
 
     registry = Registry(files)
     options = Options(updates or Options.updates, budget=0.0, stages=(kind,))

@@ -86,7 +86,8 @@ def verify(
     with working("verify", "reading the recipe", quiet) as bar:
         loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
         with bar.phase(f"verifying {loaded.name}"):
-            from runner.verify.gate import Options, verify_recipe
+            from runner.verify.gate import verify_recipe
+            from runner.verify.options import Options
             from runner.verify.verification import show
 
             # Trainings in child processes end, too.

@@ -115,7 +115,7 @@ def main(parent: Parent) -> None:
     """Trains in the folder that the options name, from a checkpoint if there is one; or judges if they name none."""
     recipe, registry = parent.load()
     if not parent.options:
-        from runner.verify.gate import quick
+        from runner.verify.timed_gate import quick
 
         verdict = quick(recipe, registry, tuple(recipe.stages))
         parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ import torch
 from runner.compare.difference import MISSING
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.horizon import APART, LongRun, long_run, same_algebra, same_bits
-from runner.compare.isolation import Isolation, StepError, Update
+from runner.compare.isolation import StepError, Update
 from runner.compare.states import clones
 from runner.compare.verdict import excluded
 from runner.plugin.contract import Contract, Statistical
@@ -25,15 +24,23 @@ from runner.plugin.source import State
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
 from runner.system.errors import DivergedError
-from runner.system.hardware import usable_cores
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
-from runner.verify.patches import belongings, patches
+from runner.verify.options import Options
+from runner.verify.patches import belongings, files_of, patches
 from runner.verify.reach import Reach
 from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affordable, seeds_of, statistical
-from runner.verify.subjects import BuildError, baseline_step, built, course, recipe_with, recorded, subject
+from runner.verify.subjects import (
+    BuildError,
+    baseline_step,
+    built,
+    course,
+    draws_unsaid,
+    recipe_with,
+    recorded,
+    subject,
+)
 from runner.verify.surroundings import (
     Drawing,
-    Evaluated,
     answers,
     draws,
     evaluated,
@@ -48,27 +55,10 @@ from runner.verify.variants import ALL, contract_of, required, variants_of, weak
 from runner.verify.verification import Verification, judged
 
 _FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
-
 _SHOWN = 5  # lines that never ran
-
 _AMONG = 3  # updates: all but the last come between two evaluations
-
 _DRAWING = 0.2  # of the seconds of a long run, in which what is drawn is compared
-
 _LATE = (0.5, 0.95, 1.0)  # how far a training is in further updates: rates and other coefficients depend on it
-
-
-@dataclass(frozen=True)
-class Options:
-    """How thoroughly to look."""
-
-    updates: int = 12  # compared one by one for Exact and Close
-    steps: int | None = None  # length of a training for Statistical; unless told, what the budget has room for
-    seeds: int = 8  # the most pairs of trainings for one stage; a PASS takes as many at least
-    budget: float = 3600.0  # seconds after which no further training is begun
-    stages: tuple[str, ...] = ()  # only these, and not the recipe as a whole; all if empty
-    horizon: int = 2040  # updates of a long run that says how rare an error may be to be missed; none at all if 0
-    horizon_seconds: float = 15.0  # that such a run may take for each of the two
 
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
@@ -78,7 +68,7 @@ def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Cal
         Gate(recipe, registry, options, say),
     )
     started = time.perf_counter()
-    with gate.training_ahead():
+    with gate.trainings.ahead(resolve_device(recipe.device), gate.begin):
         report = judged(recipe, possible, options.stages, gate, say)
     return replace(report, seconds=time.perf_counter() - started)
 
@@ -91,11 +81,13 @@ class Gate:
 
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
-        self._trainings = Trainings(registry.files, options.budget, say)
+        self.trainings = Trainings(registry.files, options.budget, say)
         self._before, self._steps = belongings(), options.steps
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reach, self._training = cache(self._reach_of), cache(self._training_of)
-        self._evaluated = cache(self._evaluated_in)
+        self._evaluated = cache(
+            lambda in_float64: evaluated(answers(recipe, registry, ()), self._evaluations, in_float64)
+        )
         self._reports: dict[tuple[str, ...], list[StageReport]] = defaultdict(list)
         """What became of the stages in the pipelines that were built, by what was judged."""
         self._undeclared: dict[str, list[str]] = {}
@@ -135,17 +127,9 @@ class Gate:
         """What the stages say of themselves, and the learner does not: a reason, perhaps, why numbers are others."""
         found = self._reports[stages]
         yield from dict.fromkeys(f"{report.kind} says: {note}" for report in found for note in report.notes)
-        if self._draws_unsaid:
+        if draws_unsaid(self.recipe, self.registry, self._batches[0]):
             kind = self.recipe.model.kind
             yield f"an update of '{kind}' draws random numbers (dropout), which draws() of its settings does not say"
-
-    @cached_property
-    def _draws_unsaid(self) -> bool:
-        if self.recipe.model.draws():
-            return False
-        alone = Isolation(subject(self.recipe, self.registry, ()), self.recipe.seed)
-        alone.step(self._batches[0])
-        return alone.drew
 
     def _reach_of(self, stages: tuple[str, ...]) -> Reach:
         """What ran of the code of a stage that is judged alone; nothing is watched where a compiler traces."""
@@ -190,7 +174,8 @@ class Gate:
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
         now = belongings()
         changed_since = (name for name, value in self._before.items() if now.get(name, MISSING) != value)
-        for name in (*patches(self._files(stages)), *changed_since):
+        faces = [type(self.recipe.stages[kind]) for kind in stages if kind in self.recipe.stages]
+        for name in (*patches({*map(str, self.registry.files), *files_of(faces)}), *changed_since):
             Gate._spoilt = stages
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
@@ -224,12 +209,6 @@ class Gate:
     def _resumed(self, stages: tuple[str, ...], checkpoint: State | None) -> Build:
         return self._build(partial(draws, resumed=checkpoint), stages)
 
-    def _files(self, stages: tuple[str, ...]) -> frozenset[str]:
-        """Where the stages' own code is, as far as the runner does not bring it."""
-        faces = [type(self.recipe.stages[kind]) for kind in stages if kind in self.recipe.stages]
-        modules = {each.__module__ for each in faces if not each.__module__.startswith("runner.")}
-        return frozenset([*map(str, self.registry.files), *(str(sys.modules[each].__file__) for each in modules)])
-
     @cached_property
     def _long_run(self) -> LongRun:
         build = subject(self.recipe, self.registry, ())
@@ -247,9 +226,6 @@ class Gate:
     @cached_property
     def _evaluations(self) -> list[Update]:
         return evaluations(self._questions[0].states, self._batches[: self.options.updates][-_AMONG:])
-
-    def _evaluated_in(self, float64: bool) -> Evaluated:
-        return evaluated(answers(self.recipe, self.registry, ()), self._evaluations, float64)
 
     def idle(self, stages: tuple[str, ...]) -> dict[str, str]:
         """Which of the stages that were judged together had nothing to do, with the reason."""
@@ -329,18 +305,18 @@ class Gate:
             data, model = self.recipe.data.kind, self.recipe.model.kind
             summary = f"neither data '{data}' nor model '{model}' names an objective by which to compare trainings"
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
-        if self._steps is None and self._trainings.seconds_left < 0:
+        if self._steps is None and self.trainings.seconds_left < 0:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
         changed, (unit, length) = self._beside(self._equal, stages), self.recipe.length
         pair, seeds = (self._training(self._equal), self._training(changed)), self.options.seeds
         try:
-            with self._trainings.beside(0):
+            with self.trainings.beside(0):
                 if self._steps is None:
                     changes = self._changes(self._equal)
-                    self._steps = affordable(*pair, unit, length, seeds, changes, self._trainings)
+                    self._steps = affordable(*pair, unit, length, seeds, changes, self.trainings)
                 reference, with_stages = (order.of_length(unit, self._steps) for order in pair)
-                verdict = statistical(reference, with_stages, objective, self._trainings, seeds)
-                self._trainings.give_up()  # what was begun beyond those that were needed
+                verdict = statistical(reference, with_stages, objective, self.trainings, seeds)
+                self.trainings.give_up()  # what was begun beyond those that were needed
         except DivergedError as error:
             return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
         trained = {"stages": {"reference": self._equal, "changed": changed}, "length": {unit: self._steps}}
@@ -388,25 +364,9 @@ class Gate:
             return self._beyond_updates(stages) is None and bool(self._as_close(stages))
         return bool(self(stages))
 
-    @contextmanager
-    def training_ahead(self) -> Iterator[None]:
-        """Inside the ``with``, half of the cores train already what only trainings can judge, to the recipe's length.
-
-        Until it is known which stages are equal to the baseline, those are that promise it; what was begun in vain is
-        given up. Where an accelerator trains, there is nothing to gain.
-        """
-        threads, cores = torch.get_num_threads(), usable_cores()
-        with self._trainings, self._trainings.beside(cores - cores // 2):
-            begun = cores > 1 and resolve_device(self.recipe.device).type == "cpu" and self._begin()
-            torch.set_num_threads(cores // 2 if begun else threads)
-            try:
-                yield
-            finally:
-                torch.set_num_threads(threads)
-
-    def _begin(self) -> bool:
-        """Begins with trainings, if some will be needed."""
-        if self.recipe.objective is None or self._trainings.seconds_left < 0:
+    def begin(self) -> bool:
+        """Begins with trainings, if some will be needed; equal is, until more is known, what promises it."""
+        if self.recipe.objective is None or self.trainings.seconds_left < 0:
             return False
         try:
             stages = next((each for each in self._asked if self._is_statistical(each) and not self._keeps(each)), None)
@@ -419,7 +379,7 @@ class Gate:
         orders = [self._training(self._beside(equal, kinds)) for kinds in ((), stages)]
         unit, steps = self.recipe.length[0], self._steps or self.recipe.length[1]
         seeds = seeds_of(orders[0], self.options.seeds)
-        self._trainings.begin([order.of_length(unit, steps) for order in orders], seeds)
+        self.trainings.begin([order.of_length(unit, steps) for order in orders], seeds)
         return True
 
     def _is_statistical(self, kinds: Collection[str]) -> bool:
@@ -434,8 +394,3 @@ class Gate:
         for kind in choosing:
             del values["optimization"][kind]  # beside other trainings, another choice might come out
         return TrainingOrder(values, assemble(recipe, self.registry.files).batch_size if choosing else None)
-
-
-def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
-    """The verdict without any training: what only trainings can show stays INCONCLUSIVE."""
-    return Gate(recipe, registry, Options(updates=6, horizon=0, budget=0.0), lambda _: None)(stages)

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -47,6 +47,12 @@ def patches(files: Collection[str]) -> Iterator[str]:
         if key != "Meta" and any(file in torch._C._dispatch_dump(f"aten::{operator}") for file in made.files):
             yield f"torch.ops.aten.{operator}"
     yield from _unlike_their_source()
+
+
+def files_of(faces: Iterable[type]) -> set[str]:
+    """Where the code of settings is, as far as the runner does not bring it."""
+    modules = {each.__module__ for each in faces if not each.__module__.startswith("runner.")}
+    return {str(sys.modules[each].__file__) for each in modules}
 
 
 def belongings() -> dict[str, Any]:

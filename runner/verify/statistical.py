@@ -79,6 +79,21 @@ class Trainings(AbstractContextManager["Trainings"]):
                 self._at_a_time = before
                 self._turn.notify_all()
 
+    @contextmanager
+    def ahead(self, device: torch.device, begin: Callable[[], bool]) -> Iterator[None]:
+        """Inside the ``with``, half of the cores of a CPU train what is begun by then; nothing is trained after it.
+
+        What was begun in vain is given up. Where an accelerator trains, there is nothing to gain.
+        """
+        threads, half = torch.get_num_threads(), self._cores // 2
+        with self, self.beside(self._cores - half):
+            begun = half > 0 and device.type == "cpu" and begin()
+            torch.set_num_threads(half if begun else threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
+
     def begin(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> None:
         """Trains with every seed, the first seed first, and does not wait for it; the last of them may diverge."""
         changed = set(_as_json(trainings[-1:], seeds))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.compare.isolation import Update
+from runner.compare.isolation import Isolation, Update
 from runner.compare.states import clones
 from runner.compare.subject import Build, Listener, Subject
 from runner.plugin.registry import Registry
@@ -127,6 +127,15 @@ def _recorded(step: Step) -> Recorded:
     found: Recorded = clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict()))
     step(drawn)
     return found
+
+
+def draws_unsaid(recipe: Recipe, registry: Registry, batch: Any) -> bool:
+    """Whether an update of the baseline draws random numbers, which the model's settings do not say."""
+    if recipe.model.draws():
+        return False
+    alone = Isolation(subject(recipe, registry, ()), recipe.seed)
+    alone.step(batch)
+    return alone.drew
 
 
 @contextmanager

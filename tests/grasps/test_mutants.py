@@ -8,7 +8,8 @@ import pytest
 from running import tiny
 
 from runner.plugin.registry import Registry
-from runner.verify.gate import Options, verify_recipe
+from runner.verify.gate import verify_recipe
+from runner.verify.options import Options
 
 REGISTRY = Registry([Path(mutants.__file__)])
 KEPT = "data.clouds=3"

@@ -16,7 +16,9 @@ from runner.tracking import Workspace
 from runner.train.assemble import StageReport, Watch, assemble, setting_of
 from runner.train.run import run
 from runner.train.step import Step
-from runner.verify.gate import Options, quick, verify_recipe
+from runner.verify.gate import verify_recipe
+from runner.verify.options import Options
+from runner.verify.timed_gate import quick
 from runner.verify.variants import contract_of
 
 REGISTRY = Registry([Path(tiny_learners.__file__)])

@@ -12,7 +12,7 @@ from runner.compare.verdict import Outcome
 from runner.plugins.stages.activation_checkpointing import _checkpointed
 from runner.train.assemble import assemble
 from runner.train.step import Step
-from runner.verify.gate import quick
+from runner.verify.timed_gate import quick
 from runner.verify.variants import contract_of
 
 

@@ -13,8 +13,10 @@ from runner.plugin.registry import Registry
 from runner.plugins.marl.roles import AgentsRole
 from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.system.errors import DivergedError, ExitCode, UsageError
-from runner.verify.gate import Gate, Options, quick, verify_recipe
+from runner.verify.gate import Gate, verify_recipe
+from runner.verify.options import Options
 from runner.verify.statistical import NOT_BEGUN, Trainings
+from runner.verify.timed_gate import quick
 from runner.verify.variants import weakest
 from runner.verify.verification import StageVerdict, Verification
 
@@ -97,7 +99,7 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
 @pytest.mark.usefixtures("copied_children")
 def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypatch):
     monkeypatch.setattr(Trainings, "seconds_left", 1.0)
-    monkeypatch.setattr(Gate, "_begin", lambda _: False)  # or they would be over before anybody asks how long they take
+    monkeypatch.setattr(Gate, "begin", lambda _: False)  # or they would be over before anybody asks how long they take
     said = []
     recipe = tiny("digits_classifier", *MIXED, "train.epochs=20")
     options = Options(updates=2, seeds=2, stages=("amp",), horizon=0)
@@ -163,7 +165,7 @@ def test_a_change_with_which_a_training_diverges_fails(trains, monkeypatch):
     def diverges(*_):
         raise DivergedError("step 12: slot 'critic_step': 'critic_loss' is nan")
 
-    monkeypatch.setattr(Gate, "_begin", lambda _: False)
+    monkeypatch.setattr(Gate, "begin", lambda _: False)
     monkeypatch.setattr("runner.verify.gate.affordable", lambda *_: 1)
     monkeypatch.setattr(f"runner.verify.gate.{trains}", diverges)
     options = Options(updates=2, stages=("amp",), horizon=0)

@@ -13,7 +13,8 @@ from runner.plugin.registry import Registry
 from runner.proof import Outcome, clock
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
-from runner.verify.gate import Gate, Options
+from runner.verify.gate import Gate
+from runner.verify.options import Options
 from runner.verify.patches import belongings, patches
 from runner.verify.surroundings import Asked, answers, questions
 

@@ -12,7 +12,8 @@ from torch import nn
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
-from runner.verify.gate import Gate, Options, verify_recipe
+from runner.verify.gate import Gate, verify_recipe
+from runner.verify.options import Options
 
 HERE = Path(wrong_base.__file__).parent
 PATCHES = HERE / "wrong_import.py"  # importing it is what is wrong with it
