@@ -63,12 +63,9 @@ _LATE = (0.5, 0.95, 1.0)  # how far a training is in further updates: rates and 
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
     """Compares every active stage alone, with what it requires, and the whole recipe with the baseline."""
-    possible, gate = (
-        variants_of(recipe, resolve_device(recipe.device), ("alone", "all")),
-        Gate(recipe, registry, options, say),
-    )
-    started = time.perf_counter()
-    with gate.trainings.ahead(resolve_device(recipe.device), gate.begin):
+    started, device = time.perf_counter(), resolve_device(recipe.device)
+    possible, gate = variants_of(recipe, device, ("alone", "all")), Gate(recipe, registry, options, say)
+    with gate.trainings.ahead(device, gate.begin):
         report = judged(recipe, possible, options.stages, gate, say)
     return replace(report, seconds=time.perf_counter() - started)
 

@@ -71,13 +71,12 @@ class Trainings(AbstractContextManager["Trainings"]):
     @contextmanager
     def beside(self, cores: int) -> Iterator[None]:
         """Leaves so many cores to whoever computes inside the ``with``."""
-        before, self._at_a_time = self._at_a_time, max(1, self._cores - cores)
+        before = self._at_a_time
+        self._train_at_a_time(max(1, self._cores - cores))
         try:
             yield
         finally:
-            with self._turn:
-                self._at_a_time = before
-                self._turn.notify_all()
+            self._train_at_a_time(before)
 
     @contextmanager
     def ahead(self, device: torch.device, begin: Callable[[], bool]) -> Iterator[None]:
@@ -130,6 +129,11 @@ class Trainings(AbstractContextManager["Trainings"]):
     def are_over(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> bool:
         """Whether all of them have been trained."""
         return all(text in self._futures and _has_answer(self._futures[text]) for text in _as_json(trainings, seeds))
+
+    def _train_at_a_time(self, trainings: int) -> None:
+        with self._turn:
+            self._at_a_time = trainings
+            self._turn.notify_all()
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

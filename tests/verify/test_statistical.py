@@ -4,6 +4,7 @@ import contextlib
 import math
 import re
 import sys
+import time
 import types
 from collections import Counter
 from threading import Event
@@ -250,6 +251,11 @@ def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypa
             trainings.begin([REFERENCE, CHANGED], [43, 44])
             free.wait(0.1)
             assert begun == [("reference", 43)]
+            with trainings.beside(0):  # the others do not wait for the first
+                until = time.monotonic() + 10
+                while len(begun) < 3 and time.monotonic() < until:
+                    free.wait(0.01)
+            assert len(begun) == 3
         free.set()
         trainings.run([REFERENCE, CHANGED], [43, 44])
         assert sorted(begun) == [(name, seed) for name in ("changed", "reference") for seed in (43, 44)]
