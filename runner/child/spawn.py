@@ -231,7 +231,7 @@ class Child(AbstractContextManager["Child"]):
 
 def _forked(module: str, connection: Connection, errors: Path) -> tuple[int, _Wait]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", module])
+    context.set_forkserver_preload(["torch._inductor.compile_fx", module])
     process = context.Process(target=attend, args=(module, connection, str(errors)))
     process.start()
 

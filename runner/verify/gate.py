@@ -95,11 +95,13 @@ class Gate:
         return self._verdict(tuple(stages))
 
     def _judged(self, stages: tuple[str, ...]) -> Verdict:
-        if self._spoilt:
-            summary = f"{' + '.join(self._spoilt)} has changed something for the whole process: verify it by itself"
-            return Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
         try:
-            verdict = self._with_surroundings(stages, self._judge(stages))
+            verdict = None if self._spoilt else self._judge(stages)
+            if verdict is None or self._spoilt not in ((), stages):  # by what was judged before, or for this verdict
+                by = " + ".join(self._spoilt)
+                summary = f"{by} has changed something for the whole process: verify it by itself"
+                return Verdict(Outcome.INCONCLUSIVE, type(weakest(self.recipe, stages)).__name__, summary)
+            verdict = self._with_surroundings(stages, verdict)
         except BuildError as error:
             return Verdict(Outcome.FAIL, type(weakest(self.recipe, stages)).__name__, str(error))
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
@@ -306,6 +308,10 @@ class Gate:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
         changed, (unit, length) = self._beside(self._equal, stages), self.recipe.length
         pair, seeds = (self._training(self._equal), self._training(changed)), self.options.seeds
+        for others in filter(self._keeps, self._asked):  # beside trainings that were begun, which get all cores then
+            self(others)
+        if self._spoilt:  # by one of them
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
         try:
             with self.trainings.beside(0):
                 if self._steps is None:

@@ -66,6 +66,8 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
         if torch.get_default_dtype() == torch.float64:  # held-out batches are as the source has them
             for part in (each for module in learner.modules().values() for each in module.modules()):
                 part.register_forward_pre_hook(lambda _, given: map_tensors(_as_default, given))
+            predict = learner.predict  # which need not call its modules
+            learner.predict = lambda inputs: predict(map_tensors(_as_default, inputs))  # type: ignore[method-assign]
 
         def answer(asked: Asked | Recorded) -> dict[str, Any]:
             if isinstance(asked, Recorded):

@@ -97,6 +97,17 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
 
 
 @pytest.mark.usefixtures("copied_children")
+def test_nobody_waits_for_trainings_before_all_that_needs_none_is_judged(monkeypatch):
+    order, judge, train = [], Gate._judge, Trainings.run
+    monkeypatch.setattr(Gate, "_judge", lambda self, stages: order.append(stages) or judge(self, stages))
+    monkeypatch.setattr(Trainings, "run", lambda self, *what: order.append("train") or train(self, *what))
+    recipe = tiny("digits_classifier", *MIXED)
+    options = Options(updates=2, steps=1, seeds=2, stages=("amp", "fused_optimizer"), horizon=0)
+    verify_recipe(recipe, REGISTRY, options, lambda _: None)
+    assert order.index(("amp",)) < order.index(("fused_optimizer",)) < order.index("train")
+
+
+@pytest.mark.usefixtures("copied_children")
 def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypatch):
     monkeypatch.setattr(Trainings, "seconds_left", 1.0)
     monkeypatch.setattr(Gate, "begin", lambda _: False)  # or they would be over before anybody asks how long they take
@@ -261,6 +272,20 @@ def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_i
         assert found[name].verdict is Outcome.INCONCLUSIVE
         assert "spreading has changed something for the whole process" in found[name].summary
     assert quick(recipe, registry, ("forward_cache",)).outcome is Outcome.INCONCLUSIVE  # for another gate, too
+
+
+def test_what_is_judged_for_a_training_is_not_blamed_on_the_stage_that_is_to_be_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(AgentsRole, "step", AgentsRole.step)
+    monkeypatch.setattr(Gate, "_spoilt", ())
+    plugin = tmp_path / "spreading.py"
+    plugin.write_text(SPREADING.format(contract="Exact").replace("phase = 1", "phase = 3"))
+    registry = Registry([plugin])
+    recipe = tiny("marl_baseline", "optimization.amp=on", "optimization.spreading=on", registry=registry)
+    options = Options(updates=2, steps=1, seeds=2, horizon=0, stages=("amp", "spreading"))
+    amp, spreading = verify_recipe(recipe, registry, options, lambda _: None).rows
+    assert amp.verdict is Outcome.INCONCLUSIVE
+    assert "spreading has changed something for the whole process" in amp.summary
+    assert spreading.verdict is Outcome.FAIL
 
 
 def test_what_several_stages_promise_is_what_the_weakest_does():

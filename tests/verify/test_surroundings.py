@@ -9,6 +9,7 @@ import pytest
 import torch
 from running import tiny
 
+from runner.plugin.contract import Close
 from runner.plugin.registry import Registry
 from runner.proof import Outcome, clock
 from runner.recipe.loader import load
@@ -16,7 +17,7 @@ from runner.train.assemble import assemble
 from runner.verify.gate import Gate
 from runner.verify.options import Options
 from runner.verify.patches import belongings, patches
-from runner.verify.surroundings import Asked, answers, questions
+from runner.verify.surroundings import Asked, answers, questions, same_evaluations
 
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "supervised.py", HERE / "around.py"])
@@ -66,6 +67,13 @@ def test_a_training_that_does_not_get_on_fails_and_does_not_wait_for_ever():
     verdict = judged("optimization.around={harm: stuck, promise: close}", "train.updates=null", "train.samples=9000")
     assert verdict.outcome is Outcome.FAIL
     assert "after 1000 more updates, the training has not come any further by its own count" in verdict.summary
+
+
+def test_agents_that_are_stacked_are_evaluated_in_float64_although_they_call_no_module():
+    stages = ("forward_cache", "merged_critic_loss", "stacked_agents")
+    gate = Gate(tiny("marl_phase2"), Registry(), QUICK, lambda _: None)
+    compared = [*same_evaluations(gate._evaluated, *gate._pair(answers, stages), gate._evaluations, Close())]
+    assert [found.summary for found in compared] == ["an evaluation comes to the same"]
 
 
 def test_a_long_run_is_made_and_what_it_excludes_is_said():
