@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from runner.compare.close import close
 from runner.compare.difference import MISSING
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.horizon import APART, LongRun, long_run, same_algebra, same_bits
@@ -51,11 +52,11 @@ from runner.verify.surroundings import (
     same_evaluations,
     same_when_resumed,
 )
-from runner.verify.variants import ALL, contract_of, required, variants_of, weakest
+from runner.verify.variants import ALL, beyond_updates, required, variants_of, weakest
 from runner.verify.verification import Verification, judged
 
-_FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
 _SHOWN = 5  # lines that never ran
+_FEW = 3  # updates that show whether it is worth to look at all of them
 _AMONG = 3  # updates: all but the last come between two evaluations
 _DRAWING = 0.2  # of the seconds of a long run, in which what is drawn is compared
 _LATE = (0.5, 0.95, 1.0)  # how far a training is in further updates: rates and other coefficients depend on it
@@ -262,7 +263,7 @@ class Gate:
         if isinstance(contract, Exact):
             same = verify(baseline, changed, self._batches, contract)
             return same if not same or self.options.horizon else self._drawing(baseline, changed) and same
-        elsewhere = self._beyond_updates(stages)
+        elsewhere = beyond_updates(self.recipe, stages)
         if isinstance(contract, Close) and elsewhere and self.recipe.stages[elsewhere].prepares:
             summary = f"{elsewhere} changes what batches are drawn, which promises Exact or Statistical if anything"
             return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
@@ -280,7 +281,12 @@ class Gate:
 
     def _judged_as_close(self, stages: tuple[str, ...]) -> Verdict:
         """The verdict on stages that promise to be Close, or would if they were asked."""
-        verdict = verify(*self._subjects(stages), self._batches, Close())
+        subjects = self._subjects(stages)
+        if self._is_statistical(stages):  # what loses something mostly does so at once
+            first = close(*subjects, self._batches[:_FEW])
+            if first.outcome is Outcome.FAIL and WHOLE_PROCESS not in first.evidence:
+                return first
+        verdict = verify(*subjects, self._batches, Close())
         if WHOLE_PROCESS in verdict.evidence["contract"]:
             Gate._spoilt = stages
         return verdict
@@ -288,15 +294,6 @@ class Gate:
     @cached_property
     def _batches(self) -> list[Any]:
         return recorded(self.recipe, self.registry, self.options.updates, _LATE)
-
-    def _beyond_updates(self, stages: Sequence[str]) -> str | None:
-        """A stage that acts where batches come from, which recorded batches cannot show, and is not Exact."""
-        for kind in stages:
-            stage = self.recipe.stages[kind]
-            fetches = stage.prepares or (stage.claims | stage.wraps) & _FETCHING
-            if fetches and not isinstance(contract_of(self.recipe, kind), Exact):
-                return kind
-        return None
 
     def _statistical(self, stages: Sequence[str]) -> Verdict:
         objective = self.recipe.objective
@@ -364,7 +361,7 @@ class Gate:
         """Whether stages were seen to lose nothing but rounding."""
         stages = tuple(each for each in self._active if each in kinds)
         if isinstance(weakest(self.recipe, stages), Statistical):
-            return self._beyond_updates(stages) is None and bool(self._as_close(stages))
+            return beyond_updates(self.recipe, stages) is None and bool(self._as_close(stages))
         return bool(self(stages))
 
     def begin(self) -> bool:

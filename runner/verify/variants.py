@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -20,6 +20,7 @@ BASELINES = (BASELINE, AGAIN)  # with both of which variants are compared
 ALL = "all"
 Group = Literal["alone", "phases", "all", "all_but"]
 GROUPS: tuple[Group, ...] = get_args(Group)
+_FETCHING = frozenset({"draw", "next_batch", "transfer"})  # slots that act before an update has its batch
 
 
 @dataclass(frozen=True)
@@ -144,3 +145,13 @@ def contract_of(recipe: Recipe, kind: str) -> Contract:
     from runner.train.assemble import resolve_device, setting_of
 
     return recipe.stages[kind].contract(setting_of(recipe, resolve_device(recipe.device)))
+
+
+def beyond_updates(recipe: Recipe, stages: Sequence[str]) -> str | None:
+    """A stage that acts where batches come from, which recorded batches cannot show, and is not Exact."""
+    for kind in stages:
+        stage = recipe.stages[kind]
+        fetches = stage.prepares or (stage.claims | stage.wraps) & _FETCHING
+        if fetches and not isinstance(contract_of(recipe, kind), Exact):
+            return kind
+    return None
