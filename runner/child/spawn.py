@@ -231,6 +231,7 @@ class Child(AbstractContextManager["Child"]):
 
 def _forked(module: str, connection: Connection, errors: Path) -> tuple[int, _Wait]:
     context = multiprocessing.get_context("forkserver")
+    # What a training that compiles imports anyway takes more than a second, and once is enough.
     context.set_forkserver_preload(["torch._inductor.compile_fx", module])
     process = context.Process(target=attend, args=(module, connection, str(errors)))
     process.start()

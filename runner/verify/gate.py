@@ -56,7 +56,7 @@ from runner.verify.variants import ALL, beyond_updates, required, variants_of, w
 from runner.verify.verification import Verification, judged
 
 _SHOWN = 5  # lines that never ran
-_FEW = 3  # updates that show whether it is worth to look at all of them
+_FEW = 3  # updates that show whether it is worth looking at all of them
 _AMONG = 3  # updates: all but the last come between two evaluations
 _DRAWING = 0.2  # of the seconds of a long run, in which what is drawn is compared
 _LATE = (0.5, 0.95, 1.0)  # how far a training is in further updates: rates and other coefficients depend on it
