@@ -92,6 +92,7 @@ class Made:
                 found += [
                     each.__name__ if type(each) is ModuleType else getattr(each, "__module__", "") for each in named
                 ]
+                found += _imports(file, sys.modules[name].__package__ or "")
 
     def _is_beside(self, name: str, file: str) -> bool:
         inside = (Path(file[len(f"{each}") :]).parts for each in self._folders if file.startswith(f"{each}{os.sep}"))
@@ -111,6 +112,20 @@ class Made:
         if type(value) is FunctionType:
             return value.__code__.co_filename in self.files
         return kind.__module__ in self._modules
+
+
+@cache
+def _imports(file: str, package: str) -> list[str]:
+    """The modules that a source imports: some only inside a function, where the module has no name for them."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(Path(file).read_bytes())) if file.endswith(".py") else ():
+        if isinstance(node, ast.Import):
+            found += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            found += [module, *(f"{module}.{each.name}" for each in node.names)]
+    return found
 
 
 def _modes() -> list[Any]:

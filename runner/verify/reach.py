@@ -43,7 +43,7 @@ class Reach:
             names[inspect.getfile(each)].add(each.__name__)
         own = {inspect.getfile(each) for each in stages}
         self._functions = {file: {_key(each): each for each in _functions(file, of)} for file, of in names.items()}
-        for file in Made(own).files - names.keys():
+        for file in {file for file in Made(own).files if file.endswith(".py")} - names.keys():  # others are compiled
             self._functions[file] = {_key(each): each for each in _all_functions(ast.parse(Path(file).read_bytes()))}
         self._offers_more = self._functions.keys() - own  # than these stages use
         self._instructions = defaultdict[CodeType, set[int]](set)

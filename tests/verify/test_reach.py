@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -192,9 +193,17 @@ def test_settings_that_are_changed_while_others_are_called_are_named():
 def test_of_a_module_beside_what_was_called_is_asked(monkeypatch, tmp_path):
     beside = ["def called(x):", "    return x if x < 1 else -x", "def spare():", "    return 0"]
     (tmp_path / "beside.py").write_text("\n".join(beside))
-    owning = ["import beside, runner.api", "class Own(runner.api.Stage):", "    attach = lambda *_: beside.called(0)"]
+    owning = [
+        "import beside, compiled, runner.api",
+        "class Own(runner.api.Stage):",
+        "    attach = lambda *_: beside.called(0)",
+    ]
     (tmp_path / "owning.py").write_text("\n".join(owning))
     monkeypatch.syspath_prepend(tmp_path)
+    compiled = types.ModuleType("compiled")  # has no source
+    compiled.__file__ = str(tmp_path / "compiled.so")
+    (tmp_path / "compiled.so").write_bytes(b"\x7fELF\0")
+    monkeypatch.setitem(sys.modules, "compiled", compiled)
     owning = importlib.import_module("owning")
     reach = Reach([owning.Own])
     with reach.watching():

@@ -127,14 +127,19 @@ def test_a_setting_of_torch_that_can_change_numbers_is_no_promise_of_bits(monkey
     assert "torch's torch.backends.cudnn.allow_tf32 False (True before), which can change numbers" in verdict.summary
 
 
-def test_what_a_file_puts_into_places_of_everybody_is_found(monkeypatch):
-    made, beside = types.ModuleType("made"), types.ModuleType("beside")
-    made.__file__, beside.__file__ = "/nowhere/made.py", "/nowhere/beside.py"
+@pytest.mark.parametrize(
+    "importing", ["import mine.beside", "from mine import beside", "from . import beside", "from .beside import gelu"]
+)
+def test_what_a_file_puts_into_places_of_everybody_is_found(monkeypatch, tmp_path, importing):
+    """It, or a module that it imports in a function, where nothing has a name for it afterwards."""
+    made, beside = types.ModuleType("mine.made"), types.ModuleType("mine.beside")
     code = "import torch\ndef gelu(x): return x\nclass Mode(torch.overrides.TorchFunctionMode): pass\n"
-    for module in (made, beside):
+    for module, source in ((made, f"{code}def later(): {importing}\n"), (beside, code)):
+        file = tmp_path / f"{module.__name__}.py"
+        file.write_text(source)
+        module.__file__, module.__package__ = str(file), "mine"
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(code, module.__file__, "exec"), vars(module))
-    made.helper = beside
+        exec(compile(source, module.__file__, "exec"), vars(module))
     assert list(patches({made.__file__})) == []
     functional = torch.nn.functional
     monkeypatch.setattr(functional, "gelu", made.gelu)
