@@ -26,6 +26,7 @@ from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, v
 from runner.recipe.recipe import Recipe
 from runner.system.errors import DivergedError
 from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
+from runner.verify.drawing import Drawing, draws, same_draws, same_when_resumed
 from runner.verify.options import Options
 from runner.verify.patches import belongings, files_of, patches
 from runner.verify.reach import Reach
@@ -40,18 +41,7 @@ from runner.verify.subjects import (
     recorded,
     subject,
 )
-from runner.verify.surroundings import (
-    Drawing,
-    answers,
-    draws,
-    evaluated,
-    evaluations,
-    questions,
-    same_answers,
-    same_draws,
-    same_evaluations,
-    same_when_resumed,
-)
+from runner.verify.surroundings import answers, evaluated, evaluations, questions, same_answers, same_evaluations
 from runner.verify.variants import ALL, beyond_updates, required, variants_of, weakest
 from runner.verify.verification import Verification, judged
 

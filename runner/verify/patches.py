@@ -17,6 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 _PLAIN = frozenset({bool, int, float, str, tuple, frozenset, partial})
+_TABLES = frozenset({dict, list, set})
 _WITHOUT_PARTIALS = frozenset({"torch.nn.functional", "torch.optim"})
 _EVERYBODYS = frozenset({"torch", "numpy", "random", "math", "runner"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of what others have written
@@ -56,7 +57,7 @@ def files_of(faces: Iterable[type]) -> set[str]:
 
 
 def belongings() -> dict[str, Any]:
-    """Numbers, texts and functions by name: of the runner's modules, torch's functional one, and their classes.
+    """Numbers, texts, tables and functions by name: of the runner's modules, torch's functional one, and their classes.
 
     The modes that are on, too.
     """
@@ -69,6 +70,8 @@ def belongings() -> dict[str, Any]:
         for owner, values in inside.items():
             plain = [(own, value) for own, value in values.items() if own[:2] != "__"]
             found |= {f"{owner}.{own}": value for own, value in plain if type(value) in _PLAIN}
+            tables = ((own, value) for own, value in plain if type(value) in _TABLES and own.isupper())
+            found |= {f"{owner}.{own}": repr(value) for own, value in tables}
             functions = ((own, value) for own, value in plain if type(value) is FunctionType)
             found |= {f"{owner}.{own}": (value, value.__code__, _defaults(value)) for own, value in functions}
     return found

@@ -32,7 +32,7 @@ class Recorded(NamedTuple):
 
     batch: Batch
     noise: Batch
-    inputs: Any  # what of the batch the learner's ``predict`` answers to; its answers are compared, too
+    inputs: Any  # what of the batch the learner's ``predict`` answers to; its answers are compared, too, unless None
     progress: dict[str, int]  # before the update: learning rates depend on it, and what is not done in every update
 
 
@@ -89,7 +89,8 @@ def subject(
         built(pipeline)
         training = Training(pipeline)
         return Subject(
-            training.step, {"learner": LearnerState(pipeline), "source": training}, seed=training.whole_step.seed,
+            training.step, {"learner": LearnerState(training.whole_step), "source": training},
+            seed=training.whole_step.seed,
             parameters=pipeline.learner.named_parameters, gradients=pipeline.learner.gradients, watch=training.watch,
         )  # fmt: skip
 
@@ -112,13 +113,17 @@ def recorded(recipe: Recipe, registry: Registry, updates: int, late: Sequence[fl
 
 
 def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Generator[Update]:
-    """The baseline's training, as long as it is or for so many updates; with its state before every few of them."""
+    """The baseline's training, as long as it is or for so many updates; with its state before every few of them.
+
+    Of every tenth batch what the learner answers to: what is renewed whenever somebody asks should have time to be old.
+    """
     with baseline_step(recipe, registry) as step:
         for number in range(updates):
             if step.progress.position >= step.progress.whole:
                 return
             state = {"learner": clones(step.learner.state_dict())} if number % apart == 0 else None
-            yield Update(_recorded(step), state, number)
+            update = _recorded(step)
+            yield Update(update._replace(inputs=None) if (number + 1) % _ASKED_EVERY else update, state, number)
 
 
 def _recorded(step: Step) -> Recorded:
@@ -164,8 +169,8 @@ class Training:
             return output | self._answer(self.pipeline.learner.inputs(self.whole_step.batch))
         batch, noise, inputs, counts = self.pipeline.transfer(given)
         self.pipeline.progress.load_state_dict(counts)
-        self.whole_step.reset()  # another state may have been loaded, with the learning rates of another update
-        return self.whole_step.update(Drawn(batch, noise)) | self._answer(inputs)
+        output = self.whole_step.update(Drawn(batch, noise))
+        return output if inputs is None else output | self._answer(inputs)
 
     def _answer(self, inputs: Any) -> dict[str, Any]:
         self.answers = True  # slots that answer tell no story of the update
@@ -201,11 +206,12 @@ class Training:
 class LearnerState:
     """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
 
-    def __init__(self, pipeline: Assembly) -> None:
-        self.pipeline, self.state_dict = pipeline, pipeline.learner.state_dict
+    def __init__(self, step: Step) -> None:
+        self.step, self.state_dict = step, step.learner.state_dict
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
-        self.pipeline.learner.load_state_dict(state)
-        for stage in self.pipeline.stages.values():
+        self.step.learner.load_state_dict(state)
+        self.step.reset()
+        for stage in self.step.pipeline.stages.values():
             stage.load_state_dict(stage.state_dict())

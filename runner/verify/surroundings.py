@@ -1,9 +1,8 @@
-"""What surrounds an update: what is drawn for it, what the model answers, and how it is evaluated."""
+"""What surrounds an update: what the model answers, and how it is evaluated."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,38 +14,29 @@ from runner.compare.close import ALLOWED_ONCE, algebra, close
 from runner.compare.difference import (
     LOADED_TOLERANCE,
     MISSING,
-    absolute_difference,
     comparable,
     described,
     differing,
-    digest,
     not_same_bits,
     shared,
 )
 from runner.compare.fingerprints import SideEffects, objections, side_effects
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
-from runner.compare.states import leaves, on_host
-from runner.compare.subject import Build, Stateful, Subject
+from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
+from runner.compare.states import on_host
+from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
 from runner.compare.verify import exact
-from runner.plugin.contract import Close, Contract, Exact, Statistical
+from runner.plugin.contract import Close, Contract, Exact
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
 from runner.recipe.recipe import Recipe
-from runner.system import generators
-from runner.system.errors import CheckpointError
 from runner.system.tree import map_tensors
 from runner.train.assemble import Assembly, assemble
-from runner.train.checkpoint import kept
-from runner.train.step import Step
-from runner.verify.subjects import BuildError, LearnerState, Recorded, Training, recipe_with
+from runner.verify.drawing import unlike
+from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
 _SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
-_SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
-_GOING_ON = 4  # updates of a resumed training that are compared
-_STUCK = 1000  # updates in which every training comes further
-CHECKPOINT = object()  # is asked of what ``draws`` makes
-_CONTENT, _ELEMENTS = 1e-4, 0.05  # how far off an element may be, of the largest, and how many may be further off
+_CONTENT = 1e-4  # how far off a metric may be
 
 
 class Asked(NamedTuple):
@@ -83,7 +73,7 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
                 module.train()
             return {"predict": found}
 
-        state = {"learner": LearnerState(pipeline)}
+        state = {"learner": LearnerState(training.whole_step)}
         return Subject(answer, state, seed=training.whole_step.seed, parameters=lambda: ())
 
     return build
@@ -205,157 +195,6 @@ def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: S
     return Verdict(Outcome.PASS, "Close", "an evaluation comes to the same")
 
 
-def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: State | None = None) -> Build:
-    """Makes subjects whose step trains on what its own source draws, and returns what that was and came to.
-
-    Asked for a ``CHECKPOINT``, it trains to where a training may be interrupted and returns one; subjects that were
-    made with it go on from there.
-    """
-    chosen = recipe_with(recipe, registry, stages)
-
-    def build() -> Subject:
-        pipeline = assemble(chosen, registry.files, resumed=resumed and resumed["pipeline"])
-        if resumed is not None:
-            pipeline.load_state_dict(resumed["pipeline"])
-            generators.load_state_dict(resumed["generators"])
-        step = Step(pipeline)
-
-        def draw(asked: Any) -> dict[str, Any]:
-            if asked is CHECKPOINT:
-                return _interrupted(step)
-            drawn = step.next()
-            before = {"batch": drawn.batch, "noise": drawn.noise, "progress": dict(vars(step.progress))}
-            output = step(drawn)
-            after = {name: each.get_state() for name, each in pipeline.context.generators.items()}
-            return before | {"generators": after, "output": output}
-
-        parts: dict[str, Stateful] = {"learner": LearnerState(pipeline)}
-        if _knows_its_learner(pipeline.source):
-            parts["pipeline"] = _Drawing(pipeline)
-        return Subject(draw, parts, seed=step.seed)
-
-    return build
-
-
-def _knows_its_learner(source: Source) -> bool:
-    """Whether what it draws may depend on what was learnt, and so on how that was rounded."""
-    kind = type(source)
-    return kind.bind is not Source.bind or kind.feedback is not Source.feedback
-
-
-def _interrupted(step: Step) -> State:
-    """A checkpoint from where a training would write the next one; stages say what they would at its end, too."""
-    before = step.progress.position
-    for _ in range(_STUCK):
-        step()
-        if step.progress.position != before:
-            break
-    else:
-        raise RuntimeError(f"after {_STUCK} more updates, the training has not come any further by its own count")
-    for stage in step.pipeline.stages.values():
-        stage.closing_notes()
-    return kept({"pipeline": step.pipeline.state_dict(), "generators": generators.state_dict()})
-
-
-class _Drawing:
-    """All that decides what is drawn next, but the learner; stages begin anew with what they have of their own."""
-
-    def __init__(self, pipeline: Assembly) -> None:
-        self.pipeline, self.state_dict = pipeline, pipeline.state_dict
-
-    def load_state_dict(self, state: State) -> None:
-        """Restores what ``state_dict`` returned of another one."""
-        own = self.pipeline.state_dict()
-        self.pipeline.load_state_dict(state | {name: own[name] for name in ("learner", "stages")})
-
-
-class Drawing(NamedTuple):
-    """For how long what is drawn is compared."""
-
-    updates: int  # at least
-    most: int = 0  # and as many as fit into the time
-    seconds: float = 0.0
-
-
-def same_draws(baseline: Build, changed: Build, contract: Contract, length: Drawing) -> Verdict:
-    """Whether both draw the same for an update when they have learnt the same, and draw as many random numbers.
-
-    Where a source knows its learner, a change that is close begins every update with the baseline's state, or rounding
-    would lead them to other batches. Such a source still draws something else now and then, so some elements may
-    differ; and if more do after the first updates, the changed one is given all that decides what is drawn, and may not
-    differ again at once. Where the change promises neither bits nor algebra, only the form of batches is compared.
-    """
-    name, count, given = type(contract).__name__, 0, 0
-    deadline = time.monotonic() + length.seconds
-    try:
-        one, other = (Isolation(build, 0) for build in (baseline, changed))
-        knows = "pipeline" in one.subject.state
-        led = knows and isinstance(contract, Close)
-        while count < length.updates or (count < length.most and time.monotonic() < deadline):
-            own, theirs = (_advanced(each) for each in (one, other))
-            found = _unlike(own, theirs, isinstance(contract, Statistical), _ELEMENTS if knows else 0.0)
-            count += 1
-            if found is not None and (not led or count <= max(length.updates, given + _SOON)):
-                place = found._replace(slot="next_batch")
-                difference = described(count, place, *(each.get(found, MISSING) for each in (own, theirs)))
-                return Verdict(Outcome.FAIL, name, f"what is drawn is not the same: {difference}")
-            given = given if found is None else count
-            if led:
-                parts = ["learner"] if found is None else ["learner", "pipeline"]
-                other.load({part: one.subject.state[part].state_dict() for part in parts})
-    except StepError as error:
-        return error.verdict(name, baseline)
-    return Verdict(Outcome.PASS, name, f"the same is drawn for {count:,} updates", {"drawn": count})
-
-
-def _advanced(isolation: Isolation, *, output: bool = False) -> Frame:
-    """What is drawn for the next update, and what that returns if told."""
-    (found,) = isolation.advance([None], lambda returned: dict(leaves(returned)))
-    return {Location(STEP, "output", path): value for path, value in found.items() if output or not _is_output(path)}
-
-
-def _is_output(path: str) -> bool:
-    return path.partition(".")[0] == "output"
-
-
-def same_when_resumed(
-    baseline: Callable[[State | None], Build],
-    changed: Callable[[State | None], Build],
-    contract: Contract,
-    updates: int,
-) -> Verdict:
-    """Whether a training that is interrupted after so many updates and resumed is the one that was not.
-
-    Both make subjects, from a checkpoint if told. Where a change promises neither bits nor algebra, only the form is
-    compared; a baseline that does not resume either excuses it.
-    """
-    name = type(contract).__name__
-    form = isinstance(contract, Statistical)
-    found = _otherwise(changed, updates, form)
-    if found is None or _otherwise(baseline, updates, form) is not None:
-        return Verdict(Outcome.PASS, name, "a resumed training goes on as if it had not been interrupted")
-    return Verdict(Outcome.FAIL, name, found)
-
-
-def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) -> str | None:
-    """What is not the same in a training that was resumed; None if all is."""
-    try:
-        isolation = Isolation(make(None), 0)
-        isolation.advance(updates * [None], lambda _: None)
-        (checkpoint,) = isolation.advance([CHECKPOINT], lambda state: state)
-        resumed = Isolation(make(checkpoint), 0)
-        resumed.updates = isolation.updates
-        for update in range(1, _GOING_ON + 1):
-            own, theirs = (_advanced(each, output=True) for each in (isolation, resumed))
-            found = _unlike(own, theirs, form)
-            if found is not None:
-                difference = described(update, found, *(each.get(found, MISSING) for each in (own, theirs)))
-                return f"a resumed training is another one: {difference}"
-    except (StepError, BuildError, CheckpointError) as error:
-        return f"a training cannot be kept and resumed, or its end reported: {error}"
-    return None
-
-
 def alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
     """Whether answers have the same form and are finite where the baseline's are."""
     try:
@@ -364,37 +203,10 @@ def alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
             for isolation in (one, other):
                 isolation.load(question.states or {})
             own, theirs = one.step(question.batch), other.step(question.batch)
-            found = _unlike(own, theirs, form=True)
+            found = unlike(own, theirs, form=True)
             if found is not None:
                 difference = described(number, found, *(each.get(found, MISSING) for each in (own, theirs)))
                 return Verdict(Outcome.FAIL, "Statistical", f"another answer in form: {difference}")
     except StepError as error:
         return error.verdict("Statistical", baseline)
     return Verdict(Outcome.PASS, "Statistical", f"{len(asked)} answers of the same form")
-
-
-def _unlike(own: Frame, theirs: Frame, form: bool, share: float = 0.0) -> Location | None:
-    """The first output that is not as the baseline's, but for a share of elements; of numbers only the form if told."""
-    for location in dict.fromkeys((*own, *theirs)):
-        if location.kind != "output":
-            continue
-        value, other = (each.get(location, MISSING) for each in (own, theirs))
-        if not isinstance(value, Tensor) or location.name.startswith("generators."):
-            alike = digest(value) == digest(other)
-        else:
-            alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (value.shape, value.dtype)
-            alike = alike and bool((value.isfinite() <= other.isfinite()).all())
-            alike = alike and (form or _same_content(value, other, share))
-        if not alike:
-            return location
-    return None
-
-
-def _same_content(value: Tensor, other: Tensor, share: float) -> bool:
-    error = absolute_difference(value, other)
-    if error is None or not error.numel():
-        return True
-    allowed = 0.0
-    if value.is_floating_point():
-        allowed = _CONTENT * max(float(value.abs().max()), 0.0 if value.dim() else 1.0)  # a mean may be nearly zero
-    return float((error > allowed).double().mean()) <= share

@@ -1,0 +1,254 @@
+"""What is drawn for updates, also in a training that was interrupted and resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from runner.compare.close import MOST_ULPS
+from runner.compare.difference import (
+    MISSING,
+    absolute_difference,
+    described,
+    digest,
+)
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
+from runner.compare.states import leaves
+from runner.compare.subject import Build, Stateful, Subject
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.contract import Close, Contract, Statistical
+from runner.plugin.registry import Registry
+from runner.plugin.source import Source, State
+from runner.recipe.recipe import Recipe
+from runner.system import generators
+from runner.system.errors import CheckpointError
+from runner.train.assemble import assemble
+from runner.train.checkpoint import kept
+from runner.train.step import Step
+from runner.verify.subjects import BuildError, LearnerState, recipe_with
+
+_SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
+_GOING_ON = 4  # updates of a resumed training that are compared
+_STUCK = 1000  # updates in which every training comes further
+_SHORT = 100  # updates of an epoch after which a training may as well be interrupted
+CHECKPOINT, REHEARSAL = object(), object()  # are asked of what ``draws`` makes
+_ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps  # how far off an element may be, of the largest
+_CONTENT, _ELEMENTS = (
+    1e-4,
+    0.05,
+)  # the same where a source knows its learner, and how many may be further off in the first updates
+_OUTPUT = 1e-3  # how far off what the first updates return, whose rounding goes on from one to the next
+_ELSEWHERE, _OFTEN = 2, 0.1  # so often may it be led elsewhere, and in that share of updates
+
+
+def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: State | None = None) -> Build:
+    """Makes subjects whose step trains on what its own source draws, and returns what that was and came to.
+
+    Asked for a ``CHECKPOINT``, it trains to where a training may be interrupted and returns one; subjects that were
+    made with it go on from there. Asked for a ``REHEARSAL``, it answers as if it was evaluated.
+    """
+    chosen = recipe_with(recipe, registry, stages)
+
+    def build() -> Subject:
+        pipeline = assemble(chosen, registry.files, resumed=resumed and resumed["pipeline"])
+        if resumed is not None:
+            pipeline.load_state_dict(resumed["pipeline"])
+            generators.load_state_dict(resumed["generators"])
+        step = Step(pipeline)
+
+        def draw(asked: Any) -> dict[str, Any]:
+            if asked is CHECKPOINT:
+                return _interrupted(step)
+            if asked is REHEARSAL:
+                return pipeline.source.rehearse(pipeline.learner, step.batch) or {}
+            drawn = step.next()
+            before = {"batch": drawn.batch, "noise": drawn.noise, "progress": dict(vars(step.progress))}
+            output = step(drawn)
+            after = {name: each.get_state() for name, each in pipeline.context.generators.items()}
+            return before | {"generators": after, "output": output}
+
+        parts: dict[str, Stateful] = {"learner": LearnerState(step)}
+        if _knows_its_learner(pipeline.source):
+            parts["pipeline"] = _Drawing(step)
+        return Subject(draw, parts, seed=step.seed)
+
+    return build
+
+
+def _knows_its_learner(source: Source) -> bool:
+    """Whether what it draws may depend on what was learnt, and so on how that was rounded."""
+    kind = type(source)
+    return kind.bind is not Source.bind or kind.feedback is not Source.feedback
+
+
+def _interrupted(step: Step) -> State:
+    """A checkpoint from where a training would write the next one; stages say what they would at its end, too.
+
+    In the second epoch, if the first is short: what is drawn then depends on what was drawn before.
+    """
+    before, epoch = step.progress.position, step.progress.epoch_samples or 0
+    first = epoch if epoch <= _SHORT * step.pipeline.batch_size else 0
+    for _ in range(_STUCK):
+        step()
+        if step.progress.position != before and step.progress.samples > first:
+            break
+    else:
+        raise RuntimeError(f"after {_STUCK} more updates, the training has not come any further by its own count")
+    for stage in step.pipeline.stages.values():
+        stage.closing_notes()
+    return kept({"pipeline": step.pipeline.state_dict(), "generators": generators.state_dict()})
+
+
+class _Drawing:
+    """All that decides what is drawn next, but the learner; stages begin anew with what they have of their own."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.state_dict = step, step.pipeline.state_dict
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned of another one."""
+        own = self.step.pipeline.state_dict()
+        self.step.pipeline.load_state_dict(state | {name: own[name] for name in ("learner", "stages")})
+        self.step.reset()
+
+
+class Drawing(NamedTuple):
+    """For how long what is drawn is compared."""
+
+    updates: int  # at least
+    most: int = 0  # and as many as fit into the time
+    seconds: float = 0.0
+
+
+def same_draws(baseline: Build, changed: Build, contract: Contract, length: Drawing) -> Verdict:
+    """Whether both draw the same for an update when they have learnt the same, and draw as many random numbers.
+
+    The first updates should return about the same, too, as what they learn from has come through the change's own
+    hands; and now and then both are asked for answers. Where a source knows its learner, a change that is close begins
+    every update with the baseline's state, or rounding would lead them to other batches. Such a source still draws
+    something else now and then, first in a few elements and then in more. The changed one is given all that decides
+    what is drawn some updates later, may not draw much else at once, and is not led elsewhere often. Where the change
+    promises neither bits nor algebra, only the form of batches is compared.
+    """
+    name, count, given, elsewhere, since = type(contract).__name__, 0, 0, 0, 0
+    deadline, form = time.monotonic() + length.seconds, isinstance(contract, Statistical)
+    try:
+        one, other = (Isolation(build, 0) for build in (baseline, changed))
+        knows = "pipeline" in one.subject.state
+        led, content = knows and isinstance(contract, Close), _CONTENT if knows else _ROUNDING
+        while count < length.updates or (count < length.most and time.monotonic() < deadline):
+            own, theirs = (_advanced(each, output=count < _SOON and not form) for each in (one, other))
+            count += 1
+            found = unlike(own, theirs, form, content)
+            much = found is not None and unlike(own, theirs, form, content, _ELEMENTS) is not None
+            if found is not None and not since:
+                since, elsewhere = count, elsewhere + 1
+            early, often = count <= max(length.updates, given + _SOON), elsewhere > _ELSEWHERE + _OFTEN * count
+            if found is not None and (not led or often or (much and early)):
+                returned = _is_output(found.name)
+                place = found if returned else found._replace(slot="next_batch")
+                difference = described(count, place, *(each.get(found, MISSING) for each in (own, theirs)))
+                what = "what an update makes of its own batch" if returned else "what is drawn"
+                return Verdict(Outcome.FAIL, name, f"{what} is not the same: {difference}")
+            if led:
+                other.load({"learner": one.subject.state["learner"].state_dict()})
+            if much or (since and count >= since + _SOON):
+                other.load({"pipeline": one.subject.state["pipeline"].state_dict()})
+                given, since = count, 0
+            if count in (_SOON, length.updates) and not form:
+                for each in (one, other):
+                    each.advance([REHEARSAL], lambda _: None)
+    except StepError as error:
+        return error.verdict(name, baseline)
+    return Verdict(Outcome.PASS, name, f"the same is drawn for {count:,} updates", {"drawn": _clean(count, elsewhere)})
+
+
+def _clean(count: int, elsewhere: int) -> int:
+    """How many updates without any that draws something else would exclude as much as these: by Poisson's upper end."""
+    from scipy.special import chdtri
+
+    return int(count * chdtri(2, 0.05) / chdtri(2 * elsewhere + 2, 0.05))
+
+
+def _advanced(isolation: Isolation, *, output: bool = False) -> Frame:
+    """What is drawn for the next update, and what that returns if told."""
+    (found,) = isolation.advance([None], lambda returned: dict(leaves(returned)))
+    return {Location(STEP, "output", path): value for path, value in found.items() if output or not _is_output(path)}
+
+
+def _is_output(path: str) -> bool:
+    return path.partition(".")[0] == "output"
+
+
+def same_when_resumed(
+    baseline: Callable[[State | None], Build],
+    changed: Callable[[State | None], Build],
+    contract: Contract,
+    updates: int,
+) -> Verdict:
+    """Whether a training that is interrupted after so many updates and resumed is the one that was not.
+
+    Both make subjects, from a checkpoint if told. Where a change promises neither bits nor algebra, only the form is
+    compared; a baseline that does not resume either excuses it.
+    """
+    name = type(contract).__name__
+    form = isinstance(contract, Statistical)
+    found = _otherwise(changed, updates, form)
+    if found is None or _otherwise(baseline, updates, form) is not None:
+        return Verdict(Outcome.PASS, name, "a resumed training goes on as if it had not been interrupted")
+    return Verdict(Outcome.FAIL, name, found)
+
+
+def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) -> str | None:
+    """What is not the same in a training that was resumed; None if all is."""
+    try:
+        isolation = Isolation(make(None), 0)
+        isolation.advance(updates * [None], lambda _: None)
+        (checkpoint,) = isolation.advance([CHECKPOINT], lambda state: state)
+        resumed = Isolation(make(checkpoint), 0)
+        resumed.updates = isolation.updates
+        for update in range(1, _GOING_ON + 1):
+            own, theirs = (_advanced(each, output=True) for each in (isolation, resumed))
+            found = unlike(own, theirs, form)
+            if found is not None:
+                difference = described(update, found, *(each.get(found, MISSING) for each in (own, theirs)))
+                return f"a resumed training is another one: {difference}"
+    except (StepError, BuildError, CheckpointError) as error:
+        return f"a training cannot be kept and resumed, or its end reported: {error}"
+    return None
+
+
+def unlike(own: Frame, theirs: Frame, form: bool, content: float = _CONTENT, share: float = 0.0) -> Location | None:
+    """The first output that is not as the baseline's, but for a share of elements; of numbers only the form if told."""
+    for location in dict.fromkeys((*own, *theirs)):
+        if location.kind != "output":
+            continue
+        value, other = (_as_tensor(each.get(location, MISSING)) for each in (own, theirs))
+        if not isinstance(value, Tensor) or location.name.startswith("generators."):
+            alike = digest(value) == digest(other)
+        else:
+            alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (value.shape, value.dtype)
+            alike = alike and bool((value.isfinite() <= other.isfinite()).all())
+            alike = alike and (form or _same_content(value, other, content, share, _is_output(location.name)))
+        if not alike:
+            return location
+    return None
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
+
+
+def _same_content(value: Tensor, other: Tensor, content: float, share: float, returned: bool) -> bool:
+    error = absolute_difference(value, other)
+    if error is None or not error.numel():
+        return True
+    allowed = float(returned)  # a count, as of right answers, may be off by one
+    if value.is_floating_point():
+        relative = max(content, _OUTPUT) if returned else content
+        allowed = relative * max(float(value.abs().max()), 0.0 if value.dim() else 1.0)  # a mean may be nearly zero
+    return float((error > allowed).double().mean()) <= share
