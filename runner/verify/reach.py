@@ -42,9 +42,9 @@ class Reach:
         for each in {base for stage in stages for base in stage.__mro__ if issubclass(base, Stage)} - {Stage}:
             names[inspect.getfile(each)].add(each.__name__)
         own = {inspect.getfile(each) for each in stages}
-        self._functions = {file: {_key(each): each for each in _functions(file, of)} for file, of in names.items()}
+        self._functions = {file: _by_key(_functions(file, of)) for file, of in names.items()}
         for file in {file for file in Made(own).files if file.endswith(".py")} - names.keys():  # others are compiled
-            self._functions[file] = {_key(each): each for each in _all_functions(ast.parse(Path(file).read_bytes()))}
+            self._functions[file] = _by_key(_all_functions(ast.parse(Path(file).read_bytes())))
         self._offers_more = self._functions.keys() - own  # than these stages use
         self._instructions = defaultdict[CodeType, set[int]](set)
         self._entered: dict[str, set[Key]] = {file: set() for file in self._functions}
@@ -138,7 +138,7 @@ class Reach:
                 continue
             known = self._entered[file] if file in self._offers_more else functions
             ran = self._ran(file)
-            missed = {line for key in known for line in _missed(functions[key], ran)}
+            missed = {line for key in known for function in functions[key] for line in _missed(function, ran)}
             found += [f"{Path(file).name}:{line}" for line in sorted(missed)]
         return found
 
@@ -168,6 +168,14 @@ def _missed(function: Function, ran: Collection[_Span]) -> Iterator[int]:
             yield from (each.lineno for each in branches if not has_run(each))
 
 
+def _by_key(functions: Iterable[Function]) -> dict[Key, list[Function]]:
+    """Several nameless ones of a line are told apart by their columns only, which a frame does not have."""
+    found = defaultdict[Key, list[Function]](list)
+    for each in functions:
+        found[_key(each)].append(each)
+    return dict(found)
+
+
 def _key(function: Function) -> Key:
     if isinstance(function, ast.Lambda):
         return "<lambda>", function.lineno
@@ -175,14 +183,15 @@ def _key(function: Function) -> Key:
 
 
 def _functions(file: str, names: Collection[str]) -> Iterator[Function]:
-    """Those in classes and functions with these names, and in those of the file that they name."""
+    """Those in classes and functions with these names, and in those of the file that they name, but to be decorated."""
     tree = ast.parse(Path(file).read_bytes())
     nodes = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     wanted = list(names)
     while wanted:
         node = nodes.pop(wanted.pop(), ast.Pass())
         yield from _all_functions(node)
-        wanted += [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]
+        parts = [each for each in ast.iter_child_nodes(node) if each not in getattr(node, "decorator_list", ())]
+        wanted += [each.id for part in parts for each in ast.walk(part) if isinstance(each, ast.Name)]
 
 
 def _all_functions(tree: ast.AST) -> Iterator[Function]:

@@ -1,6 +1,7 @@
 """What never ran of a stage's code is named."""
 
 import importlib
+import inspect
 import sys
 import types
 from pathlib import Path
@@ -55,6 +56,18 @@ class Once(Stage):
     def attach(self, pipeline):
         if pipeline is not None:
             pipeline.note("no")  # told
+
+
+def registered(works):
+    return works
+
+
+@registered
+class Ways(Stage):
+    """Has two ways in one line."""
+
+    def attach(self, pipeline):
+        self.ways = [lambda value: value, lambda value: value - 1]
 
 
 class Derived(Plain):
@@ -188,6 +201,14 @@ def test_settings_that_are_changed_while_others_are_called_are_named():
         Set(None).attach(None)
     assert reach.settings["torch.get_float32_matmul_precision"] == ("highest", "medium")
     assert not any("grad" in name for name in reach.settings)
+
+
+def test_of_two_nameless_functions_in_a_line_the_one_that_never_ran_is_named():
+    ways, reach = Ways(None), Reach([Ways])
+    with reach.watching():
+        ways.attach(None)
+        ways.ways[0](1)
+    assert reach.missed() == [f"test_reach.py:{inspect.getsourcelines(Ways.attach)[1] + 1}"]
 
 
 def test_of_a_module_beside_what_was_called_is_asked(monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from running import tiny
 
 from runner.plugin.contract import Close
 from runner.plugin.registry import Registry
+from runner.plugins.marl.uav.rewards import PRESETS, Coefficients
 from runner.proof import Outcome, clock
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
@@ -168,6 +169,13 @@ def test_what_was_a_number_and_is_an_object_is_another_one(monkeypatch):
     monkeypatch.setattr("runner.train.step._MIX", object())
     now = belongings()
     assert [name for name in before if now.get(name) != before[name]] == ["runner.train.step._MIX"]
+
+
+def test_a_table_in_which_something_was_changed_is_another_one(monkeypatch):
+    before = belongings()
+    monkeypatch.setitem(PRESETS, "seed", Coefficients())
+    now = belongings()
+    assert [name for name in before if now.get(name) != before[name]] == ["runner.plugins.marl.uav.rewards.PRESETS"]
 
 
 @pytest.fixture(scope="module")

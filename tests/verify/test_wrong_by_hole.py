@@ -25,16 +25,27 @@ FOUND = [
     ("unaveraged", "exact", r"update 1, slot 'step': 'predict' differs"),
     ("when_loss_rises", "close", r"update 2, slot 'step': 'model\.stem\.0\.weight\.grad' differs"),
     ("loss_buffer", "exact", r"update 1, slot 'step': 'loss\.sum' is overwritten by a later update"),
+    ("rates_of_the_beginning", "close", r"update 2, slot 'forward': 'learner\.optimizers\.model\.param_groups\.0\.lr'"),
+    (
+        "ready_on_arrival",
+        "close",
+        r"makes of its own batch is not the same: update 1, slot 'step': 'output\.loss\.sum'",
+    ),
+    ("staged_over", "exact", r"what is drawn is not the same: update 2, slot 'next_batch': 'batch\.image'"),
+    ("first_order_again", "exact", r"a resumed training is another one: update 1, slot 'step': 'batch\.image'"),
+    ("dimmed", "close", r"what is drawn is not the same: update 1, slot 'next_batch': 'batch\.image'"),
 ]
 """Stages, what they promise, and where each is found out."""
 
 
-def judged(kind, promise):
+def judged(kind, promise, horizon=0):
     """The report on one stage of the recipe that it is made for."""
     case = wrong_base.CASES[kind]
     sets = [*wrong_base.SETTINGS[case.recipe], *case.sets, "device=cpu", f"optimization.{kind}.promise={promise}"]
     recipe = load(RECIPES / f"{case.recipe}.yaml", sets, REGISTRY)
-    return verify_recipe(recipe, REGISTRY, Options(UPDATES, budget=0.0, stages=(kind,), horizon=0), lambda _: None)
+    return verify_recipe(
+        recipe, REGISTRY, Options(UPDATES, budget=0.0, stages=(kind,), horizon=horizon), lambda _: None
+    )
 
 
 @pytest.mark.parametrize(("kind", "promise", "where"), FOUND)
@@ -42,6 +53,12 @@ def test_a_wrong_stage_fails_with_the_slot_and_the_tensor(kind, promise, where):
     (row,) = judged(kind, promise).rows
     assert row.verdict == "FAIL"
     assert re.search(where, row.summary), row.summary
+
+
+def test_what_is_renewed_whenever_somebody_asks_fails_in_a_long_run():
+    (row,) = judged("packed_until_asked", "close", horizon=20).rows
+    assert row.verdict == "FAIL"
+    assert "in a long run, from a state on the way to update 2: not the same algebra" in row.summary
 
 
 def test_what_reaches_the_baseline_fails_with_what_it_changes_there(monkeypatch):
