@@ -62,7 +62,7 @@ def test_a_source_that_knows_its_learner_may_be_led_elsewhere_once_and_less_is_e
 @pytest.mark.parametrize(
     ("changed", "update"),
     [
-        (lambda update: FEW * (update > 3), 12),  # three times, between which it was given what the baseline has
+        (lambda update: FEW * (update > 3), 16),  # four times, between which it was given what the baseline has
         (lambda update: MANY * (update == 4), 4),  # early
         (lambda update: MANY * (update in (10, 12)), 12),  # at once again
     ],
