@@ -73,7 +73,7 @@ def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: 
 
         parts: dict[str, Stateful] = {"learner": LearnerState(step)}
         if _knows_its_learner(pipeline.source):
-            parts["pipeline"] = _Drawing(step)
+            parts["pipeline"] = _AllButLearner(step)
         return Subject(draw, parts, seed=step.seed)
 
     return build
@@ -103,7 +103,7 @@ def _interrupted(step: Step) -> State:
     return kept({"pipeline": step.pipeline.state_dict(), "generators": generators.state_dict()})
 
 
-class _Drawing:
+class _AllButLearner:
     """All that decides what is drawn next, but the learner; stages begin anew with what they have of their own."""
 
     def __init__(self, step: Step) -> None:
@@ -143,8 +143,8 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
         while count < length.updates or (count < length.most and time.monotonic() < deadline):
             own, theirs = (_advanced(each, output=count < _SOON and not form) for each in (one, other))
             count += 1
-            found = unlike(own, theirs, form, content)
-            much = found is not None and unlike(own, theirs, form, content, _ELEMENTS) is not None
+            found = unlike(own, theirs, form, content, rounded=True)
+            much = found is not None and unlike(own, theirs, form, content, _ELEMENTS, rounded=True) is not None
             if found is not None and not since:
                 since, elsewhere = count, elsewhere + 1
             early, often = count <= max(length.updates, given + _SOON), elsewhere > _ELSEWHERE + _OFTEN * count
@@ -222,25 +222,29 @@ def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) 
     return None
 
 
-def unlike(own: Frame, theirs: Frame, form: bool, content: float = _CONTENT, share: float = 0.0) -> Location | None:
-    """The first output that is not as the baseline's, but for a share of elements; of numbers only the form if told."""
+def unlike(
+    own: Frame, theirs: Frame, form: bool, content: float = _CONTENT, share: float = 0.0, rounded: bool = False
+) -> Location | None:
+    """The first output that is not as the baseline's, but for a share of elements; of numbers only the form if told.
+
+    What updates return may be off by more where it is rounded otherwise.
+    """
     for location in dict.fromkeys((*own, *theirs)):
         if location.kind != "output":
             continue
-        value, other = (_as_tensor(each.get(location, MISSING)) for each in (own, theirs))
+        returned = rounded and _is_output(location.name)
+        value, other = (each.get(location, MISSING) for each in (own, theirs))
+        if returned and isinstance(value, float) and isinstance(other, float):
+            value, other = (torch.tensor(each, dtype=torch.float64) for each in (value, other))
         if not isinstance(value, Tensor) or location.name.startswith("generators."):
             alike = digest(value) == digest(other)
         else:
             alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (value.shape, value.dtype)
             alike = alike and bool((value.isfinite() <= other.isfinite()).all())
-            alike = alike and (form or _same_content(value, other, content, share, _is_output(location.name)))
+            alike = alike and (form or _same_content(value, other, content, share, returned))
         if not alike:
             return location
     return None
-
-
-def _as_tensor(value: Any) -> Any:
-    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value
 
 
 def _same_content(value: Tensor, other: Tensor, content: float, share: float, returned: bool) -> bool:
