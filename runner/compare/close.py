@@ -226,7 +226,7 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     medians = {group: statistics.median(each) for group, each in ratios.items()}
     largest = {group: max(each) for group, each in beyond.items()}
     told, at_worst = (
-        {_name(group): difference.plain(each) for group, each in found.items()} for found in (medians, largest)
+        {group_name(group): difference.plain(each) for group, each in found.items()} for found in (medians, largest)
     )
     evidence = {"states": len(starts), "rounding": told, "largest": at_worst}
     count = f"the median of {len(starts)} single updates"
@@ -244,7 +244,7 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     update, start = max(zip(starts.items(), by_update, strict=False), key=itemgetter(1))[0]
     found = _locate_rounding(baseline, changed, update, start, parts, precision, units, seed)
     times, where = (medians, count) if often else (largest, f"one of {len(starts)} single updates")
-    summary = f"rounds {times[failed]:.2g} times as much as the baseline ({_name(failed)}, {where}): {found}"
+    summary = f"rounds {times[failed]:.2g} times as much as the baseline ({group_name(failed)}, {where}): {found}"
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
 
 
@@ -367,7 +367,8 @@ def _ratio(location: Location, own: float, other: float, precision: float, units
     return max(other, least) / max(own, least)
 
 
-def _name(group: Location) -> str:
+def group_name(group: Location) -> str:
+    """What a group of numbers is called that are judged by the same size."""
     return {"output": "outputs", "gradient": "gradients", "state": f"'{group.name}' of the state"}[group.kind]
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.compare.close import ALLOWED_ONCE, MOST_ULPS, algebra, jog
+from runner.compare.close import ALLOWED_ONCE, MOST_ULPS, algebra, group_name, jog
 from runner.compare.difference import (
     LOADED_TOLERANCE,
     MISSING,
@@ -102,11 +102,11 @@ def same_algebra(
         one, other = (Isolation(build, seed, float64=True) for build in (baseline, changed))
         parts, singles = shared(one.subject.state, other.subject.state), _Singles(baseline, changed, seed)
         for piece in _stretched(baseline, _pieces(updates), deadline, seed):
+            if piece[0].states is not None:
+                singles.take(piece[0], _moved(one, piece[:1]))
             own, theirs = (_moved(isolation, piece) for isolation in (one, other))
             if found := _apart(own, theirs, count, parts):
                 return _judged(baseline, changed, piece, own, found, seed)
-            if piece[0].states is not None:
-                singles.take(piece[0], own[0])
             if cast := objections(side_effects(SideEffects.of(one), SideEffects.of(other)), "Close"):
                 return replace(cast[0], summary=f"in a long run, {cast[0].summary}")
             count += len(piece)
@@ -120,35 +120,40 @@ def same_algebra(
 
 
 class _Singles:
-    """Two subjects in their own precision, and how far their updates are from those in float64."""
+    """Two subjects in their own precision, and how far their updates are from the baseline's in float64."""
 
     def __init__(self, baseline: Build, changed: Build, seed: int) -> None:
         self._one, self._other = (Isolation(build, seed) for build in (baseline, changed))
-        self._own, self._theirs = list[float](), list[float]()
+        self._parts = shared(self._one.subject.state, self._other.subject.state)
+        self._own, self._theirs = list[dict[Location, float]](), list[dict[Location, float]]()
 
-    def take(self, update: Update, truth: Frame) -> None:
+    def take(self, update: Update, truth: Sequence[Frame]) -> None:
         """The baseline makes this update, the changed one makes it several times."""
-        self._own.append(self._error(self._one, update, truth))
-        self._theirs.extend(self._error(self._other, update, truth) for _ in range(_SINGLE))
+        self._own.append(self._errors(self._one, update, truth))
+        self._theirs.extend(self._errors(self._other, update, truth) for _ in range(_SINGLE))
 
-    @staticmethod
-    def _error(isolation: Isolation, update: Update, truth: Frame) -> float:
+    def _errors(self, isolation: Isolation, update: Update, truth: Sequence[Frame]) -> dict[Location, float]:
+        """Of what the update returns and leaves behind, by group."""
         isolation.load(update.states or {}, update.seed)
-        (frame,) = isolation.advance([clones(update.batch)], _values)
-        return max(by_group(truth, frame).values(), default=0.0)
+        output, state = isolation.advance([clones(update.batch)], _values)[0], isolation.initial()
+        exact = truth[0] | truth[1]
+        seen = {location: exact[location] for location in comparable(exact, exact, self._parts)}
+        return by_group(seen, output | state)
 
     @property
     def beyond(self) -> str | None:
         """What there is to say of updates that are too far off, if they are so many that it is no chance."""
-        units = MOST_ULPS * torch.finfo(torch.get_default_dtype()).eps
-        allowed = ALLOWED_ONCE * max(*self._own, units) if self._own else math.inf
-        beyond = [each for each in self._theirs if not each <= allowed]
-        if len(beyond) < _OFTEN:
-            return None
-        return (
-            f"outputs of {len(beyond)} of {len(self._theirs)} single updates are off by up to {max(beyond):.2g}, "
-            f"the baseline's by {max(self._own):.2g}"
-        )
+        least = MOST_ULPS * torch.finfo(torch.get_default_dtype()).eps
+        for group in self._own[-1] if self._own else ():
+            own = max(each.get(group, 0.0) for each in self._own)
+            allowed = ALLOWED_ONCE * max(own, least)
+            beyond = [each[group] for each in self._theirs if not each.get(group, 0.0) <= allowed]
+            if len(beyond) >= _OFTEN:
+                return (
+                    f"{group_name(group)} in {len(beyond)} of {len(self._theirs)} single updates off by up to "
+                    f"{max(beyond):.2g}, the baseline's by {own:.2g}"
+                )
+        return None
 
 
 def _stretched(baseline: Build, pieces: Iterator[list[Update]], deadline: float, seed: int) -> Iterator[list[Update]]:

@@ -130,48 +130,79 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
     The first updates should return about the same, too, as what they learn from has come through the change's own
     hands; and now and then both are asked for answers. Where a source knows its learner, a change that is close begins
     every update with the baseline's state, or rounding would lead them to other batches. Such a source still draws
-    something else now and then, first in a few elements and then in more. The changed one is given all that decides
-    what is drawn some updates later, may not draw much else at once, and is not led elsewhere often. Where the change
+    something else now and then, and is then given all that decides what is drawn (``_Elsewhere``). Where the change
     promises neither bits nor algebra, only the form of batches is compared.
     """
-    name, count, given, elsewhere, since = type(contract).__name__, 0, 0, 0, 0
-    deadline, form = time.monotonic() + length.seconds, isinstance(contract, Statistical)
+    name, form, elsewhere = type(contract).__name__, isinstance(contract, Statistical), _Elsewhere(length.updates)
+    deadline = time.monotonic() + length.seconds
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
         knows = "pipeline" in one.subject.state
         led, content = knows and isinstance(contract, Close), _CONTENT if knows else _ROUNDING
-        while count < length.updates or (count < length.most and time.monotonic() < deadline):
-            own, theirs = (_advanced(each, output=count < _SOON and not form) for each in (one, other))
-            count += 1
+        for update in range(1, max(length.updates, length.most) + 1):
+            if update > length.updates and time.monotonic() >= deadline:
+                break
+            own, theirs = (_advanced(each, output=update <= _SOON and not form) for each in (one, other))
             found = unlike(own, theirs, form, content, rounded=True)
             much = found is not None and unlike(own, theirs, form, content, _ELEMENTS, rounded=True) is not None
-            if found is not None and not since:
-                since, elsewhere = count, elsewhere + 1
-            early, often = count <= max(length.updates, given + _SOON), elsewhere > _ELSEWHERE + _OFTEN * count
-            if found is not None and (not led or often or (much and early)):
-                returned = _is_output(found.name)
-                place = found if returned else found._replace(slot="next_batch")
-                difference = described(count, place, *(each.get(found, MISSING) for each in (own, theirs)))
-                what = "what an update makes of its own batch" if returned else "what is drawn"
-                return Verdict(Outcome.FAIL, name, f"{what} is not the same: {difference}")
+            elsewhere.look(parted=found is not None)
+            if found is not None and not (led and elsewhere.is_excused(much=much)):
+                return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs))
             if led:
                 other.load({"learner": one.subject.state["learner"].state_dict()})
-            if much or (since and count >= since + _SOON):
-                other.load({"pipeline": one.subject.state["pipeline"].state_dict()})
-                given, since = count, 0
-            if count in (1, length.updates) and not form:
+                if elsewhere.is_over(much=much):
+                    other.load({"pipeline": one.subject.state["pipeline"].state_dict()})
+            if update in (1, length.updates) and not form:
                 for each in (one, other):
                     each.advance([REHEARSAL], lambda _: None)
     except StepError as error:
         return error.verdict(name, baseline)
-    return Verdict(Outcome.PASS, name, f"the same is drawn for {count:,} updates", {"drawn": _clean(count, elsewhere)})
+    drawn = {"drawn": elsewhere.excluded()}
+    return Verdict(Outcome.PASS, name, f"the same is drawn for {elsewhere.updates:,} updates", drawn)
 
 
-def _clean(count: int, elsewhere: int) -> int:
-    """How many updates without any that draws something else would exclude as much as these: by Poisson's upper end."""
-    from scipy.special import chdtri
+class _Elsewhere:
+    """Excuses that rounding leads a source elsewhere that knows its learner: first a few elements, and then more.
 
-    return int(count * chdtri(2, 0.05) / chdtri(2 * elsewhere + 2, 0.05))
+    What is excused may not be much at once, while all that decides what is drawn has just been given, nor come often.
+    """
+
+    def __init__(self, steady: int) -> None:
+        self.steady = steady
+        """Updates in the beginning in which the same has to be drawn but for a few elements."""
+        self.updates = self._times = self._given = self._since = 0
+
+    def look(self, *, parted: bool) -> None:
+        """Counts an update, in which something else was drawn or not."""
+        self.updates += 1
+        if parted and not self._since:
+            self._since, self._times = self.updates, self._times + 1
+
+    def is_excused(self, *, much: bool) -> bool:
+        """Whether rounding may explain the last update."""
+        early = self.updates <= max(self.steady, self._given + _SOON)
+        return self._times <= _ELSEWHERE + _OFTEN * self.updates and not (much and early)
+
+    def is_over(self, *, much: bool) -> bool:
+        """Whether it is time to give what decides what is drawn, which then counts as done."""
+        if not (much or (self._since and self.updates >= self._since + _SOON)):
+            return False
+        self._given, self._since = self.updates, 0
+        return True
+
+    def excluded(self) -> int:
+        """How many updates without anything else drawn would exclude as much as these: by Poisson's upper end."""
+        from scipy.special import chdtri
+
+        return int(self.updates * chdtri(2, 0.05) / chdtri(2 * self._times + 2, 0.05))
+
+
+def _not_the_same(update: int, found: Location, own: Frame, theirs: Frame) -> str:
+    returned = _is_output(found.name)
+    place = found if returned else found._replace(slot="next_batch")
+    what = "what an update makes of its own batch" if returned else "what is drawn"
+    difference = described(update, place, *(each.get(found, MISSING) for each in (own, theirs)))
+    return f"{what} is not the same: {difference}"
 
 
 def _advanced(isolation: Isolation, *, output: bool = False) -> Frame:

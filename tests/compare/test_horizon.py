@@ -144,7 +144,28 @@ def test_an_error_in_float32_alone_is_found_if_it_comes_often():
 
     verdict = same_algebra(Loop(), lambda: build(5), course(120))
     assert verdict.outcome is Outcome.FAIL
-    assert "rounds more than the baseline in a long run: outputs of 4 of 24 " in verdict.summary
+    assert "rounds more than the baseline in a long run: outputs in 4 of 24 " in verdict.summary
+
+
+def test_a_state_that_alone_is_wrong_in_float32_is_found():
+    def build():
+        subject = Loop()()
+        step = subject.step
+
+        def rounded(batch):
+            output = step(batch)
+            with torch.no_grad():
+                for each in subject.state["model"].parameters():
+                    if each.dtype == torch.float32:
+                        each.copy_(each.bfloat16())
+            return output
+
+        subject.__dict__["step"] = rounded
+        return subject
+
+    verdict = same_algebra(Loop(), build, course(60))
+    assert verdict.outcome is Outcome.FAIL
+    assert "in a long run: 'weight' of the state in 6 of 6 single updates off by up to 0.00" in verdict.summary
 
 
 def test_an_error_that_comes_of_a_late_state_is_found_in_its_slot():

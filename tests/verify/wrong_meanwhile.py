@@ -182,3 +182,20 @@ class RewardsOfItsOwn(Wrong):
     def take_hold(self):
         rewards.PRESETS |= {name: replace(each, goal=100.0) for name, each in rewards.PRESETS.items()}
         self.wrap("target", lambda step, *args: step(*args))
+
+
+@stage("moments_in_bf16_later", Close(), hole=9, recipe="shakespeare_gpt")
+class MomentsInBf16Later(Wrong):
+    """Keeps the moments of float32 parameters in bf16 when forty updates are over."""
+
+    def take_hold(self):
+        self.count()
+        self.wrap("optimizer_step", self.optimizer_step)
+
+    def optimizer_step(self, step, optimizer):
+        step(optimizer)
+        digits = torch.bfloat16 if self.updates > 40 else torch.float32
+        for parameter, entry in optimizer.state.items():
+            if parameter.dtype == torch.float32:
+                for name in ("exp_avg", "exp_avg_sq"):
+                    entry[name].copy_(entry[name].to(digits))
