@@ -129,16 +129,17 @@ class _Singles:
 
     def take(self, update: Update, truth: Sequence[Frame]) -> None:
         """The baseline makes this update, the changed one makes it several times."""
-        self._own.append(self._errors(self._one, update, truth))
-        self._theirs.extend(self._errors(self._other, update, truth) for _ in range(_SINGLE))
+        exact = truth[0] | truth[1]
+        seen = {location: exact[location] for location in comparable(exact, exact, self._parts)}
+        self._own.append(self._errors(self._one, update, seen))
+        self._theirs.extend(self._errors(self._other, update, seen) for _ in range(_SINGLE))
 
-    def _errors(self, isolation: Isolation, update: Update, truth: Sequence[Frame]) -> dict[Location, float]:
+    @staticmethod
+    def _errors(isolation: Isolation, update: Update, truth: Frame) -> dict[Location, float]:
         """Of what the update returns and leaves behind, by group."""
         isolation.load(update.states or {}, update.seed)
         output, state = isolation.advance([clones(update.batch)], _values)[0], isolation.initial()
-        exact = truth[0] | truth[1]
-        seen = {location: exact[location] for location in comparable(exact, exact, self._parts)}
-        return by_group(seen, output | state)
+        return by_group(truth, output | state)
 
     @property
     def beyond(self) -> str | None:

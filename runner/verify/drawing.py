@@ -37,10 +37,8 @@ _STUCK = 1000  # updates in which every training comes further
 _SHORT = 100  # updates of an epoch after which a training may as well be interrupted
 CHECKPOINT, REHEARSAL = object(), object()  # are asked of what ``draws`` makes
 _ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps  # how far off an element may be, of the largest
-_CONTENT, _ELEMENTS = (
-    1e-4,
-    0.05,
-)  # the same where a source knows its learner, and how many may be further off in the first updates
+_CONTENT = 1e-4  # the same where a source knows its learner
+_ELEMENTS = 0.05  # and how many may be further off in the first updates
 _OUTPUT = 1e-3  # how far off what the first updates return, whose rounding goes on from one to the next
 _ELSEWHERE, _OFTEN = 2, 0.1  # so often may it be led elsewhere, and in that share of updates
 
@@ -130,10 +128,10 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
     The first updates should return about the same, too, as what they learn from has come through the change's own
     hands; and now and then both are asked for answers. Where a source knows its learner, a change that is close begins
     every update with the baseline's state, or rounding would lead them to other batches. Such a source still draws
-    something else now and then, and is then given all that decides what is drawn (``_Elsewhere``). Where the change
+    something else now and then, and is then given all that decides what is drawn (``_LedElsewhere``). Where the change
     promises neither bits nor algebra, only the form of batches is compared.
     """
-    name, form, elsewhere = type(contract).__name__, isinstance(contract, Statistical), _Elsewhere(length.updates)
+    name, form, elsewhere = type(contract).__name__, isinstance(contract, Statistical), _LedElsewhere(length.updates)
     deadline = time.monotonic() + length.seconds
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
@@ -145,7 +143,7 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
             own, theirs = (_advanced(each, output=update <= _SOON and not form) for each in (one, other))
             found = unlike(own, theirs, form, content, rounded=True)
             much = found is not None and unlike(own, theirs, form, content, _ELEMENTS, rounded=True) is not None
-            elsewhere.look(parted=found is not None)
+            elsewhere.count(parted=found is not None)
             if found is not None and not (led and elsewhere.is_excused(much=much)):
                 return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs))
             if led:
@@ -161,7 +159,7 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
     return Verdict(Outcome.PASS, name, f"the same is drawn for {elsewhere.updates:,} updates", drawn)
 
 
-class _Elsewhere:
+class _LedElsewhere:
     """Excuses that rounding leads a source elsewhere that knows its learner: first a few elements, and then more.
 
     What is excused may not be much at once, while all that decides what is drawn has just been given, nor come often.
@@ -172,7 +170,7 @@ class _Elsewhere:
         """Updates in the beginning in which the same has to be drawn but for a few elements."""
         self.updates = self._times = self._given = self._since = 0
 
-    def look(self, *, parted: bool) -> None:
+    def count(self, *, parted: bool) -> None:
         """Counts an update, in which something else was drawn or not."""
         self.updates += 1
         if parted and not self._since:
