@@ -232,7 +232,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines = ["# What the gate notices of small changes in the code of stages", ""]
     lines += ["Made by `mutate.py` from `mutants.json` and `survivors.yaml`.", ""]
     lengths = " or ".join(map(str, sorted({row["updates"] for row in rows})))
-    lines += [f"Each was tried by {lengths} updates; of some files only every second or third change was.", ""]
+    there = sum(each["compiles"] for _, target in every("") for each in enumerated(target))
+    lines += [f"Tried were {len(rows)} of the {there} changes that these files have, each by {lengths} updates.", ""]
     lines += ["| code | tried | " + " | ".join(VERDICTS) + " | of those that run, noticed |"]
     lines.append("|---|---" + "|---" * len(VERDICTS) + "|---|")
     by_target: dict[str, list[dict[str, Any]]] = defaultdict(list)
