@@ -5,10 +5,12 @@
     python experiments/instrument/mutate.py --only forward_cache --shard 1/2 --every 3
     python experiments/instrument/mutate.py --again PASS --updates 20   # those that passed, at the gate's own length
 
-Two sorts: a change in the file of a stage, which is put into the module before anybody asks for it, and a change in a
-method of a learner that is a slot, which a stage then puts in its place (``slot_mutant.py``). Each is judged in a
-process of its own. Before that, the unchanged code is judged with every line that is run recorded: what is changed in a
-line that never runs here, such as one for a GPU, cannot be noticed here, and is counted apart.
+Three sorts: a change in the file of a stage, which is put into the module before anybody asks for it; a change in a
+method of a learner that is a slot, which a stage then puts in its place (``slot_mutant.py``); and a change anywhere else
+in a package, of which a second copy is then imported whose classes a stage gives to the learner, the source and all that
+they hold (``module_mutant.py``), once they are built. Each is judged in a process of its own. Before that, the unchanged
+code is judged with every line that is run recorded: what is changed in a line that never runs here, such as one for a
+GPU or one that builds what is built already, cannot be noticed here, and is counted apart.
 
 What the gate passes is explained by hand, in ``survivors.yaml``.
 """
@@ -27,13 +29,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from copied import classes_of_copy
 from judge import CRASHED, INACTIVE, LATE, REFUSED, ROOT, in_child, verdict_of
 from mutations import changes
 from running import SMALL
 
 HERE = Path(__file__).parent
 RESULTS, TABLE, EXPLAINED = HERE / "mutants.json", HERE / "mutants.md", HERE / "survivors.yaml"
-SLOT_PLUGIN = HERE / "slot_mutant.py"
+SLOT_PLUGIN, MODULE_PLUGIN = HERE / "slot_mutant.py", HERE / "module_mutant.py"
 FEWEST = 4
 """Updates by which a change is tried at first; most are noticed in one."""
 NOT_RUN = "not run"
@@ -51,6 +54,10 @@ class Target(NamedTuple):
     """If any: methods of a learner in the file, which ``mutated_slot`` replaces; otherwise it is a stage's file."""
     owner: str = ""
     """The class with these methods."""
+    package: str = ""
+    """If any: what a second copy is made of, whose classes ``mutated_module`` gives to what is built."""
+    without: tuple[str, ...] = ()
+    """Functions that are left out, because another target has them."""
     reload: tuple[str, ...] = ()
     """Modules that have imported names of this one."""
     traced_only: bool = False
@@ -71,7 +78,7 @@ class Target(NamedTuple):
         """Whether a function is to be changed: no face of a plugin, whose words people read."""
         if self.slots:
             return name in {f"{self.owner}.{slot}" for slot in self.slots}
-        return not name.rpartition(".")[0].endswith("Config")
+        return name not in self.without and not name.rpartition(".")[0].endswith("Config")
 
 
 THREE = ("data.followers=2",)
@@ -87,6 +94,10 @@ DROPOUT = ("model.dropout=0.1",)
 MOLECULES = (*SMALL["gps"], "model.dropout=0", "train.updates=400")
 GRASPS = (*SMALL["grasp_diffusion"], "train.updates=400")
 STAGES, MARL = "plugins/stages", "plugins/marl"
+PACKAGE = "runner.plugins.marl"
+ITS_MODULES = (f"{PACKAGE}.masac", f"{PACKAGE}.uav.source")
+"""What imports all of the package that a training of it has."""
+UNIFORM = (*THREE, "data.replay={kind: uniform, capacity: 4000}")
 LEARNER = "runner/plugin/learner.py"
 TARGETS = (
     Target(f"{MARL}/stages/forward_cache.py", "forward_cache", "marl_baseline", THREE),
@@ -108,6 +119,18 @@ TARGETS = (
     Target(f"{STAGES}/heap_retention.py", "heap_retention", "digits_classifier"),
     Target(f"{STAGES}/preprocess_once.py", "preprocess_once", "gps_esol", MOLECULES),
     Target(f"{MARL}/masac.py", "mutated_slot", "marl_baseline", THREE, slots=MASAC, owner="Masac"),
+    Target(
+        f"{MARL}/masac.py", "mutated_module", "marl_baseline", THREE, package=PACKAGE,
+        without=tuple(f"Masac.{slot}" for slot in MASAC),
+    ),
+    *(
+        Target(f"{MARL}/{file}.py", "mutated_module", "marl_baseline", THREE, package=PACKAGE)
+        for file in (
+            "networks", "roles", "simulator", "replay/block_sums", "replay/buffer", "replay/build", "replay/prioritized",
+            "uav/environment", "uav/rewards", "uav/source",
+        )
+    ),
+    Target(f"{MARL}/replay/uniform.py", "mutated_module", "marl_baseline", UNIFORM, package=PACKAGE),
     Target("plugins/vision/classifier.py", "mutated_slot", "digits_classifier", slots=("loss",), owner="Classifier"),
     Target(
         "plugins/sequences/language_model.py", "mutated_slot", "shakespeare_gpt", slots=("loss",),
@@ -144,9 +167,14 @@ def enumerated(target: Target) -> list[dict[str, Any]]:
     return found
 
 
+def _source(target: Target) -> str:
+    """What tracebacks call the code: in a second copy not as the first one, which runs as well."""
+    return str(ROOT / target.file) + " (copy)" * bool(target.package)
+
+
 def _code(tree: ast.Module, target: Target) -> Any:
     try:
-        return compile(tree, str(ROOT / target.file), "exec")
+        return compile(tree, _source(target), "exec")
     except (SyntaxError, ValueError, TypeError):
         return None
 
@@ -164,7 +192,7 @@ def changed_verdict(position: int, number: int, updates: int) -> dict[str, Any]:
 def unchanged_verdict(position: int, updates: int) -> dict[str, Any]:
     """What the gate says of the code as it is, and which lines of it were run."""
     target = TARGETS[position]
-    path = str(ROOT / target.file)
+    path = _source(target)
     lines: set[int] = set()
 
     def of_line(frame: Any, event: str, _: Any) -> Any:
@@ -178,7 +206,7 @@ def unchanged_verdict(position: int, updates: int) -> dict[str, Any]:
     sys.settrace(of_call)
     threading.settrace(of_call)
     try:
-        found = _verdict(target, _code(ast.parse(Path(path).read_text()), target), updates)
+        found = _verdict(target, _code(ast.parse((ROOT / target.file).read_text()), target), updates)
     finally:
         sys.settrace(None)
     return found | {"lines": sorted(lines)}
@@ -197,12 +225,15 @@ def _verdict(target: Target, code: Any, updates: int) -> dict[str, Any]:
     if target.slots:
         namespace = dict(vars(module))
         exec(code, namespace)
-        from runner.plugin.registry import Registry
-
-        Registry([SLOT_PLUGIN])
-        plugin = next(found for name, found in sys.modules.items() if name.startswith("runner_plugin_slot_mutant"))
-        plugin.change({slot: vars(namespace[target.owner])[slot] for slot in target.slots})
         files.append(SLOT_PLUGIN)
+        _plugin(SLOT_PLUGIN).change({slot: vars(namespace[target.owner])[slot] for slot in target.slots})
+    elif target.package:
+        for name in ITS_MODULES:
+            importlib.import_module(name)
+        from runner.plugin.context import STEP
+
+        files.append(MODULE_PLUGIN)
+        _plugin(MODULE_PLUGIN).change(classes_of_copy(target.package, target.module, code), (*MASAC, *STEP))
     else:
         exec(code, vars(module))
         for name in target.reload:
@@ -210,6 +241,14 @@ def _verdict(target: Target, code: Any, updates: int) -> dict[str, Any]:
     import wrong_base
 
     return verdict_of(target.kind, target.recipe, [*wrong_base.SETTINGS.get(target.recipe, ()), *sets], files, updates)
+
+
+def _plugin(file: Path) -> Any:
+    """The module of a file of plugins."""
+    from runner.plugin.registry import Registry
+
+    Registry([file])
+    return next(found for name, found in sys.modules.items() if name.startswith(f"runner_plugin_{file.stem}"))
 
 
 def _is_run(change: dict[str, Any], lines: set[int]) -> bool:
