@@ -39,6 +39,8 @@ RESULTS, TABLE, EXPLAINED = HERE / "mutants.json", HERE / "mutants.md", HERE / "
 SLOT_PLUGIN, MODULE_PLUGIN = HERE / "slot_mutant.py", HERE / "module_mutant.py"
 FEWEST = 4
 """Updates by which a change is tried at first; most are noticed in one."""
+LONGEST = 300.0
+"""Seconds for one of them, beyond which it counts as out of time."""
 NOT_RUN = "not run"
 """Of a change in a line that the unchanged code does not run here."""
 
@@ -338,7 +340,7 @@ def _judge(
     print(f"--- {target.name}: unchanged {plain['verdict']}, {plain['summary'][:120]}", flush=True)
     for change in wanted:
         if _is_run(change, lines):
-            said = in_child(changed_verdict, position, change["number"], updates, timeout=120.0)
+            said = in_child(changed_verdict, position, change["number"], updates, timeout=LONGEST)
         else:
             said = {"verdict": NOT_RUN, "summary": "this line is not run here", "seconds": 0.0}
         if RESULTS.exists():  # another shard may have written meanwhile
