@@ -6,9 +6,9 @@
     python experiments/instrument/mutate.py --again PASS --updates 20   # those that passed, at the gate's own length
 
 Three sorts: a change in the file of a stage, which is put into the module before anybody asks for it; a change in a
-method of a learner that is a slot, which a stage then puts in its place (``slot_mutant.py``); and a change anywhere else
-in a package, of which a second copy is then imported whose classes a stage gives to the learner, the source and all that
-they hold (``module_mutant.py``), once they are built. Each is judged in a process of its own. Before that, the unchanged
+method of a learner that is a slot, which a stage then puts in its place (``slot_mutant.py``); and a change anywhere
+else in a package, of which a second copy is then imported whose classes a stage gives to the learner, the source and all
+that they hold (``module_mutant.py``), once they are built. Each is judged in a process of its own. Before, the unchanged
 code is judged with every line that is run recorded: what is changed in a line that never runs here, such as one for a
 GPU or one that builds what is built already, cannot be noticed here, and is counted apart.
 
@@ -128,8 +128,8 @@ TARGETS = (
     *(
         Target(f"{MARL}/{file}.py", "mutated_module", "marl_baseline", THREE, package=PACKAGE)
         for file in (
-            "networks", "roles", "simulator", "replay/block_sums", "replay/buffer", "replay/build", "replay/prioritized",
-            "uav/environment", "uav/rewards", "uav/source",
+            "networks", "roles", "simulator", "replay/block_sums", "replay/buffer", "replay/build",
+            "replay/prioritized", "uav/environment", "uav/rewards", "uav/source",
         )
     ),
     Target(f"{MARL}/replay/uniform.py", "mutated_module", "marl_baseline", UNIFORM, package=PACKAGE),

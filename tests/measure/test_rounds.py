@@ -22,6 +22,7 @@ from runner.measure.ablate import RESULT, ablate
 from runner.measure.experiment import load_experiment
 from runner.measure.rounds import LIMIT_SECONDS, ROUNDS, CaseLog, Measurement, MeasurementLog, order
 from runner.plugin.registry import Registry
+from runner.plugins.stages.amp import AmpConfig
 from runner.recipe.loader import load
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.tracking import Workspace
@@ -373,7 +374,8 @@ class Log:
         return CaseLog(self.entries)
 
 
-def test_the_gate_is_asked_last_about_what_only_trainings_can_show(experiment):
+def test_the_gate_is_asked_last_about_what_only_trainings_can_show(experiment, monkeypatch):
+    monkeypatch.setattr(AmpConfig, "inactive", lambda *_: None)  # on any processor
     asked = []
 
     def gate(recipe, registry, stages, seconds):

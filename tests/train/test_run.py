@@ -7,6 +7,7 @@ from interrupted import flat
 from running import RECIPES, tiny, train_here
 
 from runner.plugin.registry import Registry
+from runner.plugins.stages.amp import AmpConfig
 from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
 from runner.system.errors import DivergedError, UsageError
@@ -47,7 +48,8 @@ def description(result):
     return dict(line.removeprefix("* **").split("**: ", 1) for line in tags["mlflow.note.content"].splitlines())
 
 
-def test_a_run_describes_itself():
+def test_a_run_describes_itself(monkeypatch):
+    monkeypatch.setattr(AmpConfig, "inactive", lambda *_: None)  # on any processor
     result = train_here("marl_phase2", "seed=3")
     told, digits = description(result), result.run_id[:8]
     assert result.run_name == f"marl_phase2-{digits}"

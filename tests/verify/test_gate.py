@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from children import start
@@ -20,8 +21,8 @@ from runner.verify.timed_gate import quick
 from runner.verify.variants import weakest
 from runner.verify.verification import StageVerdict, Verification
 
-REGISTRY = Registry()
-MIXED = tuple(f"optimization.{kind}=on" for kind in ("amp", "fused_optimizer"))
+REGISTRY = Registry([Path(__file__).with_name("rounding.py")])
+MIXED = tuple(f"optimization.{kind}=on" for kind in ("rounding", "fused_optimizer"))
 """A stage that rounds, and one of the same algebra; heap_retention is on in the recipe."""
 WRONG = """
 from runner.api import Exact, Stage, StageConfig
@@ -84,15 +85,15 @@ def test_what_cannot_be_verified_is_said(name, stages, message):
 @pytest.mark.usefixtures("copied_children")
 def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
     said = []
-    recipe = tiny("digits_classifier", *MIXED)
-    options = Options(updates=2, steps=1, seeds=2, stages=("amp",), horizon=0)
+    recipe = tiny("digits_classifier", *MIXED, registry=REGISTRY)
+    options = Options(updates=2, steps=1, seeds=2, stages=("rounding",), horizon=0)
     report = verify_recipe(recipe, REGISTRY, options, said.append)
     (row,) = report.rows
     assert row.contract == "Statistical"
     if "learns nothing" not in row.summary:
         assert row.evidence["pairs"] == 2
     assert sorted(row.evidence["stages"]["reference"]) == ["fused_optimizer", "heap_retention"]
-    assert sorted(row.evidence["stages"]["changed"]) == ["amp", "fused_optimizer", "heap_retention"]
+    assert sorted(row.evidence["stages"]["changed"]) == ["fused_optimizer", "heap_retention", "rounding"]
     assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
 
 
@@ -101,10 +102,10 @@ def test_nobody_waits_for_trainings_before_all_that_needs_none_is_judged(monkeyp
     order, judge, train = [], Gate._judge, Trainings.run
     monkeypatch.setattr(Gate, "_judge", lambda self, stages: order.append(stages) or judge(self, stages))
     monkeypatch.setattr(Trainings, "run", lambda self, *what: order.append("train") or train(self, *what))
-    recipe = tiny("digits_classifier", *MIXED)
-    options = Options(updates=2, steps=1, seeds=2, stages=("amp", "fused_optimizer"), horizon=0)
+    recipe = tiny("digits_classifier", *MIXED, registry=REGISTRY)
+    options = Options(updates=2, steps=1, seeds=2, stages=("rounding", "fused_optimizer"), horizon=0)
     verify_recipe(recipe, REGISTRY, options, lambda _: None)
-    assert order.index(("amp",)) < order.index(("fused_optimizer",)) < order.index("train")
+    assert order.index(("rounding",)) < order.index(("fused_optimizer",)) < order.index("train")
 
 
 @pytest.mark.usefixtures("copied_children")
@@ -112,8 +113,8 @@ def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypat
     monkeypatch.setattr(Trainings, "seconds_left", 1.0)
     monkeypatch.setattr(Gate, "begin", lambda _: False)  # or they would be over before anybody asks how long they take
     said = []
-    recipe = tiny("digits_classifier", *MIXED, "train.epochs=20")
-    options = Options(updates=2, seeds=2, stages=("amp",), horizon=0)
+    recipe = tiny("digits_classifier", *MIXED, "train.epochs=20", registry=REGISTRY)
+    options = Options(updates=2, seeds=2, stages=("rounding",), horizon=0)
     (row,) = verify_recipe(recipe, REGISTRY, options, said.append).rows
     assert row.evidence["length"] == {"epochs": 2}
     assert row.summary.endswith(", after 2 of 20 epochs")
@@ -179,26 +180,27 @@ def test_a_change_with_which_a_training_diverges_fails(trains, monkeypatch):
     monkeypatch.setattr(Gate, "begin", lambda _: False)
     monkeypatch.setattr("runner.verify.gate.affordable", lambda *_: 1)
     monkeypatch.setattr(f"runner.verify.gate.{trains}", diverges)
-    options = Options(updates=2, stages=("amp",), horizon=0)
-    (row,) = verify_recipe(tiny("digits_classifier", *MIXED), REGISTRY, options, lambda _: None).rows
+    options = Options(updates=2, stages=("rounding",), horizon=0)
+    (row,) = verify_recipe(tiny("digits_classifier", *MIXED, registry=REGISTRY), REGISTRY, options, lambda _: None).rows
     assert row.verdict is Outcome.FAIL
     assert "a training with it diverged: step 12: slot 'critic_step'" in row.summary
 
 
 def test_changes_that_have_trainings_of_their_own_share_the_budget():
-    recipe = tiny("marl_phase2", "optimization.batch_autotune=on")
+    rounding = ("optimization.amp=off", "optimization.rounding=on")
+    recipe = tiny("marl_phase2", "optimization.batch_autotune=on", *rounding, registry=REGISTRY)
 
     def changes(*stages):
         gate = Gate(recipe, REGISTRY, Options(updates=2, horizon=0, stages=stages), lambda _: None)
         return gate._changes(("forward_cache", "merged_critic_loss", "stacked_agents"))
 
-    assert changes("amp") == 1
+    assert changes("rounding") == 1
     assert changes("all") == 1
     assert changes() == 3
 
 
 def test_without_time_to_train_nothing_is_claimed():
-    verdict = quick(tiny("digits_classifier", *MIXED), REGISTRY, ("amp",))
+    verdict = quick(tiny("digits_classifier", *MIXED, registry=REGISTRY), REGISTRY, ("rounding",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "no training was begun" in verdict.summary
 
@@ -279,12 +281,12 @@ def test_what_is_judged_for_a_training_is_not_blamed_on_the_stage_that_is_to_be_
     monkeypatch.setattr(Gate, "_spoilt", ())
     plugin = tmp_path / "spreading.py"
     plugin.write_text(SPREADING.format(contract="Exact").replace("phase = 1", "phase = 3"))
-    registry = Registry([plugin])
-    recipe = tiny("marl_baseline", "optimization.amp=on", "optimization.spreading=on", registry=registry)
-    options = Options(updates=2, steps=1, seeds=2, horizon=0, stages=("amp", "spreading"))
-    amp, spreading = verify_recipe(recipe, registry, options, lambda _: None).rows
-    assert amp.verdict is Outcome.INCONCLUSIVE
-    assert "spreading has changed something for the whole process" in amp.summary
+    registry = Registry([plugin, *REGISTRY.files])
+    recipe = tiny("marl_baseline", "optimization.rounding=on", "optimization.spreading=on", registry=registry)
+    options = Options(updates=2, steps=1, seeds=2, horizon=0, stages=("rounding", "spreading"))
+    rounding, spreading = verify_recipe(recipe, registry, options, lambda _: None).rows
+    assert rounding.verdict is Outcome.INCONCLUSIVE
+    assert "spreading has changed something for the whole process" in rounding.summary
     assert spreading.verdict is Outcome.FAIL
 
 
