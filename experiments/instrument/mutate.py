@@ -7,10 +7,10 @@
 
 Three sorts: a change in the file of a stage, which is put into the module before anybody asks for it; a change in a
 method of a learner that is a slot, which a stage then puts in its place (``slot_mutant.py``); and a change anywhere
-else in a package, of which a second copy is then imported whose classes a stage gives to the learner, the source and all
-that they hold (``module_mutant.py``), once they are built. Each is judged in a process of its own. Before, the unchanged
-code is judged with every line that is run recorded: what is changed in a line that never runs here, such as one for a
-GPU or one that builds what is built already, cannot be noticed here, and is counted apart.
+else in a package, of which a second copy is imported, whose classes a stage then gives to the learner, the source and
+all that they hold (``module_mutant.py``), once they are built. Each is judged in a process of its own. Before that, the
+unchanged code is judged with every line that is run recorded: what is changed in a line that never runs here, such as
+one for a GPU or one that builds what is built already, cannot be noticed here, and is counted apart.
 
 What the gate passes is explained by hand, in ``survivors.yaml``.
 """
