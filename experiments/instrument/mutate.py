@@ -336,8 +336,10 @@ def _judge(
     plain = in_child(unchanged_verdict, position, updates)
     if plain["verdict"] in (CRASHED, REFUSED, LATE, "FAIL"):
         raise SystemExit(f"{target.name}, unchanged: {plain['verdict']}, {plain['summary']}")
-    lines = set(plain.pop("lines"))
     print(f"--- {target.name}: unchanged {plain['verdict']}, {plain['summary'][:120]}", flush=True)
+    if plain["verdict"] == INACTIVE:  # on this machine: nothing is learnt about its code here
+        return
+    lines = set(plain.pop("lines"))
     for change in wanted:
         if _is_run(change, lines):
             said = in_child(changed_verdict, position, change["number"], updates, timeout=LONGEST)
