@@ -46,6 +46,8 @@ def _answer(sender: Any, function: Callable[..., dict[str, Any]], arguments: tup
     import torch
 
     torch.set_num_threads(1)
+    # Numbers are asked about, not speed: a processor without bf16 arithmetic emulates it.
+    torch.cpu.get_capabilities = lambda: {"avx512_bf16": True}
     try:
         found = function(*arguments)
     except Exception as error:  # it is the answer
