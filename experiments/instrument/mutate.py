@@ -153,6 +153,12 @@ ELSEWHERE = {
     f"{STAGES}/cuda_graph.py": "needs a GPU",
     f"{STAGES}/empty_cache.py": "needs a GPU",
     f"{STAGES}/batch_autotune.py": "chooses a batch size by timing child processes, which only trainings can judge",
+    f"{MARL}/uav/flights.py": "draws pictures of what was learnt",
+    f"{MARL}/uav/parallel.py": "hands the environment to others' programs; no training has it",
+    f"{MARL}/work.py": "counts the least work of an update, for a limit in reports",
+} | {
+    f"{MARL}/pettingzoo/{file}.py": "adapts others' environments to the simulator, which is judged with its own"
+    for file in ("build", "config", "cycle", "environment", "layout", "simulation", "source")
 }
 """Files whose code is not run here, with the reason; their changes are counted."""
 VERDICTS = ("FAIL", INACTIVE, "INCONCLUSIVE", REFUSED, CRASHED, LATE, "PASS", NOT_RUN)
