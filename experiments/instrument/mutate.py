@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from copied import classes_of_copy
+from filelock import FileLock
 from judge import CRASHED, INACTIVE, LATE, REFUSED, ROOT, in_child, verdict_of
 from mutations import changes
 from running import SMALL
@@ -351,10 +352,10 @@ def _judge(
             said = in_child(changed_verdict, position, change["number"], updates, timeout=LONGEST)
         else:
             said = {"verdict": NOT_RUN, "summary": "this line is not run here", "seconds": 0.0}
-        if RESULTS.exists():  # another shard may have written meanwhile
-            results = json.loads(RESULTS.read_text())
-        results[change["key"]] = {"key": change["key"], "target": target.name, "updates": updates} | said
-        RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+        with FileLock(f"{RESULTS}.lock"):  # another shard may have written meanwhile
+            results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+            results[change["key"]] = {"key": change["key"], "target": target.name, "updates": updates} | said
+            RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
         print(f"{said['verdict']:13} {said['seconds']:5} s {change['key'].rpartition('/')[2][:110]}  "
               f"{said['summary'][:70]}", flush=True)  # fmt: skip
 
