@@ -54,17 +54,20 @@ class Target(NamedTuple):
     recipe: str
     sets: tuple[str, ...] = ()
     slots: tuple[str, ...] = ()
-    """If any: methods of a learner in the file, which ``mutated_slot`` replaces; otherwise it is a stage's file."""
+    """If any: methods of a learner in the file, which ``mutated_slot`` replaces."""
     owner: str = ""
     """The class with these methods."""
-    package: str = ""
-    """If any: what a second copy is made of, whose classes ``mutated_module`` gives to what is built."""
     without: tuple[str, ...] = ()
     """Functions that are left out, because another target has them."""
     reload: tuple[str, ...] = ()
     """Modules that have imported names of this one."""
     traced_only: bool = False
     """Whether what is compiled is run by eager kernels, because compiling C++ takes most of a minute."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether a second copy of the flagship's package has the change, and not the first."""
+        return self.kind == "mutated_module"
 
     @property
     def module(self) -> str:
@@ -98,7 +101,7 @@ MOLECULES = (*SMALL["gps"], "model.dropout=0", "train.updates=400")
 GRASPS = (*SMALL["grasp_diffusion"], "train.updates=400")
 STAGES, MARL = "plugins/stages", "plugins/marl"
 PACKAGE = "runner.plugins.marl"
-ITS_MODULES = (f"{PACKAGE}.masac", f"{PACKAGE}.uav.source")
+ENTRY_MODULES = (f"{PACKAGE}.masac", f"{PACKAGE}.uav.source")
 """What imports all of the package that a training of it has."""
 UNIFORM = (*THREE, "data.replay={kind: uniform, capacity: 4000}")
 LEARNER = "runner/plugin/learner.py"
@@ -123,17 +126,17 @@ TARGETS = (
     Target(f"{STAGES}/preprocess_once.py", "preprocess_once", "gps_esol", MOLECULES),
     Target(f"{MARL}/masac.py", "mutated_slot", "marl_baseline", THREE, slots=MASAC, owner="Masac"),
     Target(
-        f"{MARL}/masac.py", "mutated_module", "marl_baseline", THREE, package=PACKAGE,
+        f"{MARL}/masac.py", "mutated_module", "marl_baseline", THREE,
         without=tuple(f"Masac.{slot}" for slot in MASAC),
     ),
     *(
-        Target(f"{MARL}/{file}.py", "mutated_module", "marl_baseline", THREE, package=PACKAGE)
+        Target(f"{MARL}/{file}.py", "mutated_module", "marl_baseline", THREE)
         for file in (
             "networks", "roles", "simulator", "replay/block_sums", "replay/buffer", "replay/build",
             "replay/prioritized", "uav/environment", "uav/rewards", "uav/source",
         )
     ),
-    Target(f"{MARL}/replay/uniform.py", "mutated_module", "marl_baseline", UNIFORM, package=PACKAGE),
+    Target(f"{MARL}/replay/uniform.py", "mutated_module", "marl_baseline", UNIFORM),
     Target("plugins/vision/classifier.py", "mutated_slot", "digits_classifier", slots=("loss",), owner="Classifier"),
     Target(
         "plugins/sequences/language_model.py", "mutated_slot", "shakespeare_gpt", slots=("loss",),
@@ -179,7 +182,7 @@ def enumerated(target: Target) -> list[dict[str, Any]]:
 
 def _source(target: Target) -> str:
     """What tracebacks call the code: in a second copy not as the first one, which runs as well."""
-    return str(ROOT / target.file) + " (copy)" * bool(target.package)
+    return str(ROOT / target.file) + " (copy)" * target.copied
 
 
 def _code(tree: ast.Module, target: Target) -> Any:
@@ -237,13 +240,13 @@ def _verdict(target: Target, code: Any, updates: int) -> dict[str, Any]:
         exec(code, namespace)
         files.append(SLOT_PLUGIN)
         _plugin(SLOT_PLUGIN).change({slot: vars(namespace[target.owner])[slot] for slot in target.slots})
-    elif target.package:
-        for name in ITS_MODULES:
+    elif target.copied:
+        for name in ENTRY_MODULES:
             importlib.import_module(name)
         from runner.plugin.context import STEP
 
         files.append(MODULE_PLUGIN)
-        _plugin(MODULE_PLUGIN).change(classes_of_copy(target.package, target.module, code), (*MASAC, *STEP))
+        _plugin(MODULE_PLUGIN).change(classes_of_copy(PACKAGE, target.module, code), (*MASAC, *STEP))
     else:
         exec(code, vars(module))
         for name in target.reload:
