@@ -89,6 +89,8 @@ class Target(NamedTuple):
 
 THREE = ("data.followers=2",)
 """Agents; with two, their number is that of an agent's critics, and the one may stand for the other."""
+SHORT = (*THREE, "data.episode_limit=120", "data.evaluation.episodes=64")
+"""Many short episodes: those of 1,000 steps take most of the time, and few of them end in different ways."""
 PAIR = (*THREE, "optimization.forward_cache=on", "optimization.merged_critic_loss=on")
 STACKED = (*PAIR, "optimization.stacked_agents=on")
 MASAC = (
@@ -103,7 +105,7 @@ STAGES, MARL = "plugins/stages", "plugins/marl"
 PACKAGE = "runner.plugins.marl"
 ENTRY_MODULES = (f"{PACKAGE}.masac", f"{PACKAGE}.uav.source")
 """What imports all of the package that a training of it has."""
-UNIFORM = (*THREE, "data.replay={kind: uniform, capacity: 4000}")
+UNIFORM = (*SHORT, "data.replay={kind: uniform, capacity: 4000}")
 LEARNER = "runner/plugin/learner.py"
 TARGETS = (
     Target(f"{MARL}/stages/forward_cache.py", "forward_cache", "marl_baseline", THREE),
@@ -126,11 +128,11 @@ TARGETS = (
     Target(f"{STAGES}/preprocess_once.py", "preprocess_once", "gps_esol", MOLECULES),
     Target(f"{MARL}/masac.py", "mutated_slot", "marl_baseline", THREE, slots=MASAC, owner="Masac"),
     Target(
-        f"{MARL}/masac.py", "mutated_module", "marl_baseline", THREE,
+        f"{MARL}/masac.py", "mutated_module", "marl_baseline", SHORT,
         without=tuple(f"Masac.{slot}" for slot in MASAC),
     ),
     *(
-        Target(f"{MARL}/{file}.py", "mutated_module", "marl_baseline", THREE)
+        Target(f"{MARL}/{file}.py", "mutated_module", "marl_baseline", SHORT)
         for file in (
             "networks", "roles", "simulator", "replay/block_sums", "replay/buffer", "replay/build",
             "replay/prioritized", "uav/environment", "uav/rewards", "uav/source",
@@ -253,7 +255,8 @@ def _verdict(target: Target, code: Any, updates: int) -> dict[str, Any]:
             importlib.reload(importlib.import_module(name))
     import wrong_base
 
-    return verdict_of(target.kind, target.recipe, [*wrong_base.SETTINGS.get(target.recipe, ()), *sets], files, updates)
+    sets = [*wrong_base.SETTINGS.get(target.recipe, ()), *sets]
+    return verdict_of(target.kind, target.recipe, sets, files, updates, quick_first=target.copied)
 
 
 def _plugin(file: Path) -> Any:

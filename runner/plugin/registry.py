@@ -58,9 +58,8 @@ class Registry:
             raise UsageError(f"plugins should be a list of files: [{str(plugin_files)!r}]")
         self.files = tuple(map(Path, plugin_files))
         self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
-        provider_of = cache(_provider)  # each asks its distribution's whole metadata, which its entry points share
-        for entry_point in entry_points(group=GROUP) if installed is None else installed:
-            provider = provider_of(entry_point.dist)
+        for entry_point in _installed() if installed is None else installed:
+            provider = _provider(entry_point.dist)
             section, _, kind = entry_point.name.partition(".")
             if section not in SECTIONS or not kind:
                 expected = ", ".join(f"{name}.KIND" for name in SECTIONS)
@@ -123,7 +122,7 @@ class Registry:
 
 def packages() -> frozenset[str]:
     """The packages in which installed plugins are; the runner's own are in ``runner.plugins``."""
-    first = {each.value.partition(".")[0] for each in entry_points(group=GROUP)}
+    first = {each.value.partition(".")[0] for each in _installed()}
     return frozenset(first - {"runner"} | {GROUP})
 
 
@@ -132,6 +131,12 @@ def _stands_in(face: type[Any], section: Section) -> bool:
     return not issubclass(face, StageConfig) or section in face.sections
 
 
+@cache  # reads the metadata of all distributions there are
+def _installed() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
+
+
+@cache  # reads all metadata of a distribution, which its entry points share
 def _provider(found: Distribution | None) -> Provider:
     return Provider(found.name, found.version) if found else Provider("unknown", "")
 

@@ -146,15 +146,20 @@ def same_evaluations(
     """Whether both come to the same when they are evaluated, and in updates before and after.
 
     An evaluation may take long, so ``own`` has that of the baseline, in float64 if told; only if the changed one comes
-    to something else, both are made anew. What cannot be evaluated in float64 is not compared there.
+    to something else, both are made anew. What cannot be evaluated in float64 is compared in its own precision alone,
+    and nothing is if the baseline cannot be evaluated at all.
     """
     name, float64 = type(contract).__name__, isinstance(contract, Close)
     try:
         mine, theirs = own(float64), evaluated(changed, asked, float64)
     except StepError as error:
-        verdict = error.verdict(name, baseline)
-        if verdict.outcome is Outcome.FAIL:
-            yield verdict
+        if (reference := _or_none(own, False)) is None:
+            return
+        if not float64:
+            yield error.verdict(name, baseline)
+            return
+        truth = _or_none(own, True)
+        yield _rounded(truth.frames[0] if truth else {}, reference.frames[0], baseline, changed, asked)
         return
     if _are_same(mine, theirs, float64):
         yield from objections(side_effects(mine.effects, theirs.effects), name)
@@ -170,6 +175,13 @@ def same_evaluations(
         yield found
 
 
+def _or_none(own: Callable[[bool], Evaluated], float64: bool) -> Evaluated | None:
+    try:
+        return own(float64)
+    except StepError:
+        return None
+
+
 def _are_same(own: Evaluated, theirs: Evaluated, float64: bool) -> bool:
     criterion = partial(differing, tolerance=LOADED_TOLERANCE) if float64 else not_same_bits
     names = shared(own.effects.parts, theirs.effects.parts)
@@ -183,7 +195,7 @@ def _are_same(own: Evaluated, theirs: Evaluated, float64: bool) -> bool:
 def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
     """Whether an evaluation in the change's own precision is about as far from that in float64 as the baseline's."""
     try:
-        (theirs,) = evaluated(changed, asked).frames
+        theirs, *_ = evaluated(changed, asked).frames
     except StepError as error:
         return error.verdict("Close", baseline)
     for location, exact_value in truth.items():

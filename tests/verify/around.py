@@ -52,6 +52,10 @@ class Around(Stage):
         if harm == "evaluation":
             evaluate = source.evaluate
             source.evaluate = lambda learner: {name: 0.99 * value for name, value in evaluate(learner).items()}
+        if harm == "unevaluable":
+            source.evaluate = lambda learner: {}["nothing"]
+        if harm == "statistics":
+            source.statistics = lambda: {"seen": float(self.drawn)}
         if harm == "counts":
             counts = source.counts
             source.counts = lambda batch: {unit: 2 * number for unit, number in counts(batch).items()}

@@ -23,7 +23,7 @@ class Own:
         self.loaded += 1
 
 
-def drawing(other=lambda update: 0, *, knows=True, source=None):
+def drawing(other=lambda update: 0, *, counts=lambda update: update, knows=True, source=None):
     """Makes subjects in whose updates that many elements of the batch are others."""
 
     def build():
@@ -36,7 +36,7 @@ def drawing(other=lambda update: 0, *, knows=True, source=None):
             updates += 1
             batch = torch.arange(1.0, 41.0)
             batch[: other(updates)] += 20
-            return {"batch": batch, "output": {"loss": batch.mean()}}
+            return {"progress": {"steps": counts(updates)}, "batch": batch, "output": {"loss": batch.mean()}}
 
         own = source or Own()
         return Subject(draw, {"learner": Own(), "pipeline": own} if knows else {"learner": Own()})
@@ -73,9 +73,24 @@ def test_it_may_not_be_led_elsewhere_often_nor_at_once(changed, update):
     assert f"what is drawn is not the same: update {update}, slot 'next_batch': 'batch'" in verdict.summary
 
 
+def test_how_far_the_training_is_may_not_be_led_elsewhere():
+    changed = drawing(counts=lambda update: update + (update == 15))
+    verdict = same_draws(drawing(), changed, Close(), Drawing(4, 20, 60.0))
+    assert verdict.outcome is Outcome.FAIL
+    assert "update 15, slot 'next_batch': 'progress.steps' differs" in verdict.summary
+
+
 @pytest.mark.parametrize(("contract", "knows"), [(Close(), False), (Exact(), True)])
 def test_others_may_not_at_all(contract, knows):
     changed = drawing(lambda update: FEW * (update == 3), knows=knows)
     verdict = same_draws(drawing(knows=knows), changed, contract, Drawing(4))
     assert verdict.outcome is Outcome.FAIL
     assert "update 3, slot 'next_batch': 'batch' differs by 20" in verdict.summary
+
+
+def test_what_an_update_returns_may_have_a_gradient():
+    def build():
+        kept = torch.ones((), requires_grad=True)
+        return Subject(lambda _: {"output": {"loss": 2 * kept}}, {"learner": Own()})
+
+    assert same_draws(build, build, Close(), Drawing(2, 2, 60.0))

@@ -26,6 +26,8 @@ WHERE = {
     "alone": "'predict' differs",
     "when_evaluated": "'predict' differs",
     "evaluation": "'evaluate.loss' differs",
+    "unevaluable": "the changed step raises KeyError: 'nothing' (around.py:",
+    "statistics": "'statistics.seen' is there, which it is not in the baseline",
     "fewer": "'batch.word' is a tensor of shape",
     "noise": "'noise.more' is there, which it is not in the baseline",
     "counts": "'progress.samples' differs",
@@ -47,7 +49,7 @@ def judged(*sets, options=QUICK, stage="around"):
 
 
 HARMLESS = ("", "ahead")
-EXACT = (*HARMLESS, "alone", "evaluation", "draws_more", "remembered")
+EXACT = (*HARMLESS, "alone", "evaluation", "unevaluable", "statistics", "draws_more", "remembered")
 """What is asked under the other promise, too."""
 
 
@@ -68,6 +70,14 @@ def test_a_training_that_does_not_get_on_fails_and_does_not_wait_for_ever():
     verdict = judged("optimization.around={harm: stuck, promise: close}", "train.updates=null", "train.samples=9000")
     assert verdict.outcome is Outcome.FAIL
     assert "after 1000 more updates, the training has not come any further by its own count" in verdict.summary
+
+
+@pytest.mark.parametrize("promise", ["close", "exact"])
+def test_what_cannot_be_evaluated_without_the_stage_either_is_not_held_against_it(promise, monkeypatch):
+    monkeypatch.setattr(
+        REGISTRY.get("data", "words_and_numbers").implementation(None), "evaluate", lambda *_: {}["none"]
+    )
+    assert judged(f"optimization.around.promise={promise}")
 
 
 def test_agents_that_are_stacked_are_evaluated_in_float64_although_they_call_no_module():
