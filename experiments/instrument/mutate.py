@@ -89,8 +89,8 @@ class Target(NamedTuple):
 
 THREE = ("data.followers=2",)
 """Agents; with two, their number is that of an agent's critics, and the one may stand for the other."""
-SHORT = (*THREE, "data.episode_limit=120", "data.evaluation.episodes=64")
-"""Many short episodes: those of 1,000 steps take most of the time, and few of them end in different ways."""
+SHORT = (*THREE, "data.episode_limit=20", "data.evaluation.episodes=64")
+"""Many short episodes: those of 1,000 steps take most of the time, and none ends in the few steps that are compared."""
 PAIR = (*THREE, "optimization.forward_cache=on", "optimization.merged_critic_loss=on")
 STACKED = (*PAIR, "optimization.stacked_agents=on")
 MASAC = (
