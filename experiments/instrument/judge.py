@@ -74,8 +74,8 @@ def verdict_of(
         sets: Settings of it, as ``--set`` has them.
         files: Of plugins.
         updates: Compared one by one; as many as the gate's own, if None.
-        quick_first: Whether what is drawn and evaluated is compared before all else, which takes a tenth of the time.
-            A FAIL is one in any order, but another thing may be named.
+        quick_first: Whether what is drawn and evaluated is compared before all else, which takes less time. A FAIL is
+            one in any order, but another thing may be named.
     """
     from runner.plugin.registry import Registry
     from runner.recipe.loader import load
@@ -88,9 +88,10 @@ def verdict_of(
     try:
         # The recipe's own stages stay on: only the one that is named is judged, with what it requires.
         loaded = load(ROOT / "recipes" / f"{recipe}.yaml", ["device=cpu", f"optimization.{kind}=on", *sets], registry)
-        gate = Gate(loaded, registry, options, lambda _: None)
-        if quick_first and (found := _quick_failure(gate, (kind,))) is not None:
-            return _told(found.outcome, found.contract, found.summary, found.evidence)
+        if quick_first:
+            found = _quick_failure(Gate(loaded, registry, options, lambda _: None), (kind,))
+            if found is not None:
+                return _told(found.outcome, found.contract, found.summary, found.evidence)
         report = verify_recipe(loaded, registry, options, lambda _: None)
     except UsageError as error:
         idle = "does anything here" in str(error) or "no active stage" in str(error)
