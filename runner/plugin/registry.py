@@ -58,7 +58,7 @@ class Registry:
             raise UsageError(f"plugins should be a list of files: [{str(plugin_files)!r}]")
         self.files = tuple(map(Path, plugin_files))
         self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
-        for entry_point in _installed() if installed is None else installed:
+        for entry_point in _installed(tuple(sys.path)) if installed is None else installed:
             provider = _provider(entry_point.dist)
             section, _, kind = entry_point.name.partition(".")
             if section not in SECTIONS or not kind:
@@ -122,7 +122,7 @@ class Registry:
 
 def packages() -> frozenset[str]:
     """The packages in which installed plugins are; the runner's own are in ``runner.plugins``."""
-    first = {each.value.partition(".")[0] for each in _installed()}
+    first = {each.value.partition(".")[0] for each in _installed(tuple(sys.path))}
     return frozenset(first - {"runner"} | {GROUP})
 
 
@@ -131,8 +131,8 @@ def _stands_in(face: type[Any], section: Section) -> bool:
     return not issubclass(face, StageConfig) or section in face.sections
 
 
-@cache  # reads the metadata of all distributions there are
-def _installed() -> tuple[EntryPoint, ...]:
+@cache  # reads the metadata of all distributions on the path
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:  # noqa: ARG001 - where entry_points() looks
     return tuple(entry_points(group=GROUP))
 
 
