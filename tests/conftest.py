@@ -4,7 +4,7 @@ import os
 import shutil
 import socket
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -102,6 +102,16 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def is_local(host: str) -> bool:
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Numbers have that type unless told."""
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

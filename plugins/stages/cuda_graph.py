@@ -89,9 +89,13 @@ class CudaGraph(Stage):
                 raise UsageError(f"cuda_graph: {optimizer.__name__} cannot be captured; switch the stage off")
             import torch
 
-            # A schedule changes it in place, where the graph reads it.
-            rate = torch.tensor(float(settings.pop("lr")), device=torch.cuda.current_device())
-            return make(optimizer, parameters, **settings, lr=rate, capturable=True)
+            made = make(optimizer, parameters, **settings, capturable=True)
+            for group in made.param_groups:
+                if group.get("fused") and torch.get_default_dtype() == torch.float64:
+                    group["fused"] = None  # these kernels read the rate from a float32 tensor, which rounds it
+                # A schedule changes it in place, where the graph reads it.
+                group["lr"] = torch.tensor(float(group["lr"]), device=torch.cuda.current_device())
+            return made
 
         return make_optimizer
 

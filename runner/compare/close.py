@@ -204,7 +204,8 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     trajectory, in_float64 = (Trajectory([*starts.values()], seed, float64) for float64 in (False, True))
     unrounded, isolation = in_float64.isolated(baseline), trajectory.isolated(baseline)
     truth = [on_host(frame) for frame in in_float64.updated(unrounded)]
-    own, own_factors = _errors(truth, trajectory.updated(isolation))
+    usual = difference.usual_sizes(truth)
+    own, own_factors = _errors(truth, trajectory.updated(isolation), usual)
     foreign = _foreign(own, not isolation.draws_as(unrounded))
     if foreign is not None:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, foreign, {"states": len(starts)})
@@ -212,7 +213,7 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     precision = max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
     other = trajectory.isolated(changed)
     parts = difference.shared(isolation.subject.state, other.subject.state)
-    theirs, factors = _errors(truth, trajectory.updated(other))
+    theirs, factors = _errors(truth, trajectory.updated(other), usual)
     errors = {
         group: [(a[group], b[group]) for a, b in zip(own, theirs, strict=True) if group in a]
         for group in own[-1]
@@ -234,7 +235,7 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     systematic = _systematic(own_factors, factors, precision) if failed is None and units > 1 else None
     if systematic is not None:
         update, start = next(iter(starts.items()))
-        found = _locate_rounding(baseline, changed, update, start, parts, precision, 1.0, seed)
+        found = _locate_rounding(baseline, changed, update, start, parts, precision, usual, 1.0, seed)
         return Verdict(Outcome.FAIL, CONTRACT, f"{systematic}: {found}", evidence | {"difference": found.data()})
     if failed is None:
         summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
@@ -242,15 +243,17 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     often = medians[failed] > ALLOWED
     by_update = (ratios if often else beyond)[failed]
     update, start = max(zip(starts.items(), by_update, strict=False), key=itemgetter(1))[0]
-    found = _locate_rounding(baseline, changed, update, start, parts, precision, units, seed)
+    found = _locate_rounding(baseline, changed, update, start, parts, precision, usual, units, seed)
     times, where = (medians, count) if often else (largest, f"one of {len(starts)} single updates")
     summary = f"rounds {times[failed]:.2g} times as much as the baseline ({group_name(failed)}, {where}): {found}"
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
 
 
-def _errors(truth: Sequence[Frame], frames: Iterator[Frame]) -> tuple[list[dict[Location, float]], list[_Factors]]:
+def _errors(
+    truth: Sequence[Frame], frames: Iterator[Frame], usual: Mapping[Location, float]
+) -> tuple[list[dict[Location, float]], list[_Factors]]:
     """How far off each update is, by group, and by which common factors."""
-    pairs = [(difference.by_group(*pair), _factors(*pair)) for pair in zip(truth, frames, strict=True)]
+    pairs = [(difference.by_group(*pair, usual), _factors(*pair)) for pair in zip(truth, frames, strict=True)]
     return [errors for errors, _ in pairs], [factors for _, factors in pairs]
 
 
@@ -373,17 +376,17 @@ def group_name(group: Location) -> str:
 
 
 def _locate_rounding(
-    baseline: Build, changed: Build, update: int, start: Update, parts: Sequence[str], precision: float, units: float,
-    seed: int,
+    baseline: Build, changed: Build, update: int, start: Update, parts: Sequence[str], precision: float,
+    usual: Mapping[Location, float], units: float, seed: int,
 ) -> Difference:  # fmt: skip
     """Takes one update again, with slots that show what they return, to find the first that is too far off."""
     truth, _ = Trajectory([start], seed, float64=True).watched(baseline, 1)
     (own, _), (theirs, _) = (Trajectory([start], seed).watched(build, 1) for build in (baseline, changed))
     seen = {location: truth[location] for location in difference.in_order(truth, theirs, parts) if location in truth}
-    mine = difference.relative_errors(seen, own)
+    mine = difference.relative_errors(seen, own, usual)
     ratios = {
         location: _ratio(location, mine.get(location, 0.0), error, precision, units)
-        for location, error in difference.relative_errors(seen, theirs).items()
+        for location, error in difference.relative_errors(seen, theirs, usual).items()
     }
     location = next((each for each, ratio in ratios.items() if ratio > ALLOWED), max(ratios, key=ratios.__getitem__))
     exact, value = truth[location], theirs[location]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -194,8 +195,21 @@ def _sizes(frame: Frame) -> dict[Location, float]:
     return sizes
 
 
-def relative_errors(truth: Frame, frame: Frame) -> dict[Location, float]:
-    """The Euclidean error of every number that both frames have and is no setting (a rate), by its group's size."""
+def usual_sizes(truth: Sequence[Frame]) -> dict[Location, float]:
+    """How large every output is in the median of some updates; one that passes zero has next to no size in between."""
+    sizes: dict[Location, list[float]] = defaultdict(list)
+    for frame in truth:
+        for location, exact in frame.items():
+            if location.kind == "output" and _is_number(exact):
+                sizes[location].append(float(as_float64(exact).norm()))
+    return {location: statistics.median(found) for location, found in sizes.items()}
+
+
+def relative_errors(truth: Frame, frame: Frame, usual: Mapping[Location, float] = {}) -> dict[Location, float]:
+    """The Euclidean error of every number that both frames have and is no setting (a rate), by its group's size.
+
+    An output's size is at least the ``usual`` one.
+    """
     errors: dict[Location, float] = {}
     sizes: dict[Location, float] = defaultdict(float)
     for location, exact in truth.items():
@@ -205,13 +219,14 @@ def relative_errors(truth: Frame, frame: Frame) -> dict[Location, float]:
             group = _group_of(location)
             errors[location] = float(error.norm())
             sizes[group] = math.hypot(sizes[group], float(as_float64(exact).norm()))
+    sizes |= {location: max(usual.get(location, 0.0), size) for location, size in sizes.items()}
     return {location: error / (sizes[_group_of(location)] or 1.0) for location, error in errors.items()}
 
 
-def by_group(truth: Frame, frame: Frame) -> dict[Location, float]:
+def by_group(truth: Frame, frame: Frame, usual: Mapping[Location, float] = {}) -> dict[Location, float]:
     """The same of groups after an update: of all outputs, all gradients, and the state by its last names."""
     found: dict[Location, float] = defaultdict(float)
-    for location, error in relative_errors(truth, frame).items():
+    for location, error in relative_errors(truth, frame, usual).items():
         group = location._replace(name="outputs") if location.kind == "output" else _group_of(location)
         found[group] = math.hypot(found[group], error)
     return found

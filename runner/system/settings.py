@@ -42,8 +42,8 @@ def inductor() -> Any:
 def _told(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except RuntimeError:  # an older setting, which cannot tell what newer ones of several backends say
-        return None
+    except (RuntimeError, AttributeError):  # an older setting, which cannot tell what newer ones of several backends
+        return None  # say; or one that this version of torch does not have
 
 
 def _attributes(path: str, *names: str) -> Iterator[tuple[str, TorchSetting]]:

@@ -422,8 +422,32 @@ def test_that_the_baseline_has_luck_once_or_the_change_has_none_is_no_failure_bu
     assert judge(rounded_by(lambda number, rare: 1e-3), baseline)
     assert judge(rounded_by(lambda number, rare: 1e-2 if rare and number == 4 else 1e-3), baseline)
     for again in (lambda number, rare: 1e-2 if rare else 1e-3, lambda number, rare: 1e-2 if number == 4 else 1e-3):
-        assert "rounds 10 times as much" in str(judge(rounded_by(again), baseline))
+        assert "times as much as the baseline (outputs, one of" in str(judge(rounded_by(again), baseline))
     assert "rounds 3 times as much" in str(judge(rounded_by(lambda number, rare: 3e-3), baseline))
+
+
+def crossing(error):
+    """A loop whose loss comes close to zero with one batch, as a difference of what is large does."""
+
+    def build():
+        subject = Loop()()
+
+        def step(batch):
+            rare = bool(batch["x"][0, 0] == RARE)
+            loss = subject.step(batch)["loss"] * (1e-6 if rare else 1)
+            return loss if loss.dtype is torch.float64 else loss + error(rare)
+
+        return Subject(step, subject.state)
+
+    return build
+
+
+def test_an_output_that_passes_zero_is_judged_by_its_usual_size():
+    baseline = crossing(lambda rare: 0.0 if rare else 1e-4)  # lucky where it hardly has a size
+    assert judge(crossing(lambda rare: 1e-4), baseline)
+    assert "times as much as the baseline (outputs" in str(
+        judge(crossing(lambda rare: 1e-2 if rare else 1e-4), baseline)
+    )
 
 
 @pytest.mark.parametrize("forgets", [False, True])

@@ -103,7 +103,7 @@ _set_thread_name _set_throw_on_mutable_data_ptr _set_warnAlways _set_warn_deprec
 _set_warn_on_accumulate_grad_stream_mismatch _set_worker_pids _set_worker_signal_handlers set_printoptions
 set_warn_always _set_sm_carveout_experimental _set_multithreading_enabled _set_override_stale_capture_stream
 set_num_interop_threads _set_cached_tensors_enabled _set_generator_metaclass _set_grad_layout_enforcement_enabled
-_set_view_replay_enabled
+_set_view_replay_enabled _set_storage_access_error_msg _set_storage_data_ptr_access_error_msg set_vital
 """
 """They change what is said, or how fast it is, and no result."""
 OF_A_TENSOR_OR_A_CALL = """

@@ -66,7 +66,7 @@ def test_what_reaches_the_baseline_fails_with_what_it_changes_there(monkeypatch)
     monkeypatch.setattr(Gate, "_spoilt", ())
     (row,) = judged("epsilon_for_all", "exact").rows
     assert row.verdict == "FAIL"
-    assert "the change reaches the baseline, too: update 1, slot 'step': 'critic_loss'" in row.summary
+    assert re.search(r"the change reaches the baseline, too: update 1, slot 'step': '\w+_loss'", row.summary)
 
 
 def test_a_stage_whose_slot_nobody_calls_is_inactive_and_does_not_pass():
