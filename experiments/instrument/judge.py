@@ -48,7 +48,7 @@ def _answer(sender: Any, function: Callable[..., dict[str, Any]], arguments: tup
 
     torch.set_num_threads(1)
     # Numbers are asked about, not speed: a processor without bf16 arithmetic emulates it.
-    capabilities = torch.cpu.get_capabilities() | {"avx512_bf16": True}
+    capabilities = torch.cpu.get_capabilities() | {"avx512_bf16": True, "amx_bf16": True}
     torch.cpu.get_capabilities = lambda: capabilities
     try:
         found = function(*arguments)

@@ -14,7 +14,8 @@ class AmpConfig(StageConfig):
 
     When it helps: matmuls that are large, on hardware with 16-bit matrix units (AVX512-BF16, AMX, tensor cores).
     When it hurts: small networks, where converting costs more than it saves; fp16 on a CPU is refused, being about 90
-    times slower.
+    times slower. Inactive on a CPU without bf16 arithmetic, and on one whose AMX is hidden, as virtual machines often
+    do: what is left of it multiplied half as fast as float32 (one core, matrices 128 to 2,048 wide).
     """
 
     kind: ClassVar[str] = "amp"
@@ -35,13 +36,15 @@ class AmpConfig(StageConfig):
         """bf16 without hardware for it has nothing to win; fp16 on a CPU is refused."""
         import torch
 
-        cpu = setting.device.type == "cpu"
+        cpu, has = setting.device.type == "cpu", torch.cpu.get_capabilities()
         if cpu and self.dtype == "fp16":
             raise UsageError("fp16 on a CPU is about 90 times slower than float32; use dtype: bf16 or switch amp off")
         if self.dtype == "fp16":
             return None
-        if cpu and not torch.cpu.get_capabilities().get("avx512_bf16", False):
+        if cpu and not has.get("avx512_bf16", False):
             return "this processor has no bf16 arithmetic (AVX512-BF16); emulated, it would be slower than float32"
+        if cpu and has.get("avx512_fp16", False) and not has.get("amx_bf16", False):  # no such one is made without AMX
+            return "this processor's AMX is not to be had here, and its other bf16 arithmetic is slower than float32"
         if not cpu and not torch.cuda.is_bf16_supported(including_emulation=False):
             return "this GPU has no bf16 arithmetic; use dtype: fp16"
         return None

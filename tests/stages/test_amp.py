@@ -30,7 +30,12 @@ def test_fp16_on_a_cpu_is_refused_with_the_remedy():
 def test_bf16_without_hardware_is_inactive_and_says_why(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     assert "AVX512-BF16" in amp().inactive(setting())
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    has = {"avx512_bf16": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    assert amp().inactive(setting()) is None
+    has["avx512_fp16"] = True
+    assert "AMX" in amp().inactive(setting())
+    has["amx_bf16"] = True
     assert amp().inactive(setting()) is None
 
 
