@@ -6,7 +6,6 @@ import math
 import re
 import statistics
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,6 +29,7 @@ from runner.compare.fingerprints import (
     observed,
     side_effects,
 )
+from runner.compare.inaccuracy import Inaccuracy, inaccuracies
 from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
 from runner.compare.states import named_parameters, on_host, saved, to_float64
 from runner.compare.subject import Build
@@ -37,7 +37,6 @@ from runner.compare.verdict import Outcome, Verdict, worst
 from runner.system.tree import map_tensors
 
 CONTRACT = "Close"
-_Factors = dict[str, float]  # by kind of location: a share, zero where nothing is wrong
 _ADDS = re.compile(r"sum|mean|var|norm|conv|mm|loss|dot")  # operations that add up
 NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
@@ -204,20 +203,23 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     trajectory, in_float64 = (Trajectory([*starts.values()], seed, float64) for float64 in (False, True))
     unrounded, isolation = in_float64.isolated(baseline), trajectory.isolated(baseline)
     truth = [on_host(frame) for frame in in_float64.updated(unrounded)]
-    usual = difference.usual_sizes(truth)
-    own, own_factors = _errors(truth, trajectory.updated(isolation), usual)
-    foreign = _foreign(own, not isolation.draws_as(unrounded))
+    own = inaccuracies(truth, trajectory.updated(isolation))
+    foreign = _foreign([each.by_group for each in own], not isolation.draws_as(unrounded))
     if foreign is not None:
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, foreign, {"states": len(starts)})
     types = {parameter.dtype for parameter in named_parameters(isolation.subject).values()}
     precision = max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
     other = trajectory.isolated(changed)
     parts = difference.shared(isolation.subject.state, other.subject.state)
-    theirs, factors = _errors(truth, trajectory.updated(other), usual)
+    theirs = inaccuracies(truth, trajectory.updated(other))
     errors = {
-        group: [(a[group], b[group]) for a, b in zip(own, theirs, strict=True) if group in a]
-        for group in own[-1]
-        if group in theirs[-1]
+        group: [
+            (one.by_group[group], each.by_group[group], each.by_usual_size.get(group, math.inf))
+            for one, each in zip(own, theirs, strict=True)
+            if group in one.by_group
+        ]
+        for group in own[-1].by_group
+        if group in theirs[-1].by_group
     }
     units = 1.0
     ratios, beyond = _ratios(errors, precision, units)
@@ -232,10 +234,10 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     evidence = {"states": len(starts), "rounding": told, "largest": at_worst}
     count = f"the median of {len(starts)} single updates"
     failed = _first_beyond(ratios, beyond)
-    systematic = _systematic(own_factors, factors, precision) if failed is None and units > 1 else None
+    systematic = _systematic(own, theirs, precision) if failed is None and units > 1 else None
     if systematic is not None:
         update, start = next(iter(starts.items()))
-        found = _locate_rounding(baseline, changed, update, start, parts, precision, usual, 1.0, seed)
+        found = _locate_rounding(baseline, changed, update, start, parts, precision, 1.0, seed)
         return Verdict(Outcome.FAIL, CONTRACT, f"{systematic}: {found}", evidence | {"difference": found.data()})
     if failed is None:
         summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
@@ -243,58 +245,37 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     often = medians[failed] > ALLOWED
     by_update = (ratios if often else beyond)[failed]
     update, start = max(zip(starts.items(), by_update, strict=False), key=itemgetter(1))[0]
-    found = _locate_rounding(baseline, changed, update, start, parts, precision, usual, units, seed)
+    found = _locate_rounding(baseline, changed, update, start, parts, precision, units, seed)
     times, where = (medians, count) if often else (largest, f"one of {len(starts)} single updates")
     summary = f"rounds {times[failed]:.2g} times as much as the baseline ({group_name(failed)}, {where}): {found}"
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
 
 
-def _errors(
-    truth: Sequence[Frame], frames: Iterator[Frame], usual: Mapping[Location, float]
-) -> tuple[list[dict[Location, float]], list[_Factors]]:
-    """How far off each update is, by group, and by which common factors."""
-    pairs = [(difference.by_group(*pair, usual), _factors(*pair)) for pair in zip(truth, frames, strict=True)]
-    return [errors for errors, _ in pairs], [factors for _, factors in pairs]
-
-
-def _factors(truth: Frame, frame: Frame) -> _Factors:
-    """By which share all gradients together are longer than they should be, and all outputs.
-
-    The rounding of sums has no direction; a factor has.
-    """
-    along, squares = defaultdict[str, float](float), defaultdict[str, float](float)
-    for location, exact in truth.items():
-        value = frame.get(location)
-        if location.kind != "state" and isinstance(exact, Tensor) and isinstance(value, Tensor):
-            one, other = difference.as_float64(exact), difference.as_float64(value)
-            if one.shape == other.shape:
-                along[location.kind] += float(((other - one) * one).sum())
-                squares[location.kind] += float(one.square().sum())
-    return {kind: along[kind] / square for kind, square in squares.items() if square}
-
-
-def _systematic(own: Sequence[_Factors], theirs: Sequence[_Factors], precision: float) -> str | None:
+def _systematic(own: Sequence[Inaccuracy], theirs: Sequence[Inaccuracy], precision: float) -> str | None:
     """That gradients or outputs have a common factor beyond rounding, in the median of all updates."""
-    for kind in theirs[0]:
-        mine, factor = (abs(statistics.median(each.get(kind, 0.0) for each in found)) for found in (own, theirs))
+    for kind in theirs[0].factors:
+        mine, factor = (abs(statistics.median(each.factors.get(kind, 0.0) for each in one)) for one in (own, theirs))
         if factor > ALLOWED * max(mine, FACTOR_ULPS * precision):
             return f"all {kind}s are off by the factor {factor:.2g} in the median of {len(theirs)} single updates"
     return None
 
 
 def _ratios(
-    errors: Mapping[Location, Sequence[tuple[float, float]]], precision: float, units: float
+    errors: Mapping[Location, Sequence[tuple[float, float, float]]], precision: float, units: float
 ) -> tuple[dict[Location, list[float]], dict[Location, list[float]]]:
     """How many times as far off the changed one is, in each update: of the baseline there, and of it at its worst.
 
-    That the baseline is lucky in one update is not held against the change.
+    That the baseline is lucky in one update is not held against the change. Where outputs are furthest off, they are
+    measured by their usual size: one that passes zero there has none.
     """
-    once = {group: [_ratio(group, *each, precision, units) for each in pairs] for group, pairs in errors.items()}
-    worst_own = {group: max(own for own, _ in pairs) for group, pairs in errors.items()}
-    return once, {
-        group: [_ratio(group, worst_own[group], error, precision, units) for _, error in pairs]
-        for group, pairs in errors.items()
-    }
+    once, beyond = dict[Location, list[float]](), dict[Location, list[float]]()
+    for group, found in errors.items():
+        once[group] = [_ratio(group, own, error, precision, units) for own, error, _ in found]
+        worst_own, theirs = max(own for own, *_ in found), [error for _, error, _ in found]
+        furthest = theirs.index(max(theirs))
+        theirs[furthest] = min(found[furthest][1:])
+        beyond[group] = [_ratio(group, worst_own, error, precision, units) for error in theirs]
+    return once, beyond
 
 
 def _first_beyond(ratios: Mapping[Location, list[float]], beyond: Mapping[Location, list[float]]) -> Location | None:
@@ -376,17 +357,17 @@ def group_name(group: Location) -> str:
 
 
 def _locate_rounding(
-    baseline: Build, changed: Build, update: int, start: Update, parts: Sequence[str], precision: float,
-    usual: Mapping[Location, float], units: float, seed: int,
+    baseline: Build, changed: Build, update: int, start: Update, parts: Sequence[str], precision: float, units: float,
+    seed: int,
 ) -> Difference:  # fmt: skip
     """Takes one update again, with slots that show what they return, to find the first that is too far off."""
     truth, _ = Trajectory([start], seed, float64=True).watched(baseline, 1)
     (own, _), (theirs, _) = (Trajectory([start], seed).watched(build, 1) for build in (baseline, changed))
     seen = {location: truth[location] for location in difference.in_order(truth, theirs, parts) if location in truth}
-    mine = difference.relative_errors(seen, own, usual)
+    mine = difference.relative_errors(seen, own)
     ratios = {
         location: _ratio(location, mine.get(location, 0.0), error, precision, units)
-        for location, error in difference.relative_errors(seen, theirs, usual).items()
+        for location, error in difference.relative_errors(seen, theirs).items()
     }
     location = next((each for each, ratio in ratios.items() if ratio > ALLOWED), max(ratios, key=ratios.__getitem__))
     exact, value = truth[location], theirs[location]

@@ -196,12 +196,13 @@ def _sizes(frame: Frame) -> dict[Location, float]:
 
 
 def usual_sizes(truth: Sequence[Frame]) -> dict[Location, float]:
-    """How large every output is in the median of some updates; one that passes zero has next to no size in between."""
+    """How large every output is in the median of those updates in which it is finite."""
     sizes: dict[Location, list[float]] = defaultdict(list)
     for frame in truth:
         for location, exact in frame.items():
-            if location.kind == "output" and _is_number(exact):
-                sizes[location].append(float(as_float64(exact).norm()))
+            size = float(as_float64(exact).norm()) if location.kind == "output" and _is_number(exact) else math.nan
+            if math.isfinite(size):
+                sizes[location].append(size)
     return {location: statistics.median(found) for location, found in sizes.items()}
 
 

@@ -112,11 +112,15 @@ def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     # Copied, because torch would go on with the very tensors that it is given.
     state = map_tensors(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), saved["state"])
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    fused = {parameter for group in optimizer.param_groups if group.get("fused") for parameter in group["params"]}
+    rounded = {
+        parameter
+        for group in optimizer.param_groups
+        if group.get("capturable") and not group.get("fused")
+        for parameter in group["params"]
+    }
     for parameter, entry in optimizer.state.items():
-        if isinstance(step := entry.get("step"), torch.Tensor) and parameter not in fused:
-            # Of a capturable optimizer, torch has made it float32, too, which rounds the bias correction.
-            entry["step"] = step.to(torch.promote_types(torch.get_default_dtype(), torch.float32))
+        if parameter in rounded and "step" in entry:  # torch has made it float32, which rounds the bias correction
+            entry["step"] = entry["step"].to(torch.promote_types(torch.get_default_dtype(), torch.float32))
         for name, value in entry.items():
             same_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             if same_shape and value.stride() != parameter.stride():  # fused kernels go through both as they lie

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from functools import partial
 
@@ -422,7 +423,10 @@ def test_that_the_baseline_has_luck_once_or_the_change_has_none_is_no_failure_bu
     assert judge(rounded_by(lambda number, rare: 1e-3), baseline)
     assert judge(rounded_by(lambda number, rare: 1e-2 if rare and number == 4 else 1e-3), baseline)
     for again in (lambda number, rare: 1e-2 if rare else 1e-3, lambda number, rare: 1e-2 if number == 4 else 1e-3):
-        assert "times as much as the baseline (outputs, one of" in str(judge(rounded_by(again), baseline))
+        (factor,) = re.findall(
+            r"rounds (\S+) times as much as the baseline \(outputs, one", str(judge(rounded_by(again), baseline))
+        )
+        assert 5 < float(factor) <= 10.1
     assert "rounds 3 times as much" in str(judge(rounded_by(lambda number, rare: 3e-3), baseline))
 
 
@@ -445,9 +449,29 @@ def crossing(error):
 def test_an_output_that_passes_zero_is_judged_by_its_usual_size():
     baseline = crossing(lambda rare: 0.0 if rare else 1e-4)  # lucky where it hardly has a size
     assert judge(crossing(lambda rare: 1e-4), baseline)
-    assert "times as much as the baseline (outputs" in str(
-        judge(crossing(lambda rare: 1e-2 if rare else 1e-4), baseline)
-    )
+    verdict = judge(crossing(lambda rare: 1e-2 if rare else 1e-4), baseline)
+    assert "times as much as the baseline (outputs, one of" in str(verdict)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_output_that_is_no_number_now_and_then_says_nothing_of_its_size(value, times):
+    def with_it(error):
+        def build():
+            subject = Loop()()
+
+            def step(batch):
+                loss = subject.step(batch)["loss"]
+                missing = any(bool(batch["x"][0, 0] == each["x"][0, 0]) for each in BATCHES[2 : 2 + times])
+                wrong = 1 + (0.0 if loss.dtype is torch.float64 else error)
+                return {"loss": loss, "return": torch.full_like(loss, value) if missing else loss * wrong}
+
+            return Subject(step, subject.state)
+
+        return build
+
+    assert judge(with_it(0.0), with_it(0.0))
+    assert judge(with_it(1e-2), with_it(0.0)).outcome is Outcome.FAIL
 
 
 @pytest.mark.parametrize("forgets", [False, True])
