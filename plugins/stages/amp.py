@@ -14,8 +14,8 @@ class AmpConfig(StageConfig):
 
     When it helps: matmuls that are large, on hardware with 16-bit matrix units (AVX512-BF16, AMX, tensor cores).
     When it hurts: small networks, where converting costs more than it saves; fp16 on a CPU is refused, being about 90
-    times slower. Inactive on a CPU without bf16 arithmetic, and on one whose AMX is hidden, as virtual machines often
-    do: what is left of it multiplied half as fast as float32 (one core, matrices 128 to 2,048 wide).
+    times slower. Inactive on a CPU without bf16 arithmetic, and on a Xeon whose AMX a virtual machine hides: what is
+    left multiplied half as fast as float32 (one core, matrices 128 to 2,048 wide).
     """
 
     kind: ClassVar[str] = "amp"
@@ -43,7 +43,9 @@ class AmpConfig(StageConfig):
             return None
         if cpu and not has.get("avx512_bf16", False):
             return "this processor has no bf16 arithmetic (AVX512-BF16); emulated, it would be slower than float32"
-        if cpu and has.get("avx512_fp16", False) and not has.get("amx_bf16", False):  # no such one is made without AMX
+        # A Xeon with arithmetic in fp16 has AMX; what else has the one need not have the other.
+        xeon = str(has.get("cpu_name", "")).startswith("Intel Xeon") and has.get("avx512_fp16", False)
+        if cpu and xeon and not has.get("amx_bf16", False):
             return "this processor's AMX is not to be had here, and its other bf16 arithmetic is slower than float32"
         if not cpu and not torch.cuda.is_bf16_supported(including_emulation=False):
             return "this GPU has no bf16 arithmetic; use dtype: fp16"

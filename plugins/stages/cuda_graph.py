@@ -92,7 +92,9 @@ class CudaGraph(Stage):
             made = make(optimizer, parameters, **settings, capturable=True)
             for group in made.param_groups:
                 if group.get("fused") and torch.get_default_dtype() == torch.float64:
-                    group["fused"] = None  # these kernels read the rate from a float32 tensor, which rounds it
+                    # These kernels read the rate from a float32 tensor, which rounds it. None, not False: with that,
+                    # torch takes its loop instead of foreach kernels, which makes NaN of 0/0 at a rate of zero.
+                    group["fused"] = None
                 # A schedule changes it in place, where the graph reads it.
                 group["lr"] = torch.tensor(float(group["lr"]), device=torch.cuda.current_device())
             return made

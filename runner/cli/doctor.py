@@ -115,8 +115,10 @@ def _torch() -> Iterator[Check]:
     else:
         yield Check("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
     bf16 = ", ".join(sorted({"avx512_bf16", "amx_bf16"} & cpu_flags()))
+    slow = "Xeon" in cpu_model() and "avx512_fp16" in cpu_flags() and "amx_bf16" not in cpu_flags()
+    found = f"{bf16} without AMX, slower than float32" if slow else bf16 or "not in hardware"
     remedy = "leave optimization.amp off on the CPU"
-    yield _warn_if(not bf16, "bf16 on the processor", bf16 or "not in hardware", remedy)
+    yield _warn_if(slow or not bf16, "bf16 on the processor", found, remedy)
 
 
 def _compiler() -> Check:

@@ -42,8 +42,9 @@ def inductor() -> Any:
 def _told(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (RuntimeError, AttributeError):  # an older setting, which cannot tell what newer ones of several backends
-        return None  # say; or one that this version of torch does not have
+    # An older setting cannot tell what newer ones of several backends say, and an older torch lacks the newest.
+    except (RuntimeError, AttributeError):
+        return None
 
 
 def _attributes(path: str, *names: str) -> Iterator[tuple[str, TorchSetting]]:

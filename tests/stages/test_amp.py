@@ -34,6 +34,8 @@ def test_bf16_without_hardware_is_inactive_and_says_why(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
     assert amp().inactive(setting()) is None
     has["avx512_fp16"] = True
+    assert amp().inactive(setting()) is None
+    has["cpu_name"] = "Intel Xeon"
     assert "AMX" in amp().inactive(setting())
     has["amx_bf16"] = True
     assert amp().inactive(setting()) is None

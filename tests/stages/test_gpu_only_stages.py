@@ -10,7 +10,8 @@ from runner.api import Close, Exact, Progress, Setting, SourceConfig, Statistica
 from runner.plugins.graphs.config import GcnConfig, PartitionedGcnConfig
 from runner.plugins.stages.amp import AmpConfig
 from runner.plugins.stages.async_transfer import AsyncTransferConfig
-from runner.plugins.stages.cuda_graph import CudaGraphConfig
+from runner.plugins.stages.cuda_graph import CudaGraph, CudaGraphConfig
+from runner.plugins.stages.fused_optimizer import FusedOptimizer
 from runner.system.errors import UsageError
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -71,6 +72,26 @@ def test_cuda_graph_needs_a_gpu_and_refuses_loss_scaling_and_shapes_that_vary():
         stage.inactive(setting("cuda", ragged=True))
     with pytest.raises(UsageError, match="those of 'partitioned_gnn' change"):
         stage.inactive(setting("cuda", model=PartitionedGcnConfig()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "order", [(FusedOptimizer._fuse, CudaGraph._capturable), (CudaGraph._capturable, FusedOptimizer._fuse)]
+)
+def test_optimizers_of_a_graph_have_their_rates_where_it_reads_them(monkeypatch, order, dtype):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: dtype)
+    made = lambda optimizer, parameters, **settings: optimizer(parameters, **settings)  # noqa: E731
+    for wrap in order:
+        made = wrap(made)
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))], **own} for own in ({}, {"lr": 0.5})]
+    optimizer = made(torch.optim.AdamW, groups, lr=0.1)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [float(rate) for rate in rates] == pytest.approx([0.1, 0.5])
+    assert all(isinstance(rate, torch.Tensor) for rate in rates)
+    for group in optimizer.param_groups:
+        assert group["capturable"]
+        assert group["fused"] is (True if dtype is torch.float32 else None)
 
 
 @CUDA

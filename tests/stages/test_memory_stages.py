@@ -88,7 +88,7 @@ def test_restored_moments_lie_in_memory_as_their_parameter_does():
 @pytest.mark.parametrize("settings", [{}, {"capturable": True}, {"fused": True}])
 @pytest.mark.usefixtures("float64")
 def test_restored_steps_have_the_type_in_which_the_optimizer_counts(settings):
-    """torch's own way of loading makes them float32, by which the bias correction of float64 is off by a millionth."""
+    """torch's own way of loading makes them float32, which rounds the bias correction of float64."""
     saved, own = (torch.optim.Adam([nn.Parameter(torch.ones(3))], **each) for each in ({}, settings))
     for group in saved.param_groups:
         group["params"][0].grad = torch.ones(3)

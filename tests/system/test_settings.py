@@ -61,6 +61,14 @@ def test_a_setting_is_kept_apart(name):
     assert settings.read() == before
 
 
+def test_what_this_version_of_torch_lacks_is_none_and_left_alone(monkeypatch):
+    missing = settings.TorchSetting(lambda: torch.backends.cudnn.no_such_setting, torch.set_num_threads)
+    monkeypatch.setitem(settings.SETTINGS, "of another version", missing)
+    found = settings.read()
+    assert found["of another version"] is None
+    settings.write(found)
+
+
 def test_settings_of_precision_that_contradict_each_other_are_kept_apart():
     before, apart = settings.read(), Globals()
     with apart.apart():
