@@ -33,7 +33,7 @@ from runner.plugin.source import Batch, Ring, Source, State
 from runner.plugin.stage import Pipeline, Plan, Probe, Stage
 from runner.system.errors import RunnerError, UsageError
 from runner.system.files import replacing
-from runner.system.hardware import available_memory
+from runner.system.hardware import available_memory, slow_bf16
 from runner.system.tree import map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ __all__ = [
     "LearnerConfig", "Loss", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath",
     "Ring", "Role", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig",
     "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError", "available_memory",
-    "map_tensors", "nbytes", "replacing", "restore", "stored_tensors", "tensors",
+    "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors", "tensors",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from runner.api import Pipeline, Setting, Stage, StageConfig, State, Statistical, UsageError
+from runner.api import Pipeline, Setting, Stage, StageConfig, State, Statistical, UsageError, slow_bf16
 
 
 class AmpConfig(StageConfig):
@@ -36,18 +36,14 @@ class AmpConfig(StageConfig):
         """bf16 without hardware for it has nothing to win; fp16 on a CPU is refused."""
         import torch
 
-        cpu, has = setting.device.type == "cpu", torch.cpu.get_capabilities()
+        cpu = setting.device.type == "cpu"
         if cpu and self.dtype == "fp16":
             raise UsageError("fp16 on a CPU is about 90 times slower than float32; use dtype: bf16 or switch amp off")
         if self.dtype == "fp16":
             return None
-        if cpu and not has.get("avx512_bf16", False):
-            return "this processor has no bf16 arithmetic (AVX512-BF16); emulated, it would be slower than float32"
-        # A Xeon with arithmetic in fp16 has AMX; what else has the one need not have the other.
-        xeon = str(has.get("cpu_name", "")).startswith("Intel Xeon") and has.get("avx512_fp16", False)
-        if cpu and xeon and not has.get("amx_bf16", False):
-            return "this processor's AMX is not to be had here, and its other bf16 arithmetic is slower than float32"
-        if not cpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        if cpu:
+            return slow_bf16()
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
             return "this GPU has no bf16 arithmetic; use dtype: fp16"
         return None
 

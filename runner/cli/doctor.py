@@ -21,7 +21,7 @@ from rich.text import Text
 
 from runner.plugin.registry import SECTIONS, Registry
 from runner.system.errors import RunnerError, StorageError
-from runner.system.hardware import available_memory, cpu_flags, cpu_model, usable_cores
+from runner.system.hardware import available_memory, cpu_model, slow_bf16, usable_cores
 from runner.system.lines import labelled
 from runner.system.places import RECORD, VARIABLE
 from runner.tracking.recovery import reap
@@ -114,11 +114,8 @@ def _torch() -> Iterator[Check]:
         yield Check("cuda", "warn", lack, "install a torch build that fits the driver")
     else:
         yield Check("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
-    bf16 = ", ".join(sorted({"avx512_bf16", "amx_bf16"} & cpu_flags()))
-    slow = "Xeon" in cpu_model() and "avx512_fp16" in cpu_flags() and "amx_bf16" not in cpu_flags()
-    found = f"{bf16} without AMX, slower than float32" if slow else bf16 or "not in hardware"
-    remedy = "leave optimization.amp off on the CPU"
-    yield _warn_if(slow or not bf16, "bf16 on the processor", found, remedy)
+    slow, remedy = slow_bf16(), "leave optimization.amp off on the CPU"
+    yield _warn_if(slow is not None, "bf16 on the processor", slow or "in hardware", remedy)
 
 
 def _compiler() -> Check:

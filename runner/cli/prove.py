@@ -23,6 +23,7 @@ from runner.cli.common import (
     working,
 )
 from runner.system.errors import ExitCode
+from runner.verify.options import Options
 
 if TYPE_CHECKING:
     from runner.cli.live import LiveBar
@@ -65,8 +66,9 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 
 def verify(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
-    updates: Compared = 12, horizon: Horizon = 2040, steps: Steps = None, seeds: Seeds = 8, budget: Patience = 3600.0,
-    of: Of = None, quiet: Quiet = False, as_json: AsJson = False,
+    updates: Compared = Options.updates, horizon: Horizon = Options.horizon, steps: Steps = Options.steps,
+    seeds: Seeds = Options.seeds, budget: Patience = Options.budget, of: Of = None, quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
 
@@ -87,7 +89,6 @@ def verify(
         loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
         with bar.phase(f"verifying {loaded.name}"):
             from runner.verify.gate import verify_recipe
-            from runner.verify.options import Options
             from runner.verify.verification import show
 
             # Trainings in child processes end, too.

@@ -23,6 +23,7 @@ from runner.compare.difference import (
     differing,
     digest,
     shared,
+    usual_sizes,
 )
 from runner.compare.fingerprints import Prints, SideEffects, fingerprints, objections, parting, side_effects
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
@@ -119,42 +120,65 @@ def same_algebra(
     return Verdict(Outcome.PASS, "Close", excluded(count), {"horizon": count})
 
 
+class _Single(NamedTuple):
+    """What is kept of the updates in their own precision from one state."""
+
+    returned: Frame  # by the baseline in float64
+    own: dict[Location, float]  # how far off the baseline is, by group
+    theirs: Sequence[dict[Location, float]]  # and the changed one, each time
+    frames: Sequence[Frame]  # what that returned
+
+
 class _Singles:
     """Two subjects in their own precision, and how far their updates are from the baseline's in float64."""
 
     def __init__(self, baseline: Build, changed: Build, seed: int) -> None:
         self._one, self._other = (Isolation(build, seed) for build in (baseline, changed))
         self._parts = shared(self._one.subject.state, self._other.subject.state)
-        self._own, self._theirs = list[dict[Location, float]](), list[dict[Location, float]]()
+        self._found = list[_Single]()
 
     def take(self, update: Update, truth: Sequence[Frame]) -> None:
         """The baseline makes this update, the changed one makes it several times."""
         exact = truth[0] | truth[1]
         seen = {location: exact[location] for location in comparable(exact, exact, self._parts)}
-        self._own.append(self._errors(self._one, update, seen))
-        self._theirs.extend(self._errors(self._other, update, seen) for _ in range(_SINGLE))
+        own, _ = self._made(self._one, update, seen)
+        errors, frames = zip(*(self._made(self._other, update, seen) for _ in range(_SINGLE)), strict=True)
+        self._found.append(_Single(truth[0], own, errors, frames))
 
     @staticmethod
-    def _errors(isolation: Isolation, update: Update, truth: Frame) -> dict[Location, float]:
-        """Of what the update returns and leaves behind, by group."""
+    def _made(isolation: Isolation, update: Update, truth: Frame) -> tuple[dict[Location, float], Frame]:
+        """How far off the update is in what it returns and leaves behind, by group; and what it returns."""
         isolation.load(update.states or {}, update.seed)
         output, state = isolation.advance([clones(update.batch)], _values)[0], isolation.initial()
-        return by_group(truth, output | state)
+        return by_group(truth, output | state), output
 
     @property
     def beyond(self) -> str | None:
         """What there is to say of updates that are too far off, if they are so many that it is no chance."""
         least = MOST_ULPS * torch.finfo(torch.get_default_dtype()).eps
-        for group in self._own[-1] if self._own else ():
-            own = max(each.get(group, 0.0) for each in self._own)
-            allowed = ALLOWED_ONCE * max(own, least)
-            beyond = [each[group] for each in self._theirs if not each.get(group, 0.0) <= allowed]
+        for group in self._found[-1].own if self._found else ():
+            own = max(each.own.get(group, 0.0) for each in self._found)
+            allowed, theirs = ALLOWED_ONCE * max(own, least), self._errors(group)
+            beyond = [each for each in theirs if not each <= allowed]
             if len(beyond) >= _OFTEN:
                 return (
-                    f"{group_name(group)} in {len(beyond)} of {len(self._theirs)} single updates off by up to "
+                    f"{group_name(group)} in {len(beyond)} of {len(theirs)} single updates off by up to "
                     f"{max(beyond):.2g}, the baseline's by {own:.2g}"
                 )
         return None
+
+    def _errors(self, group: Location) -> list[float]:
+        """Of the changed one's updates; outputs that are furthest off are measured by their usual size.
+
+        One that passes zero in a state has no size there.
+        """
+        theirs = [[each.get(group, 0.0) for each in found.theirs] for found in self._found]
+        if group.kind == "output":
+            furthest = max(range(len(theirs)), key=lambda state: max(theirs[state]))
+            usual, at = usual_sizes([found.returned for found in self._found]), self._found[furthest]
+            by_usual = (by_group(at.returned, frame, usual).get(group, math.inf) for frame in at.frames)
+            theirs[furthest] = [min(pair) for pair in zip(theirs[furthest], by_usual, strict=True)]
+        return [error for state in theirs for error in state]
 
 
 def _stretched(baseline: Build, pieces: Iterator[list[Update]], deadline: float, seed: int) -> Iterator[list[Update]]:

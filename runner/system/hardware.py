@@ -99,16 +99,20 @@ def cpu_model() -> str:
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
-@cache
-def cpu_flags() -> frozenset[str]:
-    """Instruction-set extensions as Linux names them (``avx512_bf16``, ``amx_bf16``); empty on other systems."""
-    return frozenset(_cpuinfo("flags", "Features").split())
-
-
-def _cpuinfo(*keys: str) -> str:
-    """What Linux says of its first processor under one of the keys; nothing on other systems."""
     lines = _content(Path("/proc/cpuinfo")).splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(keys)), "")
+    told = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return told or platform.processor() or platform.machine()
+
+
+def slow_bf16() -> str | None:
+    """Why arithmetic in bf16 is slower than in float32 on this processor; None if it is not."""
+    import torch
+
+    has = torch.cpu.get_capabilities()
+    if not has.get("avx512_bf16", False):
+        return "this processor has no bf16 arithmetic (AVX512-BF16); emulated, it would be slower than float32"
+    # A Xeon with arithmetic in fp16 has AMX; what else has the one need not have the other.
+    xeon = str(has.get("cpu_name", "")).startswith("Intel Xeon") and has.get("avx512_fp16", False)
+    if xeon and not has.get("amx_bf16", False):
+        return "this processor's AMX is not to be had here, and its other bf16 arithmetic is slower than float32"
+    return None

@@ -1,6 +1,7 @@
 """Long runs find what is late or rare, and say what they exclude."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from runner.compare.horizon import APART, long_run, same_algebra, same_bits
 from runner.compare.isolation import Update
 from runner.compare.states import saved
 from runner.compare.verdict import excluded
-from runner.proof import Close, Exact, Outcome, verify
+from runner.proof import Close, Exact, Outcome, Subject, verify
 
 BATCHES = batches(10)
 
@@ -166,6 +167,30 @@ def test_a_state_that_alone_is_wrong_in_float32_is_found():
     verdict = same_algebra(Loop(), build, course(60))
     assert verdict.outcome is Outcome.FAIL
     assert "in a long run: 'weight' of the state in 6 of 6 single updates off by up to 0.00" in verdict.summary
+
+
+def crossing(error):
+    """A loop whose loss comes close to zero from one of the states, as a difference of what is large does."""
+
+    def build():
+        subject = Loop()()
+
+        def step(batch):
+            rare = int(subject.state["model"].seen) == 7 * APART
+            loss = subject.step(batch)["loss"] * (1e-6 if rare else 1)
+            return {"loss": loss if loss.dtype is torch.float64 else loss + error(rare)}
+
+        return Subject(step, subject.state)
+
+    return build
+
+
+def test_an_output_that_passes_zero_in_a_state_is_measured_by_its_usual_size():
+    lucky = crossing(lambda rare: 0.0 if rare else 1e-5)
+    assert same_algebra(lucky, crossing(lambda rare: 1e-5), course(120))
+    for wrong in (lambda rare: 1.0 if rare else 1e-5, lambda rare: math.nan if rare else 1e-5):
+        verdict = same_algebra(lucky, crossing(wrong), course(120))
+        assert "rounds more than the baseline in a long run: outputs in 3 of " in verdict.summary
 
 
 def test_an_error_that_comes_of_a_late_state_is_found_in_its_slot():
