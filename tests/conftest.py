@@ -132,7 +132,7 @@ def copied_children(monkeypatch: pytest.MonkeyPatch) -> None:
     import children
 
     monkeypatch.setattr("runner.child.spawn._executed", children.executed)
-    monkeypatch.setattr("runner.child.spawn._forked", lambda *given: children.executed(*given, None))
+    monkeypatch.setattr("runner.child.spawn._forked", lambda *given: children.executed(*given[:3], None))
 
 
 @pytest.fixture(scope="session")

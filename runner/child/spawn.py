@@ -96,6 +96,7 @@ class Child(AbstractContextManager["Child"]):
         limits: Limits | None = None,
         threads: int | None = None,  # that it computes with; as many as it likes unless told
         forked: bool = False,  # copies a process that has imported the module, which takes no time; or begins as new
+        compiles: bool = False,  # for a CPU, about which that process knows what compilers ask
     ) -> None:
         self._limits = limits or Limits()
         self._folder = tempfile.TemporaryDirectory(prefix="runner-child-", ignore_cleanup_errors=True)
@@ -109,7 +110,7 @@ class Child(AbstractContextManager["Child"]):
         self._connection, there = multiprocessing.Pipe()
         self.send = self._connection.send  # says something to it; that it has ended is an OSError
         if forked:
-            self._pid, self._wait = _forked(module, there, self._errors)
+            self._pid, self._wait = _forked(module, there, self._errors, compiles)
         else:
             self._pid, self._wait = _executed(module, there, self._errors, threads)
         there.close()
@@ -229,10 +230,11 @@ class Child(AbstractContextManager["Child"]):
         self._wait(None)
 
 
-def _forked(module: str, connection: Connection, errors: Path) -> tuple[int, _Wait]:
+def _forked(module: str, connection: Connection, errors: Path, compiles: bool) -> tuple[int, _Wait]:
     context = multiprocessing.get_context("forkserver")
     # What a training that compiles imports anyway takes more than a second, and once is enough.
-    context.set_forkserver_preload(["torch._inductor.compile_fx", module])
+    more = ["runner.child.compiling"] if compiles else []
+    context.set_forkserver_preload(["torch._inductor.compile_fx", *more, module])
     process = context.Process(target=attend, args=(module, connection, str(errors)))
     process.start()
 

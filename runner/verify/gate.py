@@ -69,7 +69,8 @@ class Gate:
 
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
-        self.trainings = Trainings(registry.files, options.budget, say)
+        compiles = resolve_device(recipe.device).type == "cpu" and any(face.traces for face in recipe.stages.values())
+        self.trainings = Trainings(registry.files, options.budget, say, compiles)
         self._before, self._steps = belongings(), options.steps
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reach, self._training = cache(self._reach_of), cache(self._training_of)

@@ -51,6 +51,7 @@ class Trainings(AbstractContextManager["Trainings"]):
     plugin_files: Sequence[Path]
     budget: float  # seconds from here, after which no training is begun
     say: Callable[[str], None]
+    compiles: bool = False  # recipes of which a stage compiles for a CPU
     _started: float = field(default_factory=time.monotonic)
     _futures: dict[str, Future[dict[str, Any]]] = field(default_factory=dict)  # by the order as JSON
 
@@ -157,7 +158,9 @@ class Trainings(AbstractContextManager["Trainings"]):
         recipe, batch_size = json.loads(text)
         options, started = {"batch_size": batch_size}, time.monotonic()
         try:  # several compute side by side, with one thread each
-            with Child(__name__, recipe, plugin_files=self.plugin_files, options=options, forked=True) as child:
+            with Child(
+                __name__, recipe, plugin_files=self.plugin_files, options=options, forked=True, compiles=self.compiles
+            ) as child:
                 told = child.answer(math.inf, given_up.is_set)
                 return {**told, "whole_seconds": time.monotonic() - started}
         except ChildError as error:

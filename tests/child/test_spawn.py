@@ -155,6 +155,28 @@ def test_children_do_not_outlive_a_parent_that_is_killed(command):
     assert gone(other)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_copies_that_compile_know_for_which_instructions(tmp_path, compiles):
+    (tmp_path / "looks.py").write_text(
+        textwrap.dedent("""
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        def main(parent):
+            parent.tell(known=valid_vec_isa_list.cache_info().currsize)
+    """)
+    )
+    code = f"""
+        from runner.child.spawn import Child
+
+        with Child("looks", forked=True, compiles={compiles}) as child:
+            print(child.answer()["known"])
+    """
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said == f"{int(compiles)}\n"
+
+
 def test_a_child_imports_nothing_from_the_current_directory(tmp_path, monkeypatch):
     somewhere = tmp_path / "somewhere"
     somewhere.mkdir()
