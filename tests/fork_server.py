@@ -10,6 +10,7 @@ from unittest.mock import patch
 import runner
 
 CONTEXT = get_context("forkserver")
+_ACTIVE = {"runner.__main__", "runner.child.compiling"}
 
 
 def begin():
@@ -44,7 +45,8 @@ def _preloaded():
         "sklearn.datasets",
         # Before their own would be: settings take the longer the more modules there are, because their descriptions are
         # looked up in the source.
-        *({each.name for each in pkgutil.walk_packages(runner.__path__, "runner.")} - {"runner.__main__"}),
+        # What does more than define something when it is imported is left out.
+        *({each.name for each in pkgutil.walk_packages(runner.__path__, "runner.")} - _ACTIVE),
         *{entry.module for entry in entry_points(group="runner.plugins")},
         "children",
         "warm",

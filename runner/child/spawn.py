@@ -232,7 +232,7 @@ class Child(AbstractContextManager["Child"]):
 
 def _forked(module: str, connection: Connection, errors: Path, compiles: bool) -> tuple[int, _Wait]:
     context = multiprocessing.get_context("forkserver")
-    # What a training that compiles imports anyway takes more than a second, and once is enough.
+    # What a training that compiles imports anyway takes more than a second, and once is enough. The first copy decides.
     more = ["runner.child.compiling"] if compiles else []
     context.set_forkserver_preload(["torch._inductor.compile_fx", *more, module])
     process = context.Process(target=attend, args=(module, connection, str(errors)))

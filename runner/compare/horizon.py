@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from runner.compare.difference import (
 )
 from runner.compare.fingerprints import Prints, SideEffects, fingerprints, objections, parting, side_effects
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
-from runner.compare.states import clones, leaves, to_float64
+from runner.compare.states import clones, leaves, on_host, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, excluded
 from runner.system.tree import map_tensors
@@ -113,8 +113,8 @@ def same_algebra(
             count += len(piece)
             if time.monotonic() > deadline:
                 break
-        if singles.beyond:
-            return Verdict(Outcome.FAIL, "Close", f"rounds more than the baseline in a long run: {singles.beyond}")
+        if beyond := singles.beyond():
+            return Verdict(Outcome.FAIL, "Close", f"rounds more than the baseline in a long run: {beyond}")
     except StepError as error:
         return error.verdict("Close", baseline)
     return Verdict(Outcome.PASS, "Close", excluded(count), {"horizon": count})
@@ -143,22 +143,26 @@ class _Singles:
         seen = {location: exact[location] for location in comparable(exact, exact, self._parts)}
         own, _ = self._made(self._one, update, seen)
         errors, frames = zip(*(self._made(self._other, update, seen) for _ in range(_SINGLE)), strict=True)
-        self._found.append(_Single(truth[0], own, errors, frames))
+        self._found.append(_Single(on_host(truth[0]), own, errors, frames))
 
     @staticmethod
     def _made(isolation: Isolation, update: Update, truth: Frame) -> tuple[dict[Location, float], Frame]:
         """How far off the update is in what it returns and leaves behind, by group; and what it returns."""
         isolation.load(update.states or {}, update.seed)
         output, state = isolation.advance([clones(update.batch)], _values)[0], isolation.initial()
-        return by_group(truth, output | state), output
+        return by_group(truth, output | state), on_host(output)
 
-    @property
     def beyond(self) -> str | None:
-        """What there is to say of updates that are too far off, if they are so many that it is no chance."""
+        """What there is to say of updates that are too far off, if they are so many that it is no chance.
+
+        A state from which the baseline overflows says nothing of a group.
+        """
         least = MOST_ULPS * torch.finfo(torch.get_default_dtype()).eps
+        usual = usual_sizes([each.returned for each in self._found])
         for group in self._found[-1].own if self._found else ():
-            own = max(each.own.get(group, 0.0) for each in self._found)
-            allowed, theirs = ALLOWED_ONCE * max(own, least), self._errors(group)
+            states = [each for each in self._found if math.isfinite(each.own.get(group, 0.0))]
+            own = max((each.own.get(group, 0.0) for each in states), default=0.0)
+            allowed, theirs = ALLOWED_ONCE * max(own, least), _errors(states, group, usual)
             beyond = [each for each in theirs if not each <= allowed]
             if len(beyond) >= _OFTEN:
                 return (
@@ -167,18 +171,19 @@ class _Singles:
                 )
         return None
 
-    def _errors(self, group: Location) -> list[float]:
-        """Of the changed one's updates; outputs that are furthest off are measured by their usual size.
 
-        One that passes zero in a state has no size there.
-        """
-        theirs = [[each.get(group, 0.0) for each in found.theirs] for found in self._found]
-        if group.kind == "output":
-            furthest = max(range(len(theirs)), key=lambda state: max(theirs[state]))
-            usual, at = usual_sizes([found.returned for found in self._found]), self._found[furthest]
-            by_usual = (by_group(at.returned, frame, usual).get(group, math.inf) for frame in at.frames)
-            theirs[furthest] = [min(pair) for pair in zip(theirs[furthest], by_usual, strict=True)]
-        return [error for state in theirs for error in state]
+def _errors(states: Sequence[_Single], group: Location, usual: Mapping[Location, float]) -> list[float]:
+    """Of the changed one's updates; outputs that are furthest off are measured by their usual size.
+
+    One that passes zero in a state has no size there.
+    """
+    theirs = [[each.get(group, 0.0) for each in state.theirs] for state in states]
+    if group.kind == "output" and states:
+        furthest = max(range(len(states)), key=lambda number: max(theirs[number]))
+        at = states[furthest]
+        by_usual = (by_group(at.returned, frame, usual).get(group, math.inf) for frame in at.frames)
+        theirs[furthest] = [min(pair) for pair in zip(theirs[furthest], by_usual, strict=True)]
+    return [error for each in theirs for error in each]
 
 
 def _stretched(baseline: Build, pieces: Iterator[list[Update]], deadline: float, seed: int) -> Iterator[list[Update]]:

@@ -105,12 +105,12 @@ def cpu_model() -> str:
 
 
 def slow_bf16() -> str | None:
-    """Why arithmetic in bf16 is slower than in float32 on this processor; None if it is not."""
+    """Why bf16 is not to be used on this processor; None if its arithmetic is faster than that of float32."""
     import torch
 
     has = torch.cpu.get_capabilities()
     if not has.get("avx512_bf16", False):
-        return "this processor has no bf16 arithmetic (AVX512-BF16); emulated, it would be slower than float32"
+        return "this processor has no AVX512-BF16, and emulated bf16 is slower than float32"
     # A Xeon with arithmetic in fp16 has AMX; what else has the one need not have the other.
     xeon = str(has.get("cpu_name", "")).startswith("Intel Xeon") and has.get("avx512_fp16", False)
     if xeon and not has.get("amx_bf16", False):
