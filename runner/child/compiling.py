@@ -1,7 +1,7 @@
 """Whoever imports this knows for which vector instructions a compiler builds here.
 
 torch asks that in every process that compiles for a CPU, by loading a library for each in a process of its own, built
-where there is none yet: up to eight seconds, which copies of a process that has imported this do not need.
+where there is none yet. That took 8 s on one Xeon, and copies of a process that has imported this need not do it.
 """
 
 from contextlib import suppress

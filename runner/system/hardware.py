@@ -105,7 +105,7 @@ def cpu_model() -> str:
 
 
 def slow_bf16() -> str | None:
-    """Why bf16 is not to be used on this processor; None if its arithmetic is faster than that of float32."""
+    """Why bf16 is slower than float32 on this processor; None if nothing is known against it."""
     import torch
 
     has = torch.cpu.get_capabilities()
