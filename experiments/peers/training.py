@@ -32,9 +32,8 @@ from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system import generators
 from runner.train.assemble import assemble
-from runner.train.loop import Loop
+from runner.train.loop import Loop, Nowhere
 from runner.train.signals import Stop
-from runner.verify.statistical import Nowhere
 
 ENVS, BATCH, WIDTH, WARM_UP, PER_UPDATE = 8, 256, 128, 2_000, 8
 EPISODES, CYCLES, TAU = 500, 25, 0.04

@@ -43,7 +43,9 @@ Steps = Annotated[
     ),
 ]
 Seeds = Annotated[int, Option(min=8, help="The most pairs of trainings for one stage.")]
-Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Seconds after which no training is begun.")]
+Patience = Annotated[
+    float, Option(min=0, metavar="SECONDS", help="Time for all of it, in which trainings have to fit.")
+]
 Of = Annotated[
     str | None,
     Option("--of", metavar="RUN", help="Look at the recipe's inference section, on the model of this run."),

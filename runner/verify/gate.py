@@ -30,7 +30,7 @@ from runner.verify.drawing import Drawing, draws, same_draws, same_when_resumed
 from runner.verify.options import Options
 from runner.verify.patches import belongings, files_of, patches
 from runner.verify.reach import Reach
-from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affordable, seeds_of, statistical
+from runner.verify.statistical import NOT_BEGUN, affordable, part_of, seeds_of, statistical
 from runner.verify.subjects import (
     BuildError,
     baseline_step,
@@ -42,6 +42,7 @@ from runner.verify.subjects import (
     subject,
 )
 from runner.verify.surroundings import answers, evaluated, evaluations, questions, same_answers, same_evaluations
+from runner.verify.trainings import TrainingOrder, Trainings
 from runner.verify.variants import ALL, beyond_updates, required, variants_of, weakest
 from runner.verify.verification import Verification, judged
 
@@ -70,8 +71,9 @@ class Gate:
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
         compiles = resolve_device(recipe.device).type == "cpu" and any(face.traces for face in recipe.stages.values())
-        self.trainings = Trainings(registry.files, options.budget, say, compiles)
-        self._before, self._steps = belongings(), options.steps
+        self._length = options.steps or recipe.length[1]  # of a training, unless the budget has no room for it
+        self.trainings = Trainings(registry.files, options.budget, self._length, say, compiles)
+        self._before, self._steps = belongings(), options.steps  # None until the budget is known to have room for them
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reach, self._training = cache(self._reach_of), cache(self._training_of)
         self._evaluated = cache(
@@ -294,7 +296,7 @@ class Gate:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
         if self._steps is None and self.trainings.seconds_left < 0:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
-        changed, (unit, length) = self._beside(self._equal, stages), self.recipe.length
+        changed, unit = self._beside(self._equal, stages), self.recipe.length[0]
         pair, seeds = (self._training(self._equal), self._training(changed)), self.options.seeds
         for others in filter(self._keeps, self._asked):  # beside trainings that were begun, which get all cores then
             self(others)
@@ -304,14 +306,15 @@ class Gate:
             with self.trainings.beside(0):
                 if self._steps is None:
                     changes = self._changes(self._equal)
-                    self._steps = affordable(*pair, unit, length, seeds, changes, self.trainings)
-                reference, with_stages = (order.of_length(unit, self._steps) for order in pair)
-                verdict = statistical(reference, with_stages, objective, self.trainings, seeds)
+                    self._steps = affordable(*pair, unit, self._length, seeds, changes, self.trainings)
+                    self.trainings.length = self._steps
+                verdict = statistical(*pair, self._steps, objective, self.trainings, seeds)
                 self.trainings.give_up()  # what was begun beyond those that were needed
         except DivergedError as error:
             return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
         trained = {"stages": {"reference": self._equal, "changed": changed}, "length": {unit: self._steps}}
-        shorter = f", after {self._steps:,} of {length:,} {unit}" if self._steps < length else ""
+        whole = self.recipe.length[1]
+        shorter = f", after {self._steps:,} of {whole:,} {unit}" if self._steps < whole else ""
         return replace(verdict, summary=verdict.summary + shorter, evidence=verdict.evidence | trained)
 
     @cached_property
@@ -368,19 +371,18 @@ class Gate:
         if stages is None:
             return False
         orders = [self._training(self._beside(equal, kinds)) for kinds in ((), stages)]
-        unit, steps = self.recipe.length[0], self._steps or self.recipe.length[1]
-        seeds = seeds_of(orders[0], self.options.seeds)
-        self.trainings.begin([order.of_length(unit, steps) for order in orders], seeds)
+        self.trainings.begin(orders, seeds_of(orders[0], self.options.seeds))
         return True
 
     def _is_statistical(self, kinds: Collection[str]) -> bool:
         return isinstance(weakest(self.recipe, kinds), Statistical)
 
     def _training_of(self, kinds: tuple[str, ...]) -> TrainingOrder:
-        """A training with these stages that is evaluated at its end only, its batch size chosen already."""
-        recipe = recipe_with(self.recipe, self.registry, kinds)
-        values = recipe.values(masked=False)
-        values["train"] |= {"evaluate_every": None, "checkpoint_every": None}
+        """A training with these stages that is evaluated wherever it may end, its batch size chosen already."""
+        recipe, length = recipe_with(self.recipe, self.registry, kinds), self._length
+        values, every = recipe.values(masked=False), None if self.options.steps else part_of(length)
+        values["train"] |= {recipe.length[0]: length, "log_every": length, "evaluate_every": every}
+        values["train"]["checkpoint_every"] = None
         choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
         for kind in choosing:
             del values["optimization"][kind]  # beside other trainings, another choice might come out

@@ -16,8 +16,9 @@ from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.system.errors import DivergedError, ExitCode, UsageError
 from runner.verify.gate import Gate, verify_recipe
 from runner.verify.options import Options
-from runner.verify.statistical import NOT_BEGUN, Trainings
+from runner.verify.statistical import NOT_BEGUN
 from runner.verify.timed_gate import quick
+from runner.verify.trainings import Trainings
 from runner.verify.variants import weakest
 from runner.verify.verification import StageVerdict, Verification
 
@@ -116,9 +117,9 @@ def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypat
     recipe = tiny("digits_classifier", *MIXED, "train.epochs=20", registry=REGISTRY)
     options = Options(updates=2, seeds=2, stages=("rounding",), horizon=0)
     (row,) = verify_recipe(recipe, REGISTRY, options, said.append).rows
-    assert row.evidence["length"] == {"epochs": 2}
-    assert row.summary.endswith(", after 2 of 20 epochs")
-    assert any(re.search(r"room for trainings of 2 epochs; --budget \d+ for all 20", line) for line in said)
+    assert row.evidence["length"] == {"epochs": 4}
+    assert row.summary.endswith(", after 4 of 20 epochs")
+    assert any(re.search(r"room for trainings of 4 epochs; --budget \d+ for all 20", line) for line in said)
 
 
 TWO = """

@@ -19,9 +19,10 @@ from runner.child.spawn import Cause, ChildError
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.system.errors import DivergedError, RunnerError, UsageError
-from runner.verify.statistical import NOT_BEGUN, TrainingOrder, Trainings, affordable, statistical
+from runner.verify.statistical import NOT_BEGUN, affordable, statistical
+from runner.verify.trainings import Milestone, TrainingOrder, Trainings
 
-MODULE = sys.modules["runner.verify.statistical"]
+MODULE, TRAININGS = (sys.modules[f"runner.verify.{name}"] for name in ("statistical", "trainings"))
 REFERENCE, CHANGED = TrainingOrder({"seed": 42, "name": "reference"}), TrainingOrder({"seed": 42, "name": "changed"})
 
 RECORDER = """
@@ -57,19 +58,16 @@ def judged(learnt, seconds_left=math.inf, direction="maximize", seeds=8):
     sign = 1 if direction == "maximize" else -1
     trained = []
 
-    def run(trainings, wanted):
+    def run(trainings, wanted, length):
         trained.extend(wanted)
-        return [
-            {"before": {"return": -100.0}, "after": {"return": -100.0 + sign * learnt(each.recipe["name"], seed)}}
-            for each in trainings
-            for seed in wanted
-        ]
+        learnt_by = [learnt(each.recipe["name"], seed) for each in trainings for seed in wanted]
+        return [Milestone(length, {"return": -100.0}, {"return": -100.0 + sign * gain}, 2, 1) for gain in learnt_by]
 
-    def none_is_over(trainings, wanted):
+    def none_is_over(trainings, wanted, length):
         return False
 
     trainings = types.SimpleNamespace(run=run, are_over=none_is_over, seconds_left=seconds_left, say=lambda _: None)
-    return statistical(REFERENCE, CHANGED, Objective("return", direction), trainings, seeds), trained
+    return statistical(REFERENCE, CHANGED, 100, Objective("return", direction), trainings, seeds), trained
 
 
 def gains(share, spread=0.002):
@@ -124,87 +122,115 @@ def test_nothing_is_begun_once_the_budget_is_spent():
 def test_what_was_trained_within_the_budget_is_judged_after_it(monkeypatch):
     """A stage and the whole recipe may want the same trainings, and the first of them may use the budget up."""
 
-    class Learning(Answering):
-        def answer(self, *_):
-            return {"before": {"return": 0.0}, "after": {"return": 1000.0}}
-
-    monkeypatch.setattr(MODULE, "Child", lambda module, recipe, **settings: Learning())
-    trainings, objective = Trainings([], math.inf, lambda _: None), Objective("return", "maximize")
-    first = statistical(REFERENCE, CHANGED, objective, trainings, 8)
+    monkeypatch.setattr(TRAININGS, "Child", lambda module, recipe, **settings: Telling(told(100)))
+    trainings, objective = Trainings([], math.inf, 100, lambda _: None), Objective("return", "maximize")
+    first = statistical(REFERENCE, CHANGED, 100, objective, trainings, 8)
     trainings.budget = -math.inf
-    assert statistical(REFERENCE, CHANGED, objective, trainings, 8) == first
+    assert statistical(REFERENCE, CHANGED, 100, objective, trainings, 8) == first
     assert first.outcome is Outcome.PASS
-    assert statistical(REFERENCE, REFERENCE._replace(batch_size=4), objective, trainings, 8).summary == NOT_BEGUN
+    assert statistical(REFERENCE, REFERENCE._replace(batch_size=4), 100, objective, trainings, 8).summary == NOT_BEGUN
 
 
-def timed(whole, updating, budget, cores=2):
-    """Trainings of length 100 take so many seconds, of which so many grow with it; by a clock of their own."""
+class Timed:
+    """Trainings that take so many seconds until their first update is over, and so many for 100 steps after that.
 
-    def run(orders, seeds):
-        share = orders[0].recipe["train"]["updates"] / 100
-        seconds = {"whole_seconds": whole + (share - 1) * updating, "updating_seconds": share * updating}
-        trainings.seconds_left -= sum(seconds["whole_seconds"] for _ in orders for _ in seeds) / cores
-        return [seconds for _ in orders for _ in seeds]
+    By a clock of their own, on two cores; the first of a kind compiles for a minute.
+    """
 
-    trainings = types.SimpleNamespace(
-        run=run, seconds_left=budget, budget=budget, said=[], are_over=lambda *_: False, give_up=lambda: None
-    )
-    trainings.say = trainings.said.append
-    return trainings
+    def __init__(self, start, growing, budget):
+        self.start, self.growing, self.budget, self.seconds_left = start, growing, budget, budget
+        self.told, self.said = {}, []
+        self.say = self.said.append
+
+    def seconds(self, steps, first=False):
+        return self.start + steps * self.growing / 100 + 60.0 * first
+
+    def train(self, name, seed, steps):
+        first = not any(kind == name for kind, _ in self.told)
+        growing = steps * self.growing / 100
+        self.told[name, seed] = Milestone(steps, {}, {}, self.seconds(steps, first), growing)
+        self.seconds_left -= self.seconds(steps, first) / 2
+
+    def run(self, orders, seeds, length):
+        for name, seed in ((order.recipe["name"], seed) for order in orders for seed in seeds):
+            if (name, seed) not in self.told:
+                self.train(name, seed, length)
+
+    def newest(self, order, seeds):
+        found = ((order.recipe["name"], seed) for seed in seeds)
+        return [self.told[each] for each in found if each in self.told]
+
+    def left(self, steps, changes):
+        """Seconds for trainings of this length that are not over yet, by the seconds of those that compile nothing."""
+        open_seconds = 8 * (1 + changes) * self.seconds(steps)
+        return (open_seconds - sum(self.seconds(min(steps, each.done)) for each in self.told.values())) / 2
 
 
 def length_of(trainings, changes=1):
-    orders = (order._replace(recipe={**order.recipe, "train": {"updates": 100}}) for order in (REFERENCE, CHANGED))
-    return affordable(*orders, "updates", 100, 8, changes, trainings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MODULE, "usable_cores", lambda: 2)
+        return affordable(REFERENCE, CHANGED, "updates", 100, 8, changes, trainings)
 
 
 @given(
-    whole=st.floats(1, 1e4),
-    share=st.floats(0.01, 0.99),
+    start=st.floats(1, 1e3),
+    growing=st.floats(1, 1e4),
     budget=st.floats(0, 1e6),
     changes=st.integers(1, 4),
+    ahead=st.lists(st.sampled_from([20, 40, 60, 80, 100]), min_size=4, max_size=8).map(lambda each: sorted(each)[::-1]),
 )
-def test_trainings_are_as_long_as_the_budget_has_room_for(whole, share, budget, changes):
-    trainings = timed(whole, share * whole, budget)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MODULE, "usable_cores", lambda: 2)
-        steps = length_of(trainings, changes)
-    needed = (whole + (steps / 100 - 1) * share * whole) * 8 * (1 + changes) / 2
-    longer = needed + share * whole / 100 * 8 * (1 + changes) / 2
-    assert 10 <= steps <= 100
-    assert steps == 10 or needed <= 0.9 * trainings.seconds_left * (1 + 1e-9)
-    assert steps == 100 or longer > 0.9 * trainings.seconds_left * (1 - 1e-9)
+def test_trainings_are_as_long_as_the_budget_has_room_for(start, growing, budget, changes, ahead):
+    trainings = Timed(start, growing, budget)
+    for number, steps in enumerate(ahead):
+        trainings.train(("reference", "changed")[number % 2], 43 + number // 2, steps)
+    steps = length_of(trainings, changes)
+    assert steps in (20, 40, 60, 80, 100)
+    spare = 0.9 * trainings.seconds_left
+    assert steps == 20 or trainings.left(steps, changes) <= spare + 1e-6 * budget
+    assert steps == 100 or trainings.left(steps + 20, changes) > spare - 1e-6 * budget
     assert bool(trainings.said) is (steps < 100)
 
 
-def test_a_budget_that_is_said_to_be_enough_is(monkeypatch):
-    monkeypatch.setattr(MODULE, "usable_cores", lambda: 2)
-    trainings = timed(200.0, 150.0, 1000.0)
+def test_where_nothing_was_trained_yet_a_fifth_of_one_pair_says_what_trainings_cost():
+    trainings = Timed(10.0, 100.0, 1e6)
+    assert length_of(trainings) == 100
+    assert {each: told.done for each, told in trainings.told.items()} == {("reference", 43): 20, ("changed", 43): 20}
+
+
+def test_a_budget_that_is_said_to_be_enough_is():
+    trainings = Timed(50.0, 150.0, 1000.0)
     assert length_of(trainings) < 100
     (enough,) = re.findall(r"--budget (\d+) for all 100", trainings.said[0])
-    assert length_of(timed(200.0, 150.0, float(enough))) == 100
-    assert length_of(timed(200.0, 150.0, float(enough) - 61)) < 100
+    assert length_of(Timed(50.0, 150.0, float(enough))) == 100
+    assert length_of(Timed(50.0, 150.0, float(enough) - 61)) < 100
 
 
-def test_a_pilot_of_the_shortest_length_is_not_trained_again(monkeypatch):
-    begun = []
+@pytest.mark.parametrize(("budget", "length"), [(1e6, 100), (650.0, 80)])
+def test_trainings_end_where_the_budget_is_over_and_none_is_trained_twice(budget, length, monkeypatch):
+    """What has gone further counts where the others end, and so does what is trained when that is decided."""
+    ended = []
 
-    class Learning(Answering):
-        def answer(self, *_):
-            return {"before": {"return": 0.0}, "after": {"return": 1000.0}, "updating_seconds": 100.0}
+    class Learning(Telling):
+        def __init__(self, recipe):
+            super().__init__(*map(told, (20, 40, 60, 80, 100)))
+            self.recipe = recipe
 
-    def child(module, recipe, **settings):
-        begun.append((recipe["name"], recipe["seed"], recipe["train"]["updates"]))
-        return Learning()
+        def __exit__(self, *_):
+            ended.append((self.recipe["name"], self.recipe["seed"], 100 - 20 * len(self.telling)))
 
-    monkeypatch.setattr(MODULE, "Child", child)
-    orders = [order._replace(recipe={**order.recipe, "train": {"updates": 100}}) for order in (REFERENCE, CHANGED)]
-    trainings = Trainings([], 60.0, lambda _: None)
-    steps = affordable(*orders, "updates", 100, 8, 1, trainings)
-    shorter = (order.of_length("updates", steps) for order in orders)
-    assert statistical(*shorter, Objective("return", "maximize"), trainings, 8).outcome is Outcome.PASS
-    assert steps == 10
-    assert sorted(begun) == [(name, seed, 10) for name in ("changed", "reference") for seed in range(43, 51)]
+    monkeypatch.setattr(TRAININGS, "Child", lambda module, recipe, **settings: Learning(recipe))
+    monkeypatch.setattr(MODULE, "_cost", lambda known, steps: steps)  # 622 seconds for 80 of 100 steps, on two cores
+    monkeypatch.setattr(MODULE, "usable_cores", lambda: 2)
+    trainings = Trainings([], budget, 100, lambda _: None)
+    trainings.run([REFERENCE, CHANGED], [43], 100)
+    trainings.length = affordable(REFERENCE, CHANGED, "updates", 100, 8, 1, trainings)
+    verdict = statistical(REFERENCE, CHANGED, trainings.length, Objective("return", "maximize"), trainings, 8)
+    assert trainings.length == length
+    assert verdict.outcome is Outcome.PASS
+    assert len(verdict.evidence["values"]) == 8
+    assert {each for each in ended if each[1] == 43} == {("reference", 43, 100), ("changed", 43, 100)}
+    assert sorted(each[:2] for each in ended) == [(name, n) for name in ("changed", "reference") for n in range(43, 51)]
+    assert {each[2] for each in ended if each[1] > 43} == {length}
 
 
 @pytest.mark.parametrize(
@@ -220,33 +246,39 @@ def test_a_training_that_fails_says_why(cause, may_diverge, expected, monkeypatc
     def child(module, recipe, **settings):
         if (recipe["name"] == "changed") is may_diverge:
             raise ChildError(cause, "in its own words")
-        return Answering()
+        return Telling(told(100))
 
-    monkeypatch.setattr(MODULE, "Child", child)
-    trainings = Trainings([], math.inf, lambda _: None)
+    monkeypatch.setattr(TRAININGS, "Child", child)
+    trainings = Trainings([], math.inf, 100, lambda _: None)
     with pytest.raises(RunnerError, match="in its own words") as caught:
-        trainings.run([REFERENCE, CHANGED], [1])
+        trainings.run([REFERENCE, CHANGED], [1], 100)
     assert type(caught.value) is expected
+
+
+def test_a_training_that_ends_too_soon_is_an_error(monkeypatch):
+    monkeypatch.setattr(TRAININGS, "Child", lambda module, recipe, **settings: Telling(told(20), told(40)))
+    with pytest.raises(RunnerError, match="ended before it was evaluated at 60"):
+        Trainings([], math.inf, 100, lambda _: None).run([REFERENCE], [1], 60)
 
 
 def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypatch):
     begun, ended, free = [], Event(), Event()
 
-    class Waiting(Answering):
-        def answer(self, timeout, stop):
+    class Waiting(Telling):
+        def receive(self, stop):
             while not free.wait(0.01):
                 if stop():
                     ended.set()
                     raise ChildError(Cause.STOPPED, "it was stopped")
-            return {}
+            return super().receive(stop)
 
     def child(module, recipe, **settings):
         begun.append((recipe["name"], recipe["seed"]))
-        return Waiting()
+        return Waiting(told(100))
 
-    monkeypatch.setattr(MODULE, "Child", child)
-    monkeypatch.setattr(MODULE, "usable_cores", lambda: 3)
-    with Trainings([], math.inf, lambda _: None) as trainings:
+    monkeypatch.setattr(TRAININGS, "Child", child)
+    monkeypatch.setattr(TRAININGS, "usable_cores", lambda: 3)
+    with Trainings([], math.inf, 100, lambda _: None) as trainings:
         with trainings.beside(2):
             trainings.begin([REFERENCE, CHANGED], [43, 44])
             free.wait(0.1)
@@ -257,24 +289,32 @@ def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypa
                     free.wait(0.01)
             assert len(begun) == 3
         free.set()
-        trainings.run([REFERENCE, CHANGED], [43, 44])
+        trainings.run([REFERENCE, CHANGED], [43, 44], 100)
         assert sorted(begun) == [(name, seed) for name in ("changed", "reference") for seed in (43, 44)]
         free.clear()
         trainings.begin([REFERENCE], [45])
         while ("reference", 45) not in begun:
             free.wait(0.01)
     assert ended.wait(10)
-    assert not trainings.are_over([REFERENCE], [45])
+    assert not trainings.are_over([REFERENCE], [45], 100)
 
 
-class Answering(contextlib.nullcontext):
-    """A child process that has trained."""
+def told(done):
+    """What a training tells that learns 1,000 until its end, which is at 100."""
+    return {"done": done, "before": {"return": 0.0}, "after": {"return": 10.0 * done}, "growing_seconds": 1.0 * done}
+
+
+class Telling(contextlib.nullcontext):
+    """A child process that trains: it tells one thing after the other, and has ended then."""
+
+    def __init__(self, *telling):
+        self.telling = list(telling)
 
     def __enter__(self):
         return self
 
-    def answer(self, *_):
-        return {}
+    def receive(self, stop):
+        return self.telling.pop(0) if self.telling else None
 
 
 def test_a_margin_may_have_a_unit():
@@ -284,16 +324,13 @@ def test_a_margin_may_have_a_unit():
     in_points = Objective("return", "maximize", margin=5.0, unit="points")
     strict = Objective("return", "maximize", margin=1.0, unit="points")
 
-    def run(trainings, wanted):
-        return [
-            {"before": {"return": 0.0}, "after": {"return": learnt(each.recipe["name"], seed)}}
-            for each in trainings
-            for seed in wanted
-        ]
+    def run(trainings, wanted, length):
+        learnt_by = [learnt(each.recipe["name"], seed) for each in trainings for seed in wanted]
+        return [Milestone(length, {"return": 0.0}, {"return": gain}, 2, 1) for gain in learnt_by]
 
     trainings = types.SimpleNamespace(run=run, seconds_left=math.inf, say=lambda _: None)
-    assert statistical(REFERENCE, CHANGED, in_points, trainings, 8).outcome is Outcome.PASS
-    assert statistical(REFERENCE, CHANGED, strict, trainings, 8).outcome is Outcome.FAIL
+    assert statistical(REFERENCE, CHANGED, 100, in_points, trainings, 8).outcome is Outcome.PASS
+    assert statistical(REFERENCE, CHANGED, 100, strict, trainings, 8).outcome is Outcome.FAIL
 
 
 def test_a_batch_size_that_a_stage_has_chosen_goes_beside_the_recipe(tmp_path):
@@ -301,9 +338,15 @@ def test_a_batch_size_that_a_stage_has_chosen_goes_beside_the_recipe(tmp_path):
     plugin = tmp_path / "recorder.py"
     plugin.write_text(RECORDER)
     recipe = tiny("marl_baseline", "optimization.recorder=on", registry=Registry([plugin]))
-    trainings = Trainings([plugin], math.inf, lambda _: None)
-    values = recipe.values(masked=False)
-    trainings.run([TrainingOrder(values), TrainingOrder(values, 4)], [1])
+    (unit, length), values = recipe.length, recipe.values(masked=False)
+    values["train"] |= {"evaluate_every": length // 2}
+    trainings = Trainings([plugin], math.inf, length, lambda _: None)
+    trainings.run([TrainingOrder(values), TrainingOrder(values, 4)], [1], length)
+    (newest,) = trainings.newest(TrainingOrder(values), [1])
+    assert unit == "env_steps"
+    assert newest.done == length
+    assert trainings.are_over([TrainingOrder(values)], [1], length // 2)
+    assert 0 < newest.growing_seconds < newest.seconds
     lines = plugin.with_suffix(".txt").read_text().splitlines()
     updates = Counter(tuple(map(int, line.split())) for line in lines)
     assert set(updates) == {(16, 16), (16, 4)}

@@ -19,9 +19,8 @@ from runner.recipe.loader import load
 from runner.system import generators
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble
-from runner.train.loop import Loop
+from runner.train.loop import Loop, Nowhere
 from runner.train.signals import Stop
-from runner.verify.statistical import Nowhere
 from runner.verify.subjects import recipe_with, recorded, subject
 
 REGISTRY = Registry()

@@ -1,0 +1,233 @@
+"""Trains recipes in child processes, which tell on the way how far they are and what was learnt by then."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from threading import Condition, Event
+from typing import Any, NamedTuple
+
+import torch
+
+from runner.child.protocol import Parent
+from runner.child.spawn import Cause, Child, ChildError
+from runner.system import generators
+from runner.system.errors import DivergedError, RunnerError, UsageError
+from runner.system.hardware import usable_cores
+from runner.train.assemble import assemble
+from runner.train.loop import Loop, Nowhere, evaluated
+from runner.train.signals import Stop
+
+
+class TrainingOrder(NamedTuple):
+    """What a child process trains."""
+
+    recipe: Mapping[str, Any]  # its values
+    batch_size: int | None = None  # what a stage has chosen; the recipe's own stays what its other settings refer to
+
+
+class Milestone(NamedTuple):
+    """What a training had learnt at a place, which may be its end, and what that took."""
+
+    done: int  # in the recipe's unit
+    before: Mapping[str, float]  # what was measured before the training, by name
+    after: Mapping[str, float]
+    seconds: float  # since its process was started
+    growing_seconds: float  # of these, what grows with the length: neither the start nor what the first update compiles
+
+
+@dataclass
+class Trainings(AbstractContextManager["Trainings"]):
+    """Trains recipes, each of them once, in child processes with one thread each: as many at a time as it may."""
+
+    plugin_files: Sequence[Path]
+    budget: float  # seconds from here, after which no training is begun
+    length: int  # at which trainings end, the recipe's own or another at which they are evaluated
+    say: Callable[[str], None]
+    compiles: bool = False  # recipes of which a stage compiles for a CPU
+    _started: float = field(default_factory=time.monotonic)
+    _futures: dict[str, Future[None]] = field(default_factory=dict)  # by the order as JSON
+    _milestones: dict[str, list[Milestone]] = field(default_factory=dict)  # by the order as JSON
+
+    def __post_init__(self) -> None:
+        self._given_up, self._turn = Event(), Condition()
+        self._cores = self._at_a_time = max(1, usable_cores())
+        self._running = 0
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+        self._pool.shutdown(wait=False)
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the budget; below zero once it is spent."""
+        return self._started + self.budget - time.monotonic()
+
+    @contextmanager
+    def beside(self, cores: int) -> Iterator[None]:
+        """Leaves so many cores to whoever computes inside the ``with``."""
+        before = self._at_a_time
+        self._train_at_a_time(max(1, self._cores - cores))
+        try:
+            yield
+        finally:
+            self._train_at_a_time(before)
+
+    @contextmanager
+    def ahead(self, device: torch.device, begin: Callable[[], bool]) -> Iterator[None]:
+        """Inside the ``with``, half of the cores of a CPU train what is begun by then; nothing is trained after it.
+
+        What was begun in vain is given up. Where an accelerator trains, there is nothing to gain.
+        """
+        threads, half = torch.get_num_threads(), self._cores // 2
+        with self, self.beside(self._cores - half):
+            begun = half > 0 and device.type == "cpu" and begin()
+            torch.set_num_threads(half if begun else threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
+
+    def begin(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> None:
+        """Trains with every seed, the first seed first, and does not wait for it; the last of them may diverge."""
+        changed = set(_as_json(trainings[-1:], seeds))
+        for seed in seeds:
+            for text in _as_json(trainings, [seed]):
+                if text not in self._futures:
+                    self._milestones[text] = []
+                    self._futures[text] = self._pool.submit(self._trained, text, text in changed, self._given_up)
+                    self._futures[text].add_done_callback(self._notify)
+
+    def give_up(self) -> None:
+        """Ends all trainings that are not over."""
+        self._given_up.set()
+        self._notify()
+        self._futures = {
+            text: each
+            for text, each in self._futures.items()
+            if not each.cancel() and self._milestone(text, self.length) is not None
+        }
+        self._given_up = Event()
+
+    def run(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int) -> list[Milestone]:
+        """Evaluations at this length of every training with every seed, trainings outermost.
+
+        A training that fails is a ``RunnerError``: ``DivergedError`` if the last of the trainings diverged, and no
+        other.
+        """
+        wanted = _as_json(trainings, seeds)
+        new = [text for text in dict.fromkeys(wanted) if self._milestone(text, length) is None]
+        self.begin(trainings, seeds)
+        try:
+            for number, text in enumerate(new, start=1):
+                self._wait_for(text, length)
+                self.say(f"trained {number} of {len(new)}")
+            return [self._wait_for(text, length) for text in wanted]
+        except BaseException:  # an error or Ctrl-C: nobody waits for the others
+            self.give_up()
+            raise
+
+    def are_over(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int], length: int) -> bool:
+        """Whether all of them have been trained so long."""
+        return all(self._milestone(text, length) is not None for text in _as_json(trainings, seeds))
+
+    def newest(self, training: TrainingOrder, seeds: Sequence[int]) -> list[Milestone]:
+        """The last evaluation with every seed with which there was one, in the order of the seeds."""
+        told = (self._milestones.get(text) for text in _as_json([training], seeds))
+        return [each[-1] for each in told if each]
+
+    def _milestone(self, text: str, length: int) -> Milestone | None:
+        """The first one at this length or after it."""
+        return next((each for each in self._milestones.get(text, ()) if each.done >= length), None)
+
+    def _wait_for(self, text: str, length: int) -> Milestone:
+        future = self._futures[text]
+        with self._turn:
+            self._turn.wait_for(lambda: future.done() or self._milestone(text, length) is not None)
+        found = self._milestone(text, length)
+        if found is None:
+            future.result()  # raises what went wrong
+            raise RunnerError(f"a training for the comparison ended before it was evaluated at {length:,}")
+        return found
+
+    def _notify(self, *_: object) -> None:
+        with self._turn:
+            self._turn.notify_all()
+
+    def _train_at_a_time(self, trainings: int) -> None:
+        self._at_a_time = trainings
+        self._notify()
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._cores)
+
+    def _trained(self, text: str, may_diverge: bool, given_up: Event) -> None:
+        """As ``_train``, when it is its turn."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._running < self._at_a_time or given_up.is_set())
+            if given_up.is_set():
+                raise CancelledError
+            self._running += 1
+        try:
+            self._train(text, may_diverge, given_up)
+        finally:
+            with self._turn:
+                self._running -= 1
+                self._turn.notify_all()
+
+    def _train(self, text: str, may_diverge: bool, given_up: Event) -> None:
+        recipe, batch_size = json.loads(text)
+        options, started = {"batch_size": batch_size}, time.monotonic()
+        try:  # several compute side by side, with one thread each
+            with Child(
+                __name__, recipe, plugin_files=self.plugin_files, options=options, forked=True, compiles=self.compiles
+            ) as child:
+                while (told := child.receive(given_up.is_set)) is not None:
+                    self._milestones[text].append(Milestone(**told, seconds=time.monotonic() - started))
+                    self._notify()
+                    if told["done"] >= self.length:
+                        return
+        except ChildError as error:
+            if error.cause == Cause.DIVERGED and may_diverge:
+                raise DivergedError(str(error)) from error
+            if error.cause == Cause.INVALID:
+                raise UsageError(str(error)) from error
+            raise RunnerError(f"a training for the comparison failed:\n{error}") from error
+
+
+def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[str]:
+    """Every training with every seed, trainings outermost."""
+    orders = [[{**recipe, "seed": seed}, batch_size] for recipe, batch_size in trainings for seed in seeds]
+    return [json.dumps(order, sort_keys=True) for order in orders]
+
+
+class _Told(Nowhere):
+    """Tells every evaluation of a training to the process that waits for it."""
+
+    def __init__(self, parent: Parent, before: Mapping[str, float]) -> None:
+        self.parent, self.before = parent, before
+        self.started, self.first_update = time.monotonic(), 0.0
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Knows how long the first update took, which compiles, and tells evaluations."""
+        self.first_update = metrics.get("perf/first_update_seconds", self.first_update)
+        after = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
+        if after:
+            seconds = time.monotonic() - self.started - self.first_update
+            self.parent.tell(done=step, before=self.before, after=after, growing_seconds=max(seconds, 1e-3))
+
+
+def main(parent: Parent) -> None:
+    """Trains the recipe without a trace but what its evaluations tell."""
+    torch.set_num_threads(1)
+    recipe, registry = parent.load()
+    generators.seed(recipe.seed)
+    pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
+    Loop(pipeline, parent.folder, _Told(parent, evaluated(pipeline)), Nowhere(), Stop()).run()
