@@ -72,7 +72,8 @@ class Gate:
         self.recipe, self.registry, self.options = recipe, registry, options
         compiles = resolve_device(recipe.device).type == "cpu" and any(face.traces for face in recipe.stages.values())
         self._length = options.steps or recipe.length[1]  # of a training, unless the budget has no room for it
-        self.trainings = Trainings(registry.files, options.budget, self._length, say, compiles)
+        every = self._length if options.steps else part_of(self._length)
+        self.trainings = Trainings(registry.files, options.budget, self._length, every, say, compiles)
         self._before, self._steps = belongings(), options.steps  # None until the budget is known to have room for them
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reach, self._training = cache(self._reach_of), cache(self._training_of)
@@ -307,7 +308,7 @@ class Gate:
                 if self._steps is None:
                     changes = self._changes(self._equal)
                     self._steps = affordable(*pair, unit, self._length, seeds, changes, self.trainings)
-                    self.trainings.length = self._steps
+                    self.trainings.end_at(self._steps)
                 verdict = statistical(*pair, self._steps, objective, self.trainings, seeds)
                 self.trainings.give_up()  # what was begun beyond those that were needed
         except DivergedError as error:
@@ -378,11 +379,10 @@ class Gate:
         return isinstance(weakest(self.recipe, kinds), Statistical)
 
     def _training_of(self, kinds: tuple[str, ...]) -> TrainingOrder:
-        """A training with these stages that is evaluated wherever it may end, its batch size chosen already."""
-        recipe, length = recipe_with(self.recipe, self.registry, kinds), self._length
-        values, every = recipe.values(masked=False), None if self.options.steps else part_of(length)
-        values["train"] |= {recipe.length[0]: length, "log_every": length, "evaluate_every": every}
-        values["train"]["checkpoint_every"] = None
+        """A training with these stages, its batch size chosen already."""
+        recipe = recipe_with(self.recipe, self.registry, kinds)
+        values, length = recipe.values(masked=False), self._length
+        values["train"] |= {recipe.length[0]: length, "log_every": length, "checkpoint_every": None}
         choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
         for kind in choosing:
             del values["optimization"][kind]  # beside other trainings, another choice might come out

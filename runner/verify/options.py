@@ -12,7 +12,7 @@ class Options:
     updates: int = 12  # compared one by one for Exact and Close
     steps: int | None = None  # length of a training for Statistical; unless told, what the budget has room for
     seeds: int = 8  # the most pairs of trainings for one stage; a PASS takes as many at least
-    budget: float = 1500.0  # seconds for all of it: trainings are as long as it has room for, and none begins later
+    budget: float = 3600.0  # seconds for all of it: trainings are as long as it has room for, and none begins later
     stages: tuple[str, ...] = ()  # only these, and not the recipe as a whole; all if empty
     horizon: int = 2040  # updates of a long run that says how rare an error may be to be missed; none at all if 0
     horizon_seconds: float = 15.0  # that such a run may take for each of the two

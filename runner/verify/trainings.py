@@ -49,6 +49,7 @@ class Trainings(AbstractContextManager["Trainings"]):
     plugin_files: Sequence[Path]
     budget: float  # seconds from here, after which no training is begun
     length: int  # at which trainings end, the recipe's own or another at which they are evaluated
+    every: int  # so far apart are evaluations on the way, which cost time and change nothing
     say: Callable[[str], None]
     compiles: bool = False  # recipes of which a stage compiles for a CPU
     _started: float = field(default_factory=time.monotonic)
@@ -93,6 +94,10 @@ class Trainings(AbstractContextManager["Trainings"]):
                 yield
             finally:
                 torch.set_num_threads(threads)
+
+    def end_at(self, length: int) -> None:
+        """No training goes on for longer, and those that are begun from here on are evaluated there alone."""
+        self.length = self.every = length
 
     def begin(self, trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> None:
         """Trains with every seed, the first seed first, and does not wait for it; the last of them may diverge."""
@@ -184,6 +189,7 @@ class Trainings(AbstractContextManager["Trainings"]):
 
     def _train(self, text: str, may_diverge: bool, given_up: Event) -> None:
         recipe, batch_size = json.loads(text)
+        recipe["train"] |= {"evaluate_every": self.every}
         options, started = {"batch_size": batch_size}, time.monotonic()
         try:  # several compute side by side, with one thread each
             with Child(

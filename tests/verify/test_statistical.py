@@ -23,7 +23,7 @@ from runner.verify.statistical import NOT_BEGUN, affordable, statistical
 from runner.verify.trainings import Milestone, TrainingOrder, Trainings
 
 MODULE, TRAININGS = (sys.modules[f"runner.verify.{name}"] for name in ("statistical", "trainings"))
-REFERENCE, CHANGED = TrainingOrder({"seed": 42, "name": "reference"}), TrainingOrder({"seed": 42, "name": "changed"})
+REFERENCE, CHANGED = (TrainingOrder({"seed": 42, "name": name, "train": {}}) for name in ("reference", "changed"))
 
 RECORDER = """
 from pathlib import Path
@@ -123,7 +123,7 @@ def test_what_was_trained_within_the_budget_is_judged_after_it(monkeypatch):
     """A stage and the whole recipe may want the same trainings, and the first of them may use the budget up."""
 
     monkeypatch.setattr(TRAININGS, "Child", lambda module, recipe, **settings: Telling(told(100)))
-    trainings, objective = Trainings([], math.inf, 100, lambda _: None), Objective("return", "maximize")
+    trainings, objective = Trainings([], math.inf, 100, 20, lambda _: None), Objective("return", "maximize")
     first = statistical(REFERENCE, CHANGED, 100, objective, trainings, 8)
     trainings.budget = -math.inf
     assert statistical(REFERENCE, CHANGED, 100, objective, trainings, 8) == first
@@ -212,18 +212,19 @@ def test_trainings_end_where_the_budget_is_over_and_none_is_trained_twice(budget
 
     class Learning(Telling):
         def __init__(self, recipe):
-            super().__init__(*map(told, (20, 40, 60, 80, 100)))
+            every = recipe["train"]["evaluate_every"]
+            super().__init__(*map(told, dict.fromkeys([*range(every, 100, every), 100])))
             self.recipe = recipe
 
         def __exit__(self, *_):
-            ended.append((self.recipe["name"], self.recipe["seed"], 100 - 20 * len(self.telling)))
+            ended.append((self.recipe["name"], self.recipe["seed"], self.done))
 
     monkeypatch.setattr(TRAININGS, "Child", lambda module, recipe, **settings: Learning(recipe))
     monkeypatch.setattr(MODULE, "_cost", lambda known, steps: steps)  # 622 seconds for 80 of 100 steps, on two cores
     monkeypatch.setattr(MODULE, "usable_cores", lambda: 2)
-    trainings = Trainings([], budget, 100, lambda _: None)
+    trainings = Trainings([], budget, 100, 20, lambda _: None)
     trainings.run([REFERENCE, CHANGED], [43], 100)
-    trainings.length = affordable(REFERENCE, CHANGED, "updates", 100, 8, 1, trainings)
+    trainings.end_at(affordable(REFERENCE, CHANGED, "updates", 100, 8, 1, trainings))
     verdict = statistical(REFERENCE, CHANGED, trainings.length, Objective("return", "maximize"), trainings, 8)
     assert trainings.length == length
     assert verdict.outcome is Outcome.PASS
@@ -249,7 +250,7 @@ def test_a_training_that_fails_says_why(cause, may_diverge, expected, monkeypatc
         return Telling(told(100))
 
     monkeypatch.setattr(TRAININGS, "Child", child)
-    trainings = Trainings([], math.inf, 100, lambda _: None)
+    trainings = Trainings([], math.inf, 100, 20, lambda _: None)
     with pytest.raises(RunnerError, match="in its own words") as caught:
         trainings.run([REFERENCE, CHANGED], [1], 100)
     assert type(caught.value) is expected
@@ -258,7 +259,7 @@ def test_a_training_that_fails_says_why(cause, may_diverge, expected, monkeypatc
 def test_a_training_that_ends_too_soon_is_an_error(monkeypatch):
     monkeypatch.setattr(TRAININGS, "Child", lambda module, recipe, **settings: Telling(told(20), told(40)))
     with pytest.raises(RunnerError, match="ended before it was evaluated at 60"):
-        Trainings([], math.inf, 100, lambda _: None).run([REFERENCE], [1], 60)
+        Trainings([], math.inf, 100, 20, lambda _: None).run([REFERENCE], [1], 60)
 
 
 def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypatch):
@@ -278,7 +279,7 @@ def test_what_was_begun_leaves_cores_to_others_and_is_not_trained_again(monkeypa
 
     monkeypatch.setattr(TRAININGS, "Child", child)
     monkeypatch.setattr(TRAININGS, "usable_cores", lambda: 3)
-    with Trainings([], math.inf, 100, lambda _: None) as trainings:
+    with Trainings([], math.inf, 100, 20, lambda _: None) as trainings:
         with trainings.beside(2):
             trainings.begin([REFERENCE, CHANGED], [43, 44])
             free.wait(0.1)
@@ -309,12 +310,16 @@ class Telling(contextlib.nullcontext):
 
     def __init__(self, *telling):
         self.telling = list(telling)
+        self.done = 0
 
     def __enter__(self):
         return self
 
     def receive(self, stop):
-        return self.telling.pop(0) if self.telling else None
+        if not self.telling:
+            return None
+        self.done = self.telling[0]["done"]
+        return self.telling.pop(0)
 
 
 def test_a_margin_may_have_a_unit():
@@ -338,16 +343,30 @@ def test_a_batch_size_that_a_stage_has_chosen_goes_beside_the_recipe(tmp_path):
     plugin = tmp_path / "recorder.py"
     plugin.write_text(RECORDER)
     recipe = tiny("marl_baseline", "optimization.recorder=on", registry=Registry([plugin]))
-    (unit, length), values = recipe.length, recipe.values(masked=False)
-    values["train"] |= {"evaluate_every": length // 2}
-    trainings = Trainings([plugin], math.inf, length, lambda _: None)
-    trainings.run([TrainingOrder(values), TrainingOrder(values, 4)], [1], length)
-    (newest,) = trainings.newest(TrainingOrder(values), [1])
-    assert unit == "env_steps"
-    assert newest.done == length
-    assert trainings.are_over([TrainingOrder(values)], [1], length // 2)
-    assert 0 < newest.growing_seconds < newest.seconds
+    length, values = recipe.length[1], recipe.values(masked=False)
+    order, other = TrainingOrder(values), TrainingOrder(values, 4)
+    trainings = Trainings([plugin], math.inf, length, length, lambda _: None)
+    trainings.run([order, other], [1], length)
     lines = plugin.with_suffix(".txt").read_text().splitlines()
     updates = Counter(tuple(map(int, line.split())) for line in lines)
     assert set(updates) == {(16, 16), (16, 4)}
     assert updates[16, 4] == pytest.approx(4 * updates[16, 16], abs=4)
+
+
+@pytest.mark.parametrize("name", ["marl_phase2", "digits_classifier", "shakespeare_gpt"])
+def test_evaluations_on_the_way_say_how_far_it_is_and_change_nothing(name):
+    recipe = tiny(name)
+    length, order = recipe.length[1], TrainingOrder(recipe.values(masked=False))
+    half = math.ceil(length / 2)
+    alone, often = (Trainings([], math.inf, length, every, lambda _: None) for every in (length, half))
+    (end,), (other_end,) = (each.run([order], [1], length) for each in (alone, often))
+    assert (end.done, end.before, end.after) == (other_end.done, other_end.before, other_end.after)
+    assert 0 < end.growing_seconds < end.seconds
+    assert often.are_over([order], [1], half)
+    (middle,) = often.run([order], [1], half)
+    assert half <= middle.done < length
+    assert middle.before == end.before
+    often.end_at(half)
+    (ended,) = often.run([order], [2], half)
+    assert ended.done < length
+    assert not often.are_over([order], [2], length)
