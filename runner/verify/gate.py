@@ -307,7 +307,7 @@ class Gate:
             with self.trainings.beside(0):
                 if self._steps is None:
                     changes = self._changes(self._equal)
-                    self._steps = affordable(*pair, unit, self._length, seeds, changes, self.trainings)
+                    self._steps = affordable(*pair, unit, seeds, changes, self.trainings)
                     self.trainings.end_at(self._steps)
                 verdict = statistical(*pair, self._steps, objective, self.trainings, seeds)
                 self.trainings.give_up()  # what was begun beyond those that were needed

@@ -28,9 +28,8 @@ def part_of(length: int) -> int:
 
 
 def affordable(
-    reference: TrainingOrder, changed: TrainingOrder, unit: str, length: int, pairs: int, changes: int,
-    trainings: Trainings,
-) -> int:  # fmt: skip
+    reference: TrainingOrder, changed: TrainingOrder, unit: str, pairs: int, changes: int, trainings: Trainings
+) -> int:
     """How long trainings may be for all of them to fit into the budget: a fifth of the recipe's length at least.
 
     What was trained so far says what they cost, of one pair a fifth at least. All are evaluated where they may end, so
@@ -40,16 +39,15 @@ def affordable(
         reference: the training without the change.
         changed: the training with it.
         unit: what a training's length is counted in.
-        length: the recipe's own.
         pairs: how many seeds there will be.
         changes: how many changes are compared with the reference, each of them in trainings of its own.
-        trainings: what trains, and knows the budget.
+        trainings: what trains, and knows the budget, the recipe's length, and where on the way it evaluates.
 
     Raises:
         DivergedError: the training with the change did.
     """
-    part, seeds = part_of(length), seeds_of(reference, pairs)
-    lengths: list[int] = [*range(part, length, part), length]
+    length, seeds = trainings.length, seeds_of(reference, pairs)
+    lengths: list[int] = [*range(trainings.every, length, trainings.every), length]
     trainings.run([reference, changed], seeds[:1], lengths[0])
     found = [(1, trainings.newest(reference, seeds)), (changes, trainings.newest(changed, seeds))]
     at_a_time, left = min(usable_cores(), pairs * (1 + changes)), trainings.seconds_left

@@ -140,6 +140,7 @@ class Timed:
     def __init__(self, start, growing, budget):
         self.start, self.growing, self.budget, self.seconds_left = start, growing, budget, budget
         self.told, self.said = {}, []
+        self.length, self.every = 100, 20
         self.say = self.said.append
 
     def seconds(self, steps, first=False):
@@ -169,7 +170,7 @@ class Timed:
 def length_of(trainings, changes=1):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "usable_cores", lambda: 2)
-        return affordable(REFERENCE, CHANGED, "updates", 100, 8, changes, trainings)
+        return affordable(REFERENCE, CHANGED, "updates", 8, changes, trainings)
 
 
 @given(
@@ -224,7 +225,7 @@ def test_trainings_end_where_the_budget_is_over_and_none_is_trained_twice(budget
     monkeypatch.setattr(MODULE, "usable_cores", lambda: 2)
     trainings = Trainings([], budget, 100, 20, lambda _: None)
     trainings.run([REFERENCE, CHANGED], [43], 100)
-    trainings.end_at(affordable(REFERENCE, CHANGED, "updates", 100, 8, 1, trainings))
+    trainings.end_at(affordable(REFERENCE, CHANGED, "updates", 8, 1, trainings))
     verdict = statistical(REFERENCE, CHANGED, trainings.length, Objective("return", "maximize"), trainings, 8)
     assert trainings.length == length
     assert verdict.outcome is Outcome.PASS
