@@ -18,8 +18,12 @@ sys.path.append(str(HERE.parent))
 from curves import train  # noqa: E402
 
 RESULTS = HERE / "results.json"
-COMMON = (
+COMMON = (  # what the recipe had when these were trained
     "model.hidden=[256, 256]",
+    "model.gamma=0.95",
+    "model.tau=0.01",
+    "optimizer.critic.lr=3e-3",
+    "optimizer.temperature.lr=3e-4",
     "train.env_steps=60_000",
     "data.evaluation.episodes=500",
     "tracking.system_metrics=false",

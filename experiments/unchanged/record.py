@@ -14,8 +14,15 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 RECIPES = ("marl_baseline", "marl_phase1")
-# The recipes had networks of this width when the recording was made.
-SETS = ("model.hidden=[256, 256]", "train.env_steps=3000", "train.log_every=100", "train.evaluate_every=1000")
+# What the recipes had when the recording was made.
+RECORDED = (
+    "model.hidden=[256, 256]",
+    "model.gamma=0.95",
+    "model.tau=0.01",
+    "optimizer.critic.lr=3e-3",
+    "optimizer.temperature.lr=3e-4",
+)
+SETS = (*RECORDED, "train.env_steps=3000", "train.log_every=100", "train.evaluate_every=1000")
 
 
 def history(recipe: str) -> dict[str, list[list[float]]]:
