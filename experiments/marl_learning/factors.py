@@ -1,8 +1,9 @@
-"""Which settings does the flagship learn faster with? Four fractional factorial designs, each begun where the last led.
+"""Which settings does the flagship learn faster with? Four fractional factorial designs.
 
     python experiments/marl_learning/factors.py
 
-Sixteen trainings each; main effects are told apart from one another, and from interactions of two.
+Sixteen trainings each; main effects are told apart from one another, and from interactions of two. The first two begin
+at what the recipe had, the others where those before them led.
 """
 
 import json
