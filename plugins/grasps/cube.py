@@ -130,7 +130,8 @@ class CubeGrasps(DatasetSource):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed + 2 * config.scene_seed)
                 scenes = Scenes(grasps, rows, config, scale, count).__getitems__(range(count))
-            return {**scenes, "draw": torch.full((count,), config.scene_seed)}
+            # Every scene has a number of its own, from which the noise of the batch that it begins follows.
+            return {**scenes, "draw": (config.scene_seed % 2**31 << 32) + torch.arange(count)}
 
         others = [(grasps.edge == unseen).nonzero()[:, 0]] if len(sizes) > 1 else held_out
         self.unseen = fixed(others, max(1, config.scenes // 4), 2)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from runner.plugin.progress import Progress
+
 if TYPE_CHECKING:
     import torch
 
@@ -65,6 +67,8 @@ class Context:
     """What the source says of its data beside shapes (how many classes, how large a vocabulary)."""
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The same as tensors (how targets are scaled, the measures of a machine)."""
+    progress: Progress = field(default_factory=lambda: Progress("updates", 1))
+    """Current progress of the training. Evaluation reads it, because ``metrics`` takes only a batch."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
 
     def generator(self, name: str, device: torch.device | str | None = None) -> torch.Generator:

@@ -212,12 +212,12 @@ class DatasetSource(Source):
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """The learner's metrics over all held-out batches, sums and counts added up."""
-        return self._measure(learner, derived_seed(self.context.seed, "evaluation"), self.held_out_batches())
+        return self._measure(learner, self.held_out_batches())
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Evaluates a single held-out batch."""
         super().rehearse(learner, batch)
-        return self._measure(learner, 0, itertools.islice(self.held_out_batches(), 1))
+        return self._measure(learner, itertools.islice(self.held_out_batches(), 1))
 
     def held_out_batches(self) -> Iterator[Batch]:
         """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller."""
@@ -228,11 +228,14 @@ class DatasetSource(Source):
         return iter(self._loader(self.held_out, "workers", batch_size=size, collate_fn=self.collate))
 
     @torch.no_grad()
-    def _measure(self, learner: Learner, seed: int, batches: Iterable[Batch]) -> dict[str, float]:
+    def _measure(self, learner: Learner, batches: Iterable[Batch]) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}
+        seed = derived_seed(self.context.seed, "evaluation")
         with seeded(seed), learner.evaluating():
-            for batch in batches:
-                metrics: Any = learner.metrics(map_tensors(lambda tensor: tensor.to(self.device), batch))
+            for number, batch in enumerate(batches):
+                moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
+                with seeded(derived_seed(seed, str(number)), self.device):
+                    metrics: Any = learner.metrics(moved)
                 if not isinstance(metrics, Mapping) or not all(isinstance(mean, Mean) for mean in metrics.values()):
                     who = f"{type(learner).__name__}.metrics"
                     raise RunnerError(f"{who} should return Mean(sum, count) by name, got {metrics!r:.200}")
@@ -286,15 +289,27 @@ class _Stream(IterableDataset[Any]):
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds the generators of Python, NumPy and torch (on the host) inside the ``with``, and puts them back."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seeds the global generators inside the ``with`` and restores them afterwards.
+
+    Args:
+        seed: For the generators of Python, NumPy and torch.
+        device: A GPU whose generator is seeded, too; without one, torch's is seeded on the host alone.
+    """
+    torch_generators = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        torch_generators.append(torch.cuda.default_generators[device.index or 0])
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_states = [generator.get_state() for generator in torch_generators]
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
+    for generator in torch_generators:
+        generator.manual_seed(seed)
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for generator, state in zip(torch_generators, torch_states, strict=True):
+            generator.set_state(state)

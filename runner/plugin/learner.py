@@ -143,7 +143,11 @@ class Learner(ABC):
         raise TypeError(f"{type(self).__name__} has no answered(requests, outputs), which a server needs")
 
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
-        """What a held-out batch says about the model; sums and counts are added up over all of them."""
+        """Measures a held-out batch; sums and counts are added up over all batches.
+
+        A loss that depends on progress takes ``self.context.progress``, one that needs noise
+        ``self.held_out_noise(batch)``.
+        """
         raise TypeError(f"{type(self).__name__} has no metrics(batch), which evaluation on held-out batches needs")
 
     @contextmanager
@@ -162,6 +166,15 @@ class Learner(ABC):
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The random numbers of one update; drawn outside so that every variant can be given the same."""
         return {}
+
+    def held_out_noise(self, batch: Batch) -> Batch:
+        """Returns ``noise`` for a held-out batch.
+
+        It follows from torch's global generator, which an evaluation seeds with the recipe's seed and the number of
+        the batch: other batches get other noise, and every evaluation the same.
+        """
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        return self.noise(batch, torch.Generator(self.device).manual_seed(seed))
 
     def blocks(self) -> Sequence[nn.Module]:
         """The parts of the model whose activations may be forgotten and computed again, first to last."""
@@ -335,8 +348,7 @@ class GradientLearner(Learner):
     @torch.no_grad()
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
         """The loss and what else it logs, on a held-out batch."""
-        noise = self.noise(batch, torch.Generator(self.device).manual_seed(0))
-        loss: Loss = self.slots.loss(batch, noise, Progress("updates", 1))
+        loss: Loss = self.slots.loss(batch, self.held_out_noise(batch), self.context.progress)
         return loss.means()
 
     @contextmanager

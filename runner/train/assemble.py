@@ -132,6 +132,7 @@ class Assembly:
         first = recipe.model.init_from if resumed is None else None
         self.start = None if first is None else self._start_from(first)
         self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
+        self.context.progress = self.progress
         self.slots.define(
             draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
         )
@@ -293,8 +294,13 @@ class Assembly:
             self.batch_size = state["batch_size"]
 
     def load_learnt(self, state: State) -> None:
-        """Restores learner and stages alone, on any device, for who does not train; raises as ``load_state_dict``."""
+        """Restores learner, stages and progress on any device, without what only a training needs.
+
+        Raises:
+            CheckpointError: The state is that of another pipeline.
+        """
         with _fitting():
+            self.progress.load_state_dict(state["progress"])
             # A model that was kept without what it takes to go on learning has no optimizers.
             self.learner.load_state_dict(self.learner.state_dict() | state["learner"])
             for kind in self.stages.keys() & state["stages"].keys():  # others had nothing to do on that device

@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from runner.plugin.context import derived_seed
+from runner.plugin.dataset import seeded
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
 from runner.train.checkpoint import Writer, pack
@@ -310,8 +312,15 @@ class Loop:
 
 
 def evaluated(pipeline: Assembly) -> dict[str, float]:
-    """What the source measures of the learner; raises as ``checked`` does."""
-    return checked(pipeline.source.evaluate(pipeline.learner), pipeline)
+    """Evaluates the learner in evaluation mode, with the same random numbers every time.
+
+    Raises:
+        RunnerError: The evaluation returns no numbers by name, or the objective is not among them.
+    """
+    seed = derived_seed(pipeline.context.seed, "evaluation")
+    with seeded(seed, pipeline.device), pipeline.learner.evaluating():
+        metrics = pipeline.source.evaluate(pipeline.learner)
+    return checked(metrics, pipeline)
 
 
 def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:

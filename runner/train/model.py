@@ -28,7 +28,13 @@ def write_model(run_dir: Path) -> tuple[Path, int] | None:
         state = load(best(found) or found[-1])
         learner = {name: part for name, part in state["pipeline"]["learner"].items() if name != "optimizers"}
         writer = Writer(folder / CHECKPOINTS)
-        pipeline = {"learner": learner, "stages": {}, "prepared": {}, "batch_size": state["pipeline"]["batch_size"]}
+        pipeline = {
+            "learner": learner,
+            "stages": {},
+            "prepared": {},
+            "batch_size": state["pipeline"]["batch_size"],
+            "progress": state["pipeline"]["progress"],  # losses of an evaluation may depend on it
+        }
         writer.save(state["step"], {"pipeline": pipeline})
         writer.wait()
         shutil.copy(run_dir / LOCK_NAME, folder / LOCK_NAME)

@@ -3,6 +3,7 @@ import pytest
 import torch
 from running import tiny
 
+from runner.api import DatasetSource
 from runner.plugin.progress import Progress
 from runner.plugins.grasps.config import CubeGraspsConfig
 from runner.plugins.grasps.cube import read
@@ -117,11 +118,48 @@ def test_the_weight_of_the_divergence_grows():
     pipeline = made("grasp_cvae")
     batch = pipeline.source.draw(4, Progress("updates", 1))
     noise = pipeline.learner.noise(batch, torch.Generator().manual_seed(0))
-    at = [pipeline.learner.loss(batch, noise, Progress("updates", 100, {"updates": n})).also for n in (0, 15, 30, 90)]
+    half = round(50 * pipeline.learner.config.warmup)
+    at = [
+        pipeline.learner.loss(batch, noise, Progress("updates", 100, updates=n)).also for n in (0, half, 2 * half, 90)
+    ]
     cost = [float(also["divergence"].sum) for also in at]
     assert cost[0] == 0
     assert cost[1] == pytest.approx(cost[2] / 2)
     assert cost[2] == pytest.approx(cost[3])
+    assert cost[3] > 0
+
+
+def test_the_divergence_is_evaluated_with_the_weight_that_it_has_by_then():
+    pipeline = made("grasp_cvae")
+    settings, learner, source = pipeline.learner.config, pipeline.learner, pipeline.source
+
+    def expected():
+        total, rows = 0.0, 0
+        with torch.no_grad(), learner.evaluating():
+            for batch in source.held_out_batches():
+                tokens = learner.slots.encode(batch["cloud"], batch.get("number"))
+                chance = learner.noise(batch, torch.Generator().manual_seed(1))["chance"]  # the divergence needs none
+                _, mean, log_variance = learner.slots.forward(chance, tokens, learner.straightened(batch))
+                terms = mean.square() + log_variance.exp() - 1 - log_variance
+                total += 0.5 * float(terms.sum(-1).mean(1).sum())
+                rows += len(mean)
+        return settings.divergence * total / rows
+
+    whole = expected()
+    assert whole > 0
+    for updates in (0, 1, pipeline.progress.length):
+        pipeline.progress.updates = updates
+        weight = min(1.0, pipeline.progress.fraction / settings.warmup)
+        measured = DatasetSource.evaluate(source, learner)["divergence"]
+        assert measured == pytest.approx(weight * whole, rel=1e-4)
+
+
+def test_held_out_scenes_are_sampled_from_other_noise_in_every_batch():
+    pipeline = made("grasp_diffusion")
+    scenes = [{name: rows[part] for name, rows in pipeline.source.held_out.tensors.items()} for part in ([0], [1])]
+    first, second = (pipeline.learner.inputs(scene)["noise"] for scene in scenes)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, pipeline.learner.inputs(scenes[0])["noise"])
 
 
 def test_farthest_points_are_far_from_each_other():

@@ -14,6 +14,7 @@ def ended(*scores):
     for step, score in enumerate(scores, start=1):
         learner = {"modules": {"step": step}, "optimizers": {"momentum": [0.5]}}
         pipeline = {"learner": learner, "source": {}, "stages": {"amp": {}}, "batch_size": 8}
+        pipeline["progress"] = {"updates": step}
         writer.save(10 * step, {"pipeline": pipeline, "step": 10 * step}, score)
     writer.wait()
     return folder.path
@@ -25,7 +26,8 @@ def test_the_model_is_the_best_checkpoint_without_optimizers_and_data(isolated_w
     assert step == 20
     (kept,) = checkpoints(folder / "checkpoints")
     learner = {"modules": {"step": 2}}
-    assert load(kept) == {"pipeline": {"learner": learner, "stages": {}, "prepared": {}, "batch_size": 8}}
+    pipeline = {"learner": learner, "stages": {}, "prepared": {}, "batch_size": 8, "progress": {"updates": 2}}
+    assert load(kept) == {"pipeline": pipeline}
     assert (folder / LOCK_NAME).read_text() == "lock: 1\n"
 
 
