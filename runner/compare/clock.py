@@ -2,167 +2,316 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from runner.compare.ratio import FEWEST_ROUNDS, Effect, Ratio, effect, ratio
-from runner.compare.states import clones
+from runner.compare.difference import digest
+from runner.compare.fresh import FreshBatches
+from runner.compare.ratio import FEWEST_ROUNDS, NO_RATIO, Effect, Ratio, effect, ratio
+from runner.compare.states import clones, leaves, load, saved
+from runner.compare.stopwatch import Stopwatch, WarmUp, warm_up
 from runner.compare.subject import Build
+from runner.compare.windows import UPDATES, Comparison, Window, observe, rounded
+from runner.plugin.contract import Close, Contract
+from runner.system import generators
 from runner.system.generators import Globals
-from runner.system.tree import tensors
+from runner.system.tree import nbytes, tensors
 
 BLOCK_SECONDS = 0.1  # as many steps as take so long are a block: long against the clock's and the scheduler's grain
-WINDOW_SECONDS = 0.1
-STEADY = 0.95
-WARM_UP_SECONDS = 20.0
+DRAW_SECONDS = 0.3  # drawing the batches of a block takes no longer
+BLOCK_BYTES = 2**28  # and they take no more memory
+PERIOD = 60  # update numbers of both differ by a multiple of it: what is done now and then coincides
+YARDSTICKS = 2  # windows that the baseline repeats from a rounded state, each twice
 STALLING = 1.1  # by this factor, the whole time and the median of the blocks are apart
 
 
 @dataclass(frozen=True)
-class Stopwatch:
-    """Seconds that work takes on a device: by device events on a GPU, by the wall clock on a CPU."""
-
-    device: torch.device
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Does the work and says how long it took, until the device was done."""
-        if self.device.type != "cuda":
-            started = time.perf_counter()
-            work()
-            return time.perf_counter() - started
-        with torch.cuda.device(self.device):  # events belong to the current device's stream
-            torch.cuda.synchronize()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            return float(begin.elapsed_time(end)) / 1e3
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """What happened until every step took as long as the one before."""
-
-    first_s: float  # wall-clock seconds of the first step alone: compilation, allocation, capture
-    seconds: float  # of all steps after the first until it was steady
-    steps: int
-    steady_s: float  # of one step in the end
-    steady: bool  # whether it was steady before the time was over
-
-    @property
-    def overhead_s(self) -> float:
-        """Seconds spent beyond what as many steady steps take."""
-        return max(0.0, self.first_s + self.seconds - (self.steps + 1) * self.steady_s)
-
-
-def warm_up(step: Callable[[], object], stopwatch: Stopwatch, limit_s: float = WARM_UP_SECONDS) -> WarmUp:
-    """Takes steps until they are steady, or for so many seconds by the wall clock.
-
-    Two windows of a tenth of a second in a row are steady if neither is 5 % faster than the best one before them.
-    """
-    started = time.perf_counter()
-    stopwatch.seconds(step)
-    first = time.perf_counter() - started
-    windows: list[float] = []
-    steady, steps, begun = False, 0, time.perf_counter()
-    while not steady and time.perf_counter() - begun < limit_s:
-        spent, count = 0.0, 0
-        while spent < WINDOW_SECONDS:
-            spent, count = spent + stopwatch.seconds(step), count + 1
-        windows.append(spent / count)
-        steps += count
-        steady = len(windows) > 2 and min(windows[-2:]) > STEADY * min(windows[:-2])
-    return WarmUp(first, time.perf_counter() - begun, steps, windows[-1] if windows else first, steady)
-
-
-@dataclass(frozen=True)
 class Timing:
-    """How long two subjects take, and how sure that is."""
+    """How long two subjects take, and how sure that is.
 
-    ratio: Ratio  # baseline / changed: above 1, the change is faster
-    a_a: Ratio  # the baseline's even blocks against its odd ones: what the machine makes of no change at all
-    total: float  # the ratio of all the time that both took: a step that stalls now and then shows here alone
-    baseline_ms: float  # of one step: the median over blocks
+    Attributes:
+        ratio: Baseline / changed: above 1, the change is faster. Not a number if ``caught``.
+        a_a: The baseline's even blocks against its odd ones: what the machine makes of no change at all.
+        total: The ratio of all the time that both took: a step that stalls now and then shows here alone.
+        baseline_ms: Of one step, the median over blocks.
+        changed_ms: The same of the change.
+        baseline_warm_up: The baseline's steps before it was steady.
+        changed_warm_up: The same of the change.
+        compared: Number of updates between timed blocks that were compared with the baseline's.
+        caught: What the change did otherwise than the baseline, so that its time means nothing; else empty.
+        not_compared: Why the numbers of the state were not compared; else empty.
+    """
+
+    ratio: Ratio
+    a_a: Ratio
+    total: float
+    baseline_ms: float
     changed_ms: float
     baseline_warm_up: WarmUp
     changed_warm_up: WarmUp
+    compared: int = 0
+    caught: str = ""
+    not_compared: str = ""
 
     @property
     def effect(self) -> Effect:
-        """Faster, slower, or unclear: not beyond the noise of the machine."""
-        return effect(self.ratio, self.a_a)
+        """Faster, slower, or unclear: not beyond the noise of the machine; invalid if something was caught."""
+        return Effect.INVALID if self.caught else effect(self.ratio, self.a_a)
 
     def __str__(self) -> str:
-        apart = not 1 / STALLING < self.total / self.ratio.value < STALLING
+        if self.caught:
+            return f"{self.effect}: the change does not do the baseline's work, so there is no ratio: {self.caught}"
+        stalls = not 1 / STALLING < self.total / self.ratio.value < STALLING
         return (
-            f"{self.effect}: {self.ratio}, {f'but {self.total:.2f}x in all, for some stall, ' if apart else ''}"
+            f"{self.effect}: {self.ratio}, {f'but {self.total:.2f}x in all, for some stall, ' if stalls else ''}"
             f"{self.baseline_ms:.3g} ms -> {self.changed_ms:.3g} ms a step in "
             f"{self.ratio.rounds} rounds; A/A {self.a_a}; first step {self.baseline_warm_up.first_s:.3g} s -> "
             f"{self.changed_warm_up.first_s:.3g} s"
         )
 
 
-def clock(baseline: Build, changed: Build, batches: Sequence[Any], rounds: int = 30, seconds: float = 30.0) -> Timing:
+def clock(
+    baseline: Build,
+    changed: Build,
+    batches: Sequence[Any] | Iterable[Any] | Callable[[], Any] | FreshBatches,
+    rounds: int = 30,
+    seconds: float = 30.0,
+    contract: Contract = Close(),  # noqa: B008 (it is frozen)
+) -> Timing:
     """Times a change against its baseline in this process.
 
     After the first call of each, and its warm-up, blocks of steps are timed in the order A B B A, so that a machine
-    that becomes slower or faster favours neither.
+    that becomes slower or faster favours neither. No step gets a batch that another one has had: to remember one gains
+    nothing (``FreshBatches`` describes how further batches are made from those given).
 
-    What it says holds for the two objects that were built here. Where memory lies can make one of two that do the same
+    In the middle of every round, between timed blocks, a few updates are compared: the baseline is given the state of
+    the change, both make the same updates with the same seeds, and the state has to change by the same, as far as
+    rounding to 16 bits and other random numbers allow. A change that skips updates or returns earlier results has no
+    ratio: ``Timing.caught`` describes what it did.
+
+    The ratio holds for the two objects that were built here. Where memory lies can make one of two that do the same
     faster by several percent for as long as both live, and rounds do not show that: believe an effect of that size only
     if it is the same in several processes, which is what ``runner ablate`` starts for the stages of a recipe.
 
     Args:
-        baseline: makes what to compare with.
-        changed: makes the same with the change.
-        batches: what steps are given, again and again; one at least.
-        rounds: the most rounds of four blocks; five at least.
-        seconds: stop after so many seconds of rounds, but not before five rounds.
+        baseline: Makes what to compare with.
+        changed: Makes the same with the change.
+        batches: Batches for the steps; an iterable or iterator of them (a loader); or a function that returns a new
+            one at each call. ``None`` as a batch is given to every step.
+        rounds: The most rounds of four blocks; five at least.
+        seconds: Stop after so many seconds of rounds, but not before five rounds.
+        contract: What the change promises. Updates of a ``Statistical`` one may be others, but not fewer.
+
+    Raises:
+        ValueError: There is no batch, fewer than five rounds, or no further batch can be made from those given.
     """
-    if not batches or rounds < FEWEST_ROUNDS:
-        raise ValueError(f"needs a batch at least, and {FEWEST_ROUNDS} rounds")
-    a, b = (_Runner(build, batches) for build in (baseline, changed))
+    if rounds < FEWEST_ROUNDS:
+        raise ValueError(f"rounds: {rounds} is less than the fewest, {FEWEST_ROUNDS}")
+    fresh = batches if isinstance(batches, FreshBatches) else FreshBatches(batches)
+    a = _Runner(baseline, fresh)
+    b = _Runner(changed, fresh)
+    _align(a, b)
+    a.count = b.count = _block_length(a, b, fresh)
+    compared = _Compared(a, b, fresh, contract)
     started = time.perf_counter()
     for number in range(rounds):
         if number >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
             break
-        for runner in (a, b, b, a):
-            runner.block()
-    baseline_ms, changed_ms = (1e3 * statistics.median(each.blocks) for each in (a, b))
-    mine, theirs = (list(map(statistics.fmean, zip(it.blocks[::2], it.blocks[1::2], strict=True))) for it in (a, b))
-    pair, a_a = ratio(mine, theirs), ratio(a.blocks[::2], a.blocks[1::2])
-    return Timing(pair, a_a, sum(a.blocks) / sum(b.blocks), baseline_ms, changed_ms, a.warm_up, b.warm_up)
+        a.block()
+        b.block()
+        compared.add_window(number)
+        b.block()
+        a.block()
+    return _timing(a, b, compared)
+
+
+def _timing(a: _Runner, b: _Runner, compared: _Compared) -> Timing:
+    """The result of all blocks and comparisons."""
+    caught = compared.fault()
+    baseline_rounds, changed_rounds = (
+        [statistics.fmean(pair) for pair in zip(runner.blocks[::2], runner.blocks[1::2], strict=True)]
+        for runner in (a, b)
+    )
+    return Timing(
+        ratio=NO_RATIO if caught else ratio(baseline_rounds, changed_rounds),
+        a_a=ratio(a.blocks[::2], a.blocks[1::2]),
+        total=math.nan if caught else sum(a.blocks) / sum(b.blocks),
+        baseline_ms=1e3 * statistics.median(a.blocks),
+        changed_ms=1e3 * statistics.median(b.blocks),
+        baseline_warm_up=a.warm_up,
+        changed_warm_up=b.warm_up,
+        compared=compared.comparison.updates,
+        caught=caught or "",
+        not_compared=compared.reason,
+    )
 
 
 class _Runner:
-    """One subject, warm, with batches and process-wide settings of its own."""
+    """One subject, warm, with process-wide settings of its own."""
 
-    def __init__(self, build: Build, batches: Sequence[Any]) -> None:
-        self.globals, self.batches = Globals(), itertools.cycle(clones(batches))
+    def __init__(self, build: Build, fresh: FreshBatches) -> None:
+        self.globals = Globals()
+        self.fresh = fresh
+        self.updates = 0
+        self.count = 1  # steps in a block
+        self.blocks: list[float] = []  # seconds of one step, in the mean over each block; two blocks are a round
+        # The batches of the last blocks stay in memory: another one at the same address is no repetition.
+        self.recent: deque[list[Any]] = deque(maxlen=2)
+        self._next: Any = None
         with self.globals.apart():
             self.subject = build()
+            before = self._digest()
             held = (tensor for part in self.subject.state.values() for tensor in tensors(part.state_dict()))
             self.stopwatch = Stopwatch(next((each.device for each in held if each.is_cuda), torch.device("cpu")))
-            self.warm_up = warm_up(self.step, self.stopwatch)
-        self.count = max(1, round(BLOCK_SECONDS / self.warm_up.steady_s))
-        self.blocks: list[float] = []  # seconds of one step, in the mean over each block; two blocks are a round
-
-    def step(self) -> None:
-        self.subject.step(next(self.batches))
+            self.warm_up = warm_up(self._step_next, self.stopwatch, prepare=self._draw_next)
+            fresh.probe(self._step)
+            self.trains = self._digest() != before
 
     def block(self) -> None:
-        """Times a block of steps."""
+        """Times a block of steps, after one that is not timed."""
+        batches = [self.fresh.draw() for _ in range(self.count)]
+        self.recent.append(batches)
 
         def steps() -> None:
-            for _ in range(self.count):
-                self.step()
+            for batch in batches:
+                self.subject.step(batch)
 
         with self.globals.apart():
+            self.stopwatch.seconds(self._settle)
             self.blocks.append(self.stopwatch.seconds(steps) / self.count)
+        self.updates += self.count
+
+    def advance(self, count: int) -> None:
+        """Makes steps that are not timed."""
+        with self.globals.apart():
+            for _ in range(count):
+                self._draw_next()
+                self._step_next()
+
+    def window(self, batches: Sequence[Any], number: int) -> Window:
+        """Makes updates with copies of these batches and with the random numbers of that number."""
+        copies = clones(list(batches))
+        with self.globals.apart():
+            generators.seed(number)
+            found = observe(self._state, [partial(self._seeded_step, batch, number) for batch in copies])
+        self.recent.append(copies)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """A copy of the state."""
+        with self.globals.apart():
+            return saved(self.subject)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Gives the subject another state."""
+        with self.globals.apart():
+            load(self.subject, state)
+
+    def _state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.subject.state.items()}
+
+    def _digest(self) -> list[bytes]:
+        return [digest(value) for _, value in leaves(self._state())]
+
+    def _settle(self) -> None:
+        # Copies of states leave caches cold, and the first step after them is slower.
+        self._draw_next()
+        self._step_next()
+
+    def _draw_next(self) -> None:
+        self._next = self.fresh.draw()
+
+    def _step_next(self) -> None:
+        self.fresh.give(self._step, self._next)
+
+    def _step(self, batch: Any) -> None:
+        self.updates += 1
+        self.subject.step(batch)
+
+    def _seeded_step(self, batch: Any, number: int) -> Any:
+        self.updates += 1
+        if self.subject.seed is not None:
+            self.subject.seed(number + self.updates % PERIOD)
+        return self.subject.step(batch)
+
+
+def _align(a: _Runner, b: _Runner) -> None:
+    """Brings both to update numbers that differ by a multiple of the period."""
+    behind, ahead = sorted((a, b), key=lambda runner: runner.updates)
+    difference = ahead.updates - behind.updates
+    behind.advance(difference if difference < PERIOD else difference % PERIOD)
+
+
+def _block_length(a: _Runner, b: _Runner, fresh: FreshBatches) -> int:
+    """The number of steps in a block, the same for both, for which there are time and memory."""
+    count = BLOCK_SECONDS / math.sqrt(a.warm_up.steady_s * b.warm_up.steady_s)
+    started = time.perf_counter()
+    batch = fresh.draw()
+    draw_s = time.perf_counter() - started
+    count = min(count, BLOCK_BYTES / max(1, nbytes(batch)))
+    if draw_s:
+        count = min(count, DRAW_SECONDS / draw_s)
+    return max(1, round(count))
+
+
+class _Compared:
+    """Updates between timed blocks, which both subjects make from the same state."""
+
+    def __init__(self, a: _Runner, b: _Runner, fresh: FreshBatches, contract: Contract) -> None:
+        self.a = a
+        self.b = b
+        self.fresh = fresh
+        shared = [name for name in b.subject.state if name in a.subject.state]
+        self.comparison = Comparison(contract, compares_numbers=bool(shared))
+        self.reason = "" if shared else "the subjects have no part of the state with the same name"
+        self.deviating: list[tuple[dict[str, Any], list[Any], int, Window]] = []
+
+    def add_window(self, number: int) -> None:
+        """Lets the change make a few updates, and the baseline the same from the same state."""
+        # Windows of two lengths meet updates that are skipped in every round at the same place.
+        updates = (UPDATES if self.b.count >= UPDATES else UPDATES // 2) + number % 2
+        batches = [self.fresh.draw() for _ in range(updates)]
+        state = self.b.state()
+        candidate = self.b.window(batches, number)
+        self._give(state)
+        optimizers: set[Optimizer] = set()
+        hook = register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.add(optimizer))
+        try:
+            baseline = self.a.window(batches, number)
+        finally:
+            hook.remove()
+        if not optimizers <= {part for part in self.a.subject.state.values() if isinstance(part, Optimizer)}:
+            self._stop("an optimizer that steps is no part of the state")
+        self.comparison.add(baseline, candidate)
+        if len(self.deviating) < YARDSTICKS and self.comparison.is_deviating(baseline, candidate):
+            self.deviating.append((state if self.a.trains else self.a.state(), batches, number, baseline))
+
+    def fault(self) -> str | None:
+        """What is wrong with the updates of the change, once the baseline was compared with itself."""
+        for state, batches, number, baseline in self.deviating:
+            for seed in range(YARDSTICKS):
+                self._give(rounded(state, seed), always=True)
+                self.comparison.yardsticks.append((baseline, self.a.window(batches, number + 1000 * (seed + 1))))
+        return self.comparison.fault()
+
+    def _give(self, state: dict[str, Any], *, always: bool = False) -> None:
+        if not (self.a.trains or always) or not self.comparison.compares_numbers:
+            return
+        try:
+            self.a.load(state)
+        except Exception as error:  # whatever the user's objects raise
+            self._stop(f"the baseline cannot load the state of the change: {type(error).__name__}: {error}")
+
+    def _stop(self, reason: str) -> None:
+        self.comparison.compares_numbers = False
+        self.reason = self.reason or reason

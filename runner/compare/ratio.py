@@ -37,14 +37,21 @@ class Ratio:
         return math.sqrt(self.high / self.low) - 1
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "no ratio"
         return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+NO_RATIO = Ratio(math.nan, math.nan, math.nan, 0)
+"""Stands for the ratio of two that do not do the same work."""
 
 
 def ratio(baseline_seconds: Sequence[float], changed_seconds: Sequence[float], seed: int = 0) -> Ratio:
     """The ratio of two times that were measured in pairs, a pair a round; ``ValueError`` if they are no such times.
 
-    The interval is that of rounds: it holds for the two processes, or objects, that were timed, and does not know that
-    others which do the same may be faster or slower for as long as they live.
+    It knows nothing of what was timed: compare the states that both have left, as ``clock`` does, or one that skips its
+    work counts as faster. The interval is that of rounds: it holds for the two processes, or objects, that were timed,
+    and does not know that others which do the same may be faster or slower for as long as they live.
     """
     if len(baseline_seconds) != len(changed_seconds) or not baseline_seconds:
         raise ValueError(f"{len(baseline_seconds)} and {len(changed_seconds)} rounds are no pairs")
@@ -88,6 +95,7 @@ class Effect(StrEnum):
     FASTER = "faster"
     SLOWER = "slower"
     UNCLEAR = "unclear"
+    INVALID = "invalid"  # the candidate does not do the baseline's work
 
 
 def effect(of: Ratio, a_a: Ratio) -> Effect:

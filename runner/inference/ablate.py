@@ -8,21 +8,25 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runner.compare.clock import Timing, clock
+from runner.compare.fresh import FreshBatches
 from runner.compare.ratio import Effect
 from runner.compare.verdict import Outcome, Verdict, worst
-from runner.inference.gate import InferenceGate, answering, questions
+from runner.inference.gate import InferenceGate, answering
 from runner.inference.model import build
+from runner.plugin.contract import Exact
+from runner.plugin.source import Batch, Source
 from runner.system.errors import ExitCode, UsageError
 from runner.system.files import write_durably
 from runner.system.hardware import hardware
 from runner.train.assemble import resolve_device
 from runner.train.trained import Trained
 from runner.verify.surroundings import resized
-from runner.verify.variants import AGAIN, BASELINE, VariantSet, variants_of
+from runner.verify.variants import AGAIN, BASELINE, VariantSet, variants_of, weakest
 
 SIZES = (1, 16)
 """Of the batches that are timed: one request, and several that came together."""
@@ -59,8 +63,9 @@ class Answering:
         """As one JSON object."""
         timings = {
             str(size): {
-                "ms": each.changed_ms, "baseline_ms": each.baseline_ms, "ratio": asdict(each.ratio),
-                "a_a": asdict(each.a_a), "effect": each.effect, "first_s": each.changed_warm_up.first_s,
+                "ms": each.changed_ms, "baseline_ms": each.baseline_ms,
+                "ratio": None if each.caught else asdict(each.ratio), "a_a": asdict(each.a_a), "effect": each.effect,
+                "first_s": each.changed_warm_up.first_s, "caught": each.caught,
             }
             for size, each in self.timings.items()
         }  # fmt: skip
@@ -96,8 +101,9 @@ class InferenceResult:
 
     @property
     def exit_code(self) -> ExitCode:
-        """3 if the gate failed a set of stages, 4 if the machine is too noisy to tell anything, else 0."""
-        if worst(row.verdict.outcome for row in self.rows if row.verdict) is Outcome.FAIL:
+        """3 if the gate failed a set of stages or the clock caught one, 4 if the machine is too noisy, else 0."""
+        caught = any(timing.caught for row in self.rows for timing in row.timings.values())
+        if caught or worst(row.verdict.outcome for row in self.rows if row.verdict) is Outcome.FAIL:
             return ExitCode.GATE_FAILED
         noisy = all(timing.effect is not Effect.UNCLEAR for timing in self.baseline.timings.values())
         return ExitCode.INCONCLUSIVE if noisy else ExitCode.DONE
@@ -152,20 +158,33 @@ def _measured(
     found: Trained, gate: InferenceGate, possible: VariantSet, seconds: float, say: Callable[[str], None]
 ) -> Iterator[Answering]:
     pipeline = build(found, ()).pipeline
-    batch, _ = next(pipeline.batches())
-    sized = dict(zip(SIZES, resized(pipeline.source, batch, SIZES), strict=False))
-    inputs = {size: pipeline.learner.inputs(each) for size, each in sized.items()} or {
-        pipeline.batch_size: next(questions(pipeline))
-    }
+    drawn = pipeline.batches()
+    possible_sizes = [size for size in SIZES if _resized(pipeline.source, next(drawn)[0], size) is not None]
+
+    def ask(size: int | None) -> Any:
+        """A new question, of so many samples if a size is given."""
+        batch = next(drawn)[0]
+        return pipeline.learner.inputs(batch if size is None else _resized(pipeline.source, batch, size))
+
+    asks = {size: partial(ask, size) for size in possible_sizes} or {pipeline.batch_size: partial(ask, None)}
     for variant in possible.variants:
         only = variant.stages[0] if len(variant.stages) == 1 else variant.name
         name = AGAIN if variant.name == BASELINE else only
         timings = {}
-        for size, asked in inputs.items():
+        for size, new_question in asks.items():
             say(f"{name}: batches of {size}")
-            timings[size] = clock(gate.subject(()), gate.subject(variant.stages), [asked], seconds=seconds)
+            fresh = FreshBatches(new_question, may_repeat=True)
+            contract = weakest(answering(found), variant.stages) if variant.stages else Exact()
+            timings[size] = clock(
+                gate.subject(()), gate.subject(variant.stages), fresh, seconds=seconds, contract=contract
+            )
         verdict = gate(variant.stages) if variant.stages else None
         if verdict is not None:
             say(f"{name}: {verdict.outcome}, {verdict.summary}")
         model = build(found, variant.stages)
         yield Answering(name, variant.stages, timings, model.bytes, model.bytes_in_memory, None, verdict)
+
+
+def _resized(source: Source, batch: Batch, size: int) -> Batch | None:
+    """A batch in another size; None if the source does not have it."""
+    return next(resized(source, batch, [size]), None)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 REPORT = "README.md"
 _WIDE = 130  # columns from which on a terminal shows intervals
 _LOGARITHMIC = 4.0  # a ratio from which on others would be drawn too close to one
-_MARKS = {Effect.FASTER: (BLUE, ">"), Effect.SLOWER: (VERMILLION, "<"), Effect.UNCLEAR: (GREY, "o")}
+_MARKS = {Effect.FASTER: (BLUE, ">"), Effect.SLOWER: (VERMILLION, "<"), Effect.UNCLEAR: (GREY, "o"),
+          Effect.INVALID: (BLACK, "x")}  # fmt: skip
 _HOW_TO_READ = """\
 **x** is the time of one answer of the model without stages over that with them, for a request alone and for sixteen
 together: above 1 is faster. Both were timed in turns, in one process; the interval is that of rounds (bootstrap, 95 %),
@@ -43,6 +44,8 @@ def show(result: InferenceResult, console: Console) -> None:
     for row in rows:
         table.add_row(*map(Text, row.values()))
     console.print(table)
+    for line in _caught(result):
+        print_wrapped(line, console)
     for kind, reason in result.inactive.items():
         print_wrapped(f"{kind}: inactive, {redact(reason)}", console)
     print_wrapped(f"{result.recipe}, on the model of {result.run}: {result.seconds:.0f} s", console)
@@ -69,6 +72,7 @@ def write(result: InferenceResult) -> None:
         *("| " + " | ".join(row.values()) + " |" for row in rows),
         "",
         *(f"* {row.name}: {redact(row.verdict.summary)}" for row in result.rows if row.verdict is not None),
+        *(f"* {line}" for line in _caught(result)),
         *(f"* `{kind}` is inactive: {redact(reason)}" for kind, reason in result.inactive.items()),
         "",
         *(f"![{each.name}]({each.name})" for each in pictures),
@@ -80,12 +84,20 @@ def write(result: InferenceResult) -> None:
     write_durably(result.folder / REPORT, "\n".join(lines))
 
 
+def _caught(result: InferenceResult) -> Iterator[str]:
+    """What the clock caught, by set of stages and size of the batch."""
+    for row in result.rows:
+        for size, timing in row.timings.items():
+            if timing.caught:
+                yield f"{row.name}, batches of {size}: {timing}"
+
+
 def _rows(result: InferenceResult, intervals: bool = True) -> Iterator[Mapping[str, str]]:
     valued = any(row.value is not None for row in result.rows)
     for row in result.rows:
         times: dict[str, str] = {}
         for size, timing in row.timings.items():
-            shown = str(timing.ratio) if intervals else f"{timing.ratio.value:.3g}x"
+            shown = str(timing.ratio) if intervals or timing.caught else f"{timing.ratio.value:.3g}x"
             times |= {f"ms, {size}": figure(timing.changed_ms), f"x, {size}": shown}
         yield {
             "variant": row.name,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from runner.child.protocol import Parent
-from runner.compare.clock import Stopwatch
+from runner.compare.stopwatch import Stopwatch
 
 SECONDS = 0.3  # for each shape of product, and for the copy
 TRUE_FLOAT32 = 1e-5  # a float32 product is off by some 1e-7 of its size, one of rounded factors by 3e-4 or more

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from runner.child.protocol import Parent
-from runner.compare.clock import Stopwatch, warm_up
+from runner.compare.stopwatch import Stopwatch, warm_up
 from runner.system import generators
 from runner.system.hardware import available_memory
 from runner.system.tree import map_tensors

@@ -59,14 +59,19 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """The same tree with every tensor changed; what is no tensor stays the same object."""
     import torch
 
-    if isinstance(tree, torch.Tensor):
+    return map_leaves(change, tree, (torch.Tensor,))
+
+
+def map_leaves(change: Callable[[Any], Any], tree: Any, types: tuple[type, ...]) -> Any:
+    """The same tree with everything of these types changed, in order; the rest stays the same object."""
+    if isinstance(tree, types):
         return change(tree)
     if isinstance(tree, MutableMapping):
         result = copy.copy(tree)
         for key, child in tree.items():
-            result[key] = map_tensors(change, child)
+            result[key] = map_leaves(change, child, types)
         return result
     if isinstance(tree, list | tuple):
         make = getattr(tree, "_make", type(tree))  # a named tuple takes its fields one by one
-        return make([map_tensors(change, child) for child in tree])
+        return make([map_leaves(change, child, types) for child in tree])
     return tree

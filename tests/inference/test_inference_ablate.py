@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 from trainings import classifier
 
-from runner.compare import clock
+from runner.compare import clock, stopwatch
 from runner.inference import ablate
 from runner.inference.ablate import ablate_inference
 from runner.inference.report import show, write
@@ -15,8 +15,8 @@ from runner.system.errors import UsageError
 @pytest.fixture
 def quickly(monkeypatch):
     monkeypatch.setattr(ablate, "FEWEST_SECONDS", 0.01)
-    for name in ("BLOCK_SECONDS", "WINDOW_SECONDS"):
-        monkeypatch.setattr(clock, name, 0.001)
+    monkeypatch.setattr(clock, "BLOCK_SECONDS", 0.001)
+    monkeypatch.setattr(stopwatch, "WINDOW_SECONDS", 0.001)
 
 
 def test_stages_are_timed_and_judged_and_a_report_is_left(tmp_path, quickly):
