@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from runner.compare.subject import Subject
+from runner.plugin.optimizer import load_exactly
 from runner.plugin.source import Ring
 from runner.system import tree
 from runner.system.tree import map_tensors
@@ -119,10 +122,39 @@ def saved(subject: Subject) -> dict[str, Any]:
 
 
 def load(subject: Subject, states: Mapping[str, Any]) -> None:
-    """Gives a subject a state that another one had; parts that only one of the two has stay as they are."""
-    for name, part in subject.state.items():
-        if name in states:
-            part.load_state_dict(_adapted(clones(states[name]), part.state_dict()))
+    """Gives a subject a state that another one had; parts that only one of the two has stay as they are.
+
+    Optimizers keep the types of their numbers, also where a part of the subject loads them for itself.
+    """
+    own = {name: part.state_dict() for name, part in subject.state.items() if name in states}
+    with _exact_optimizers(_have_same_types(own, states)):
+        for name, state in own.items():
+            subject.state[name].load_state_dict(_adapted(clones(states[name]), state))
+
+
+def _have_same_types(own: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
+    """Whether what both have of modules and the like, but not of optimizers, is of the same types."""
+    types = {name: leaf.dtype for name, leaf in _tensors(states) if ".state." not in name}
+    return all(types.get(name, leaf.dtype) == leaf.dtype for name, leaf in _tensors(own))
+
+
+def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
+    return ((name, leaf) for name, leaf in leaves(state) if isinstance(leaf, Tensor))
+
+
+@contextmanager
+def _exact_optimizers(keep_saved_types: bool) -> Iterator[None]:
+    """Makes ``load_state_dict`` of every optimizer keep types inside the ``with``; torch's own converts them."""
+    load = Optimizer.load_state_dict
+
+    def load_with_types(optimizer: Optimizer, state_dict: Any) -> None:
+        load_exactly(optimizer, state_dict, load, keep_saved_types)
+
+    Optimizer.load_state_dict = load_with_types  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        Optimizer.load_state_dict = load  # type: ignore[method-assign]
 
 
 def _adapted(state: Any, own: Any) -> Any:
@@ -130,10 +162,20 @@ def _adapted(state: Any, own: Any) -> Any:
     if isinstance(state, Mapping) and isinstance(own, Mapping):
         names = {_plain_name(str(key)): key for key in own}
         keys = {key: names.get(_plain_name(str(key)), key) for key in state}
-        result = {keys[key]: _adapted(child, own.get(keys[key])) for key, child in state.items()}
+        result: dict[Any, Any] = {keys[key]: _adapted(child, own.get(keys[key])) for key, child in state.items()}
         if "params" in own:  # a group of an optimizer
             result |= {name: own[name] for name in OWN_WAY if name in own}
+            result |= _rate_of_its_kind(result.get("lr"), own.get("lr"))
         return result
     if isinstance(state, list) and isinstance(own, Sequence) and len(state) == len(own):
         return [_adapted(child, mine) for child, mine in zip(state, own, strict=True)]
     return state
+
+
+def _rate_of_its_kind(rate: Any, own: Any) -> dict[str, Any]:
+    """A learning rate as the group has its own: as a tensor, which a graph reads, or as a number."""
+    if isinstance(own, Tensor) and isinstance(rate, float | int):
+        return {"lr": torch.full_like(own, rate)}
+    if isinstance(own, float | int) and isinstance(rate, Tensor):
+        return {"lr": rate.item()}
+    return {}

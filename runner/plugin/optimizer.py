@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from runner.plugin.config import Config
 from runner.system.tree import map_tensors
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
 HOW_TO_COMPUTE = ("foreach", "fused", "capturable", "differentiable")  # settings of torch's that belong to stages
@@ -111,20 +111,71 @@ def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         group["lr"] = torch.full_like(own["lr"], lr) if in_graph else lr
     # Copied, because torch would go on with the very tensors that it is given.
     state = map_tensors(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), saved["state"])
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-    rounded = {
-        parameter
-        for group in optimizer.param_groups
-        if group.get("capturable") and not group.get("fused")
-        for parameter in group["params"]
-    }
-    for parameter, entry in optimizer.state.items():
-        if parameter in rounded and "step" in entry:  # torch has made it float32, which rounds the bias correction
-            entry["step"] = entry["step"].to(torch.promote_types(torch.get_default_dtype(), torch.float32))
-        for name, value in entry.items():
-            same_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            if same_shape and value.stride() != parameter.stride():  # fused kernels go through both as they lie
-                entry[name] = value.new_empty_strided(value.shape, parameter.stride()).copy_(value)
+    load_exactly(optimizer, {"state": state, "param_groups": groups})
+
+
+def load_exactly(
+    optimizer: Optimizer,
+    saved: Mapping[str, Any],
+    load: Callable[[Optimizer, Any], None] | None = None,
+    keep_saved_types: bool = True,
+) -> None:
+    """Loads a state without the conversions that ``Optimizer.load_state_dict`` makes.
+
+    torch converts what is loaded to the type of the parameter, and the count of steps of a capturable optimizer to
+    float32: a moment in float32 beside a parameter in bfloat16 is rounded, an index becomes a floating-point number,
+    and the bias correction of a float64 training has eight digits. Here a number keeps the type that the optimizer has
+    for it already, or else the type in which it was saved.
+
+    Args:
+        optimizer: What the state is loaded into.
+        saved: What ``state_dict`` of an optimizer returned.
+        load: Loads it; ``load_state_dict`` of the optimizer's class by default.
+        keep_saved_types: Whether numbers of which this optimizer has none yet keep the type in which they were saved.
+            If not, only single numbers do, and the rest takes the type of its parameter.
+    """
+    before = {parameter: dict(entry) for parameter, entry in optimizer.state.items() if isinstance(entry, Mapping)}
+    if load is None:
+        optimizer.load_state_dict(dict(saved))
+    else:
+        load(optimizer, saved)
+    names = [name for group in saved["param_groups"] for name in group["params"]]
+    fused = {id(each) for group in optimizer.param_groups if group.get("fused") for each in group["params"]}
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        loaded = optimizer.state.get(parameter)
+        if not isinstance(loaded, MutableMapping):
+            continue
+        present = before.get(parameter, {})
+        for key, value in saved["state"].get(name, {}).items():
+            if not _are_plain_tensors(value, loaded.get(key)):
+                continue
+            dtype = loaded[key].dtype
+            if _are_plain_tensors(present.get(key)):
+                dtype = present[key].dtype
+            elif keep_saved_types or value.dim() == 0:
+                # A fused kernel reads its count of steps as float32, whatever another kernel has saved.
+                dtype = loaded[key].dtype if key == "step" and id(parameter) in fused else value.dtype
+            exact = value.to(loaded[key].device, dtype) if dtype != loaded[key].dtype else loaded[key]
+            loaded[key] = _laid_out_as(exact, present.get(key), parameter)
+
+
+def _are_plain_tensors(*values: Any) -> bool:
+    """Whether all of them are dense tensors of no subclass with a layout of its own."""
+    import torch
+
+    return all(type(each) in (torch.Tensor, torch.nn.Parameter) and not each.is_sparse for each in values)
+
+
+def _laid_out_as(value: Tensor, present: Any, parameter: Tensor) -> Tensor:
+    """The value with the strides of what was there before, or else of its parameter, if it has that shape.
+
+    Fused kernels go through a parameter and its state in the order of memory.
+    """
+    like = present if _are_plain_tensors(present) else parameter
+    if value.shape != like.shape or value.stride() == like.stride():
+        return value
+    return value.new_empty_strided(value.shape, like.stride()).copy_(value)
 
 
 @cache

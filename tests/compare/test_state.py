@@ -1,7 +1,8 @@
 """Nested states: their leaves, copies of them, and how they move."""
 
+import sys
 from collections import OrderedDict, UserDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 
 from runner.api import Ring
 from runner.compare.states import clones, leaves, load, named_parameters, saved, to_float64
+from runner.proof import Close, Subject, verify
 
 NUMBERS = st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.none() | st.text(max_size=3)
 TENSORS = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat]).map(
@@ -173,3 +175,118 @@ def test_a_state_moves_into_a_wider_type():
     assert wide.state["model"].head.weight.dtype == torch.float64
     moments = [entry["exp_avg"] for entry in wide.state["optimizer"].state.values()]
     assert all(moment.dtype == torch.float64 for moment in moments)
+
+
+class Remembering(torch.optim.SGD):
+    """Keeps moments in float32, an index and a flag beside parameters of any type."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                entry = self.state[parameter]
+                moment = entry.setdefault("moment", torch.zeros(parameter.shape))
+                entry.setdefault("largest", torch.tensor(0))
+                moment.mul_(0.9).add_(parameter.grad.float())
+                entry["largest"] = moment.abs().argmax()
+                entry["positive"] = moment > 0
+                parameter.data.add_(moment.to(parameter.dtype), alpha=-group["lr"])
+
+
+class Narrow(Net):
+    """Parameters in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.to(torch.bfloat16)
+
+    def forward(self, x):
+        return super().forward(x.bfloat16()).float()
+
+
+class Holder:
+    """A part of a subject that has an optimizer among other things, and loads it for itself."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.updates = optimizer, 0
+
+    def state_dict(self):
+        return {"updates": self.updates, "inner": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state):
+        self.updates = state["updates"]
+        self.optimizer.load_state_dict(state["inner"])
+
+
+OPTIMIZERS = {
+    "moments wider than their parameters": Loop(net=Narrow, optimizer=Remembering),
+    "single numbers in float32 (NAdam)": Loop(net=Narrow, optimizer=torch.optim.NAdam),
+    "single numbers in float32 (ASGD)": Loop(net=Narrow, optimizer=torch.optim.ASGD),
+    "16 bits throughout": Loop(net=Narrow),
+    "float32 throughout": Loop(optimizer=torch.optim.RMSprop, options={"lr": 1e-2, "momentum": 0.9}),
+}
+
+
+def _held(subject):
+    return replace(subject, state=subject.state | {"optimizer": Holder(subject.state["optimizer"])})
+
+
+def types(optimizer):
+    return [{key: value.dtype for key, value in entry.items()} for entry in optimizer.state.values()]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+def test_what_an_optimizer_counts_keeps_its_type_when_it_is_loaded(name, trained, held):
+    one, other = OPTIMIZERS[name](), OPTIMIZERS[name]()
+    for batch in batches(3):
+        one.step(batch)
+    if trained:
+        other.step(batches(1)[0])
+    optimizers = [subject.state["optimizer"] for subject in (one, other)]
+    if held:
+        one, other = (_held(subject) for subject in (one, other))
+    load(other, saved(one))
+    assert types(optimizers[1]) == types(optimizers[0])
+    for batch in batches(2, seed=1):
+        one.step(batch)
+        other.step(batch)
+    assert_equal(saved(one), saved(other))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Adamax, torch.optim.RMSprop])
+def test_a_capturable_optimizer_is_the_same_algebra(kind, monkeypatch):
+    monkeypatch.setattr(sys.modules[kind.__module__], "_get_capturable_supported_devices", lambda *_, **__: ["cpu"])
+    baseline = Loop(optimizer=kind)
+    changed = Loop(optimizer=kind, options={"lr": 1e-2, "capturable": True, "foreach": False})
+    verdict = verify(baseline, changed, batches(6), Close())
+    assert verdict, verdict
+
+
+def test_a_rate_stays_a_tensor_where_the_optimizer_has_one():
+    plain, tensor = Loop()(), Loop(options={"lr": torch.tensor(0.5), "foreach": False})()
+    load(tensor, saved(plain))
+    rate = tensor.state["optimizer"].param_groups[0]["lr"]
+    assert isinstance(rate, torch.Tensor)
+    assert rate == 1e-2
+    load(plain, saved(tensor))
+    assert plain.state["optimizer"].param_groups[0]["lr"] == pytest.approx(1e-2)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_moments_lie_in_memory_as_their_parameters_do(memory):
+    def build():
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 4, 3).to(memory_format=memory)
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)
+        optimizer.zero_grad()
+        return Subject(lambda x: None, {"model": model, "optimizer": optimizer})
+
+    one, other = build(), Loop(net=lambda: nn.Conv2d(3, 4, 3))()
+    other.state["model"](torch.ones(2, 3, 5, 5)).sum().backward()
+    other.state["optimizer"].step()
+    load(one, saved(other))
+    weight = one.state["model"].weight
+    moment = one.state["optimizer"].state[weight]["exp_avg"]
+    assert moment.stride() == weight.stride()
+    assert torch.equal(moment, other.state["optimizer"].state[other.state["model"].weight]["exp_avg"])
