@@ -78,7 +78,7 @@ def seed_group(*seeds, began=1.0, **changes):
     known = runs[0].record().model_dump() | {
         "name": name, "kind": "seeds", "group": "", "digests": {seed: f"of {seed}" for seed in seeds},
         "goal": len(seeds), "step": len(seeds), "unit": "seeds", "started": began, "overrides": {},
-        "metrics": {"eval/return": mean, "eval/return_low": low, "eval/return_high": high},
+        "metrics": {"eval/return": mean, "eval_low/return": low, "eval_high/return": high},
     }  # fmt: skip
     group = RunFolder(Workspace().seeds / name)
     group.path.mkdir(parents=True)

@@ -20,9 +20,10 @@ from runner.system.errors import StorageError
 from runner.system.lines import figures
 from runner.system.names import shown_path
 from runner.tracking.description import DESCRIPTION, code, describe
+from runner.tracking.keys import mlflow_key
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, unsent
-from runner.tracking.store import Metric, Store, key, params_of
+from runner.tracking.store import Metric, Store, params_of
 from runner.tracking.view import view_of
 from runner.tracking.workspace import SPOOL
 
@@ -137,7 +138,7 @@ class Publisher:
         """The values of objectives, and ``beside`` them the same under the names of a run's metrics."""
         found = {f"objective/{name}": value for name, value in values.items()}
         found |= {name: value for name, value in values.items() if beside and name in self._alike}
-        return {key(name): value for name, value in found.items()}
+        return {mlflow_key(name): value for name, value in found.items()}
 
     def _run(self, name: str) -> str:
         """The run of that name, which a process that died may have made."""

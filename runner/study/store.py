@@ -36,6 +36,7 @@ from runner.study.config import StudyConfig
 from runner.study.definition import Definition
 from runner.system.errors import StorageError, UsageError
 from runner.system.names import suggestion
+from runner.system.places import sqlite_uri
 from runner.system.processes import Owner
 from runner.system.secrets import redact
 from runner.tracking.workspace import Workspace
@@ -166,7 +167,7 @@ class StudyStore(RDBStorage):
     @classmethod
     def open(cls, workspace: Workspace) -> StudyStore:
         """Opens ``OPTUNA_STORAGE`` if set, else a SQLite file in the workspace; a ``StorageError`` if it cannot."""
-        url = os.environ.get(VARIABLE) or f"sqlite:///{workspace.root / 'optuna.db'}"
+        url = os.environ.get(VARIABLE) or sqlite_uri(workspace.root / "optuna.db")
         url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
         waits = {"sqlite": {"timeout": 60}, "postgresql": {"connect_timeout": 20}, "mysql": {"connect_timeout": 20}}
         engine = {"pool_pre_ping": True, "connect_args": waits.get(re.split(r"\W", url)[0], {})}

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 VARIABLE = "RUNNER_WORKSPACE"
 RECORD = "run.json"
@@ -13,3 +14,23 @@ LOCK_NAME = "recipe.lock.yaml"
 def workspace_root(root: Path | str | None = None) -> Path:
     """The folder ``root``, or else ``$RUNNER_WORKSPACE``, or ``.runner`` in the current folder; absolute."""
     return Path(root or os.environ.get(VARIABLE) or ".runner").expanduser().resolve()
+
+
+_SQLITE = "sqlite:///"
+# MLflow makes the parent folder of a plain SQLite URI without unquoting it: a second, empty folder.
+_QUOTED_SQLITE = "sqlite+pysqlite:///"
+_UNQUOTED = " +/"  # as SQLAlchemy renders a path
+
+
+def sqlite_uri(database: Path) -> str:
+    """Returns the URI by which SQLAlchemy opens a SQLite file, whatever characters its path has."""
+    path = quote(os.fsencode(database), safe=_UNQUOTED)
+    return f"{_SQLITE if path == str(database) else _QUOTED_SQLITE}{path}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Returns the file of a SQLite URI; None for a URI of another database."""
+    scheme, separator, path = uri.partition(":///")
+    if separator and scheme in ("sqlite", "sqlite+pysqlite"):
+        return Path(unquote(path.partition("?")[0], errors="surrogateescape"))
+    return None

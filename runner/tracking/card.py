@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from runner.system.lines import figure, labelled
+from runner.tracking.keys import interval_keys
 from runner.tracking.listing import metric, objective, progress, said, span
-from runner.tracking.seeds import HIGH, LOW, PICTURE
+from runner.tracking.seeds import PICTURE
 
 _MEASURED = ("perf/", "system/")
 _LABEL = 10
@@ -43,12 +44,14 @@ def _learnt(run: Mapping[str, Any]) -> Iterator[str]:
     first = [name for name in run["headline"] or () if name in metrics]
     judged = [name for name in sorted(metrics) if run["kind"] != "run" or name.startswith("eval/")]
     shown = dict.fromkeys([*first, *judged])
+    intervals = {name: interval_keys(name) for name in shown if run["kind"] == "seeds"}
+    bound_names = {key for keys in intervals.values() for key in keys}
     for name in shown:
-        bounds = [metrics[name + end] for end in (LOW, HIGH) if run["kind"] == "seeds" and name + end in shown]
-        if bounds:
-            yield f"{metric(name, metrics[name])} [{', '.join(map(figure, bounds))}]"
-        elif run["kind"] != "seeds" or not name.endswith((LOW, HIGH)):
-            yield metric(name, metrics[name])
+        if name in bound_names:
+            continue
+        bounds = [figure(metrics[key]) for key in intervals.get(name, ()) if key in metrics]
+        interval = f" [{', '.join(bounds)}]" if bounds else ""
+        yield f"{metric(name, metrics[name])}{interval}"
 
 
 def _runs(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]]) -> Iterator[str]:

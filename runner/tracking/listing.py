@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from runner.system.lines import figure, print_wrapped
-from runner.tracking.seeds import LOW
+from runner.tracking.keys import interval_keys
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
 from runner.tracking.workspace import Record, RunFolder, Workspace, folders
@@ -144,7 +144,7 @@ def objective(run: Mapping[str, Any]) -> str:
     first = next((name for name in run["headline"] or () if name in metrics), None)
     if first is None:
         return _MISSING
-    value, low = metric(first, metrics[first]), metrics.get(first + LOW)
+    value, low = metric(first, metrics[first]), metrics.get(interval_keys(first)[0])
     return f"{value} ±{figure(metrics[first] - low, 2)}" if run["kind"] == "seeds" and low is not None else value
 
 

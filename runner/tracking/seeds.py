@@ -16,8 +16,6 @@ from runner.tracking.spool import lines
 from runner.tracking.workspace import Record, RunFolder, Workspace, below, find, folders
 
 PICTURE = "curves"
-LOW, HIGH = "_low", "_high"
-"""Behind the name of a mean, for the bounds of its 95 % interval."""
 _SEED: Mapping[str, Any] = {"color": GREY, "linewidth": 0.7, "markersize": 3}
 _PANEL = (4.0, 3.0)  # inches
 _PANELS = 4

@@ -6,14 +6,12 @@ import getpass
 import json
 import logging
 import os
-import posixpath
 import re
 import socket
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +20,11 @@ from urllib.parse import urlsplit, urlunsplit
 import psutil
 from filelock import FileLock
 
-from runner.recipe.recipe import flatten
 from runner.system.errors import StorageError
+from runner.system.places import sqlite_path
 from runner.system.secrets import redact
 from runner.tracking.description import DESCRIPTION, code, describe
+from runner.tracking.keys import setting_keys
 from runner.tracking.view import TAG
 from runner.tracking.workspace import Workspace, folder_name
 
@@ -50,7 +49,7 @@ QUIET = {
 }
 """Variables that silence MLflow's talk, its calls home and its waits of minutes."""
 
-_TEXT_LENGTH, _KEY_LENGTH = 6000, 250
+_TEXT_LENGTH = 6000
 _NETWORK_DISKS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "9p", "afs"})
 _log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def params_of(settings: Mapping[str, object]) -> dict[str, str]:
 
     Values are spelled as in JSON, strings without quotes.
     """
-    return {key(path): text(value) for path, value in flatten(settings)}
+    return {key: text(value) for key, value in setting_keys(settings)}
 
 
 def text(value: object) -> str:
@@ -70,13 +69,6 @@ def text(value: object) -> str:
         return spelled
     mark = f" ... [shortened from {len(spelled)} characters]"
     return spelled[: _TEXT_LENGTH - len(mark)] + mark
-
-
-@lru_cache(1024)
-def key(name: str) -> str:
-    """The name with every character that MLflow refuses in a key replaced by ``_``."""
-    path = posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))
-    return path.lstrip("./")[:_KEY_LENGTH] or "_"
 
 
 def is_http(uri: str) -> bool:
@@ -97,6 +89,15 @@ def on_network_disk(path: Path) -> bool:
     """Whether the file system is shared between machines, where SQLite's write-ahead log must not be used."""
     disks = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
     return next((disks[str(each)] for each in [path, *path.parents] if str(each) in disks), "") in _NETWORK_DISKS
+
+
+def _refuse_undecodable(database: Path) -> None:
+    """Raises an OSError if SQLite cannot name the file: it takes UTF-8 only."""
+    try:
+        str(database).encode()
+    except UnicodeEncodeError:
+        shown_path = os.fsencode(database).decode(errors="backslashreplace")
+        raise OSError(f"SQLite cannot open a path that is not UTF-8: {shown_path}") from None
 
 
 def _probe(uri: str, database: Path | None) -> None:
@@ -143,9 +144,10 @@ class Store:
         """
         self.uri = uri = workspace.tracking_uri
         self._artifacts = workspace.artifacts
-        database = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+        database = sqlite_path(uri)
         try:
             if database:
+                _refuse_undecodable(database)
                 database.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{database}.lock", timeout=120) if database else nullcontext():
                 _probe(uri, database)

@@ -17,9 +17,10 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import StorageError
 from runner.system.faults import reach
 from runner.system.processes import Owner
+from runner.tracking.keys import mlflow_key
 from runner.tracking.periodic import Periodic
 from runner.tracking.spool import Shipper, Spool, lines
-from runner.tracking.store import HEADLINE, Store, key, params_of, shown, text
+from runner.tracking.store import HEADLINE, Store, params_of, shown, text
 from runner.tracking.system import SystemMonitor
 from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import Record, RunFolder, Status, Workspace
@@ -59,7 +60,7 @@ class Recorder:
         self.step = max(self.step, step)
         values: dict[str, float | str] = {}
         for given, number in metrics.items():
-            name, value = key(self._prefix + given), float(number)
+            name, value = mlflow_key(self._prefix + given), float(number)
             before = self._logged.pop((name, step), None)
             if before is not None:
                 self._compare(name, step, before, value)
@@ -68,7 +69,7 @@ class Recorder:
             values[name] = value if is_finite else str(value)
             if not is_finite and name not in self._not_finite:
                 self._not_finite.add(name)
-                self.spool.append(tags={key(f"not_finite.{name}"): f"{value} at step {step}"})
+                self.spool.append(tags={mlflow_key(f"not_finite.{name}"): f"{value} at step {step}"})
         if values:
             self.spool.append(step=step, metrics=values)
 
@@ -204,7 +205,7 @@ class Tracker(Recorder):
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """As ``Recorder.log``; the newest values are in the run's record, too."""
         super().log(metrics, step)
-        self._newest |= {key(name): float(value) for name, value in metrics.items()}
+        self._newest |= {mlflow_key(name): float(value) for name, value in metrics.items()}
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, replacing an earlier value."""

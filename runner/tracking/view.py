@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from runner.recipe.recipe import Recipe
+from runner.tracking.keys import mlflow_key
 
 NAME = "Best runs first"
 TAG, SHARED = "mlflow.sharedViewState.runner", "viewStateShareKey=runner"
@@ -18,9 +19,9 @@ _BESIDE = {"tags.`overrides`": 270, "metrics.`perf/update_ms`": 120, "duration":
 
 
 def headline_of(recipe: Recipe) -> tuple[str, ...]:
-    """The metrics that a person looks at first, the objective before all others."""
+    """Returns the MLflow keys of the metrics to show first, the objective before all others."""
     objective = [recipe.objective.name] if recipe.objective else []
-    return tuple(f"eval/{name}" for name in dict.fromkeys([*objective, *recipe.headline]))
+    return tuple(mlflow_key(f"eval/{name}") for name in dict.fromkeys([*objective, *recipe.headline]))
 
 
 def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:

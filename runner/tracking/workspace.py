@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from runner.system.errors import StorageError, UsageError
 from runner.system.faults import reach
 from runner.system.files import sync, write_durably
-from runner.system.places import LOCK_NAME, RECORD, VARIABLE, workspace_root
+from runner.system.places import LOCK_NAME, RECORD, VARIABLE, sqlite_uri, workspace_root
 from runner.system.processes import Owner, boot_id
 
 SPOOL = "spool.jsonl"
@@ -51,7 +51,7 @@ class Workspace:
         """Of all runs that a local store records."""
         self.database = self.root / "mlflow.db"
         """Used when ``MLFLOW_TRACKING_URI`` names no other store."""
-        self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.database}"
+        self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(self.database)
 
 
 def folder_name(name: str) -> str:

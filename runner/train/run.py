@@ -31,6 +31,7 @@ from runner.system.places import LOCK_NAME
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION, code, describe
+from runner.tracking.keys import mlflow_key
 from runner.tracking.tracker import Tracker
 from runner.train import checkpoint as saved
 from runner.train.assemble import Assembly, StageReport, assemble
@@ -195,7 +196,8 @@ def _description(
     pipeline: Assembly, tracker: Tracker, again: str, ended: str = "", metrics: Mapping[str, float] | None = None
 ) -> str:
     """What the run is and how to go on with it; and what it came to, once it has ended."""
-    recipe, digits, metrics = pipeline.recipe, tracker.run_id[:8], metrics or {}
+    recipe, digits = pipeline.recipe, tracker.run_id[:8]
+    metrics = {mlflow_key(name): value for name, value in (metrics or {}).items()}
     headline = tracker.headline or sorted(name for name in metrics if name.startswith("eval/"))
     values = {name: metrics[name] for name in (*headline, "perf/update_ms") if name in metrics}
     reports = pipeline.reports.values()

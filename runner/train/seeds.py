@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from runner.tracking import RunFolder, Status, Workspace
 from runner.tracking import seeds as kept
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.heartbeat import heartbeat
-from runner.tracking.seeds import HIGH, LOW
+from runner.tracking.keys import interval_keys, mlflow_key
 from runner.tracking.store import Store, params_of, shown, text
 from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import DIGITS, Record, folder_name
@@ -187,13 +187,15 @@ def _begun(
 
 
 def _metrics(means: Sequence[tuple[str, int, Interval]]) -> dict[str, float]:
-    """Under the names that a run's evaluation has, the last mean of each and the bounds of its interval."""
-    return {
-        f"eval/{name}{end}": value
-        for name, _, mean in means
-        for end, value in zip(("", LOW, HIGH), mean, strict=True)
-        if math.isfinite(value)
-    }
+    """Returns the last mean of each evaluation metric and the bounds of its interval, by key."""
+    latest = {key: value for name, _, mean in means for key, value in _keyed(name, mean)}
+    return {key: value for key, value in latest.items() if math.isfinite(value)}
+
+
+def _keyed(name: str, mean: Interval) -> Iterator[tuple[str, float]]:
+    """Yields a mean and the bounds of its interval with their keys."""
+    key = mlflow_key(f"eval/{name}")
+    yield from zip((key, *interval_keys(key)), mean, strict=True)
 
 
 def _step(folder: RunFolder) -> int:
@@ -281,9 +283,9 @@ def _publish(
     """Writes to MLflow what is trained, and what it comes to; done again, it changes nothing but what is new."""
     now, recipe, run_id = time.time_ns() // 1_000_000, next(iter(recipes.values())), str(group.run_id)
     metrics = [
-        (f"eval/{name}{end}", value, now, step)
+        (key, value, now, step)
         for name, step, mean in means
-        for end, value in zip(("", LOW, HIGH), mean, strict=True)
+        for key, value in _keyed(name, mean)
         if math.isfinite(value)
     ]
     values = {name: value for name, value in recipe.values().items() if name != "seed"}

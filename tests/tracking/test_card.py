@@ -67,4 +67,4 @@ def test_a_group_of_seeds_says_what_it_came_to_and_which_runs_it_has():
         "2 seeds", f"runner compare {group.name[-8:]} OTHER_GROUP",
     ):  # fmt: skip
         assert said in text
-    assert "return_low" not in text
+    assert "eval_low" not in text

@@ -4,6 +4,7 @@ import math
 import pytest
 from outages import records
 
+from runner.tracking.keys import mlflow_key
 from runner.tracking.tracker import Recorder
 
 
@@ -11,7 +12,7 @@ def test_a_metric_is_written_with_its_step_under_its_whole_name(tmp_path):
     recorder = Recorder(tmp_path / "spool.jsonl", prefix="seed_1/")
     recorder.log({"eval/<return>": 2.0}, 5)
     (record,) = records(tmp_path)
-    assert (record["step"], record["metrics"]) == (5, {"seed_1/eval/_return_": 2.0})
+    assert (record["step"], record["metrics"]) == (5, {mlflow_key("seed_1/eval/<return>"): 2.0})
     assert recorder.step == 5
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param
 
 from runner.system.errors import ExitCode, StorageError
-from runner.tracking.store import QUIET, Store, is_http, key, on_network_disk, params_of, shown, text
+from runner.tracking.keys import mlflow_key
+from runner.tracking.store import QUIET, Store, is_http, on_network_disk, params_of, shown, text
 from runner.tracking.workspace import Workspace, folder_name
 
 
@@ -208,13 +209,13 @@ def test_a_long_value_says_that_it_was_shortened():
 
 @given(st.text(min_size=1), st.text())
 def test_mlflow_accepts_every_key_and_value(name, value):
-    _validate_metric_name(key(name))
-    _validate_param(key(name), text(value))
+    _validate_metric_name(mlflow_key(name))
+    _validate_param(mlflow_key(name), text(value))
 
 
 @given(st.from_regex(r"[a-z]+(/[a-z_]+)*", fullmatch=True).filter(lambda name: len(name) <= 250))
 def test_ordinary_names_stay_as_they_are(name):
-    assert key(name) == name
+    assert mlflow_key(name) == name
 
 
 @given(st.text())

@@ -10,6 +10,7 @@ from runner.system import faults, secrets
 from runner.system.errors import StorageError
 from runner.system.secrets import MASK
 from runner.tracking import RunFolder, Workspace
+from runner.tracking.keys import mlflow_key
 from runner.tracking.store import Store
 from runner.tracking.tracker import Tracker
 
@@ -83,7 +84,7 @@ def test_names_that_mlflow_refuses_are_mended():
     tracker = opened()
     tracker.log({"accuracy of <cat>!": 1.0}, 1)
     tracker.close("FINISHED")
-    assert run_of(tracker).data.metrics == {"accuracy of _cat__": 1.0}
+    assert run_of(tracker).data.metrics == {mlflow_key("accuracy of <cat>!"): 1.0}
 
 
 def test_the_machine_is_sampled_at_the_start_and_at_the_end():

@@ -53,7 +53,7 @@ def test_every_seed_is_the_run_that_it_is_alone_and_the_mean_has_an_interval(tmp
     assert [each.path for each in client.list_artifacts(data["run_id"])] == ["curves.png"]
     assert data["name"] == f"toy-seeds-{data['run_id'][:8]}" == parent.info.run_name
     (group,) = groups(Workspace())
-    assert (group.status, group.step, group.metrics["eval/loss_low"]) == ("FINISHED", 3, mean["low"])
+    assert (group.status, group.step, group.metrics["eval_low/loss"]) == ("FINISHED", 3, mean["low"])
     removals = remove(Workspace(), [RunFolder(Workspace().seeds / data["name"])], purge=True)
     assert [len(each.run_ids) for each in removals] == [1, 1, 1, 1]
     assert [run.info.run_name for run in client.search_runs([parent.info.experiment_id])] == [alone["run_name"]]
