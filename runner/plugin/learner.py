@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from runner.plugin.contract import Mean
 from runner.plugin.loss import Loss, check_loss
+from runner.plugin.module_state import load_module
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress
 from runner.system.errors import RunnerError, UsageError
@@ -236,7 +237,7 @@ class Learner(ABC):
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned, in place."""
         for name, module in self.modules().items():
-            module.load_state_dict(state["modules"][name])
+            load_module(module, state["modules"][name])
         for name, optimizer in self.optimizers():
             restore(optimizer, state["optimizers"][name])
 

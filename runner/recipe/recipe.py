@@ -52,7 +52,7 @@ class TrainConfig(Config):
     evaluate_every: Count | None = None
     """Between two evaluations; null evaluates at the end only."""
     checkpoint_every: Count | None = None
-    """Between two checkpoints; null saves at the end only."""
+    """Between two checkpoints; null saves at the end, and whenever an evaluation is the best so far."""
     preemptible: bool = False
     """Whether SIGTERM and SIGINT end the run with exit code 75, which tells a scheduler to resume it."""
     log_every: Count | None = None

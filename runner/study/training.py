@@ -26,7 +26,8 @@ from runner.tracking.tracker import Recorder
 from runner.tracking.workspace import SPOOL
 from runner.train import checkpoint
 from runner.train.assemble import assemble
-from runner.train.loop import CHECKPOINTS, Loop
+from runner.train.checkpoint import CHECKPOINTS
+from runner.train.loop import Loop
 from runner.train.signals import Stop, stop_on_signals
 
 PRUNED = "pruned"  # the cause where a training was told not to go on, because it will not be among the best

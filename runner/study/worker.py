@@ -38,8 +38,7 @@ from runner.system.secrets import redact, redact_values
 from runner.tracking.periodic import Periodic
 from runner.tracking.store import Store
 from runner.tracking.workspace import SPOOL, RunFolder, Status, Workspace, folder_name
-from runner.train.checkpoint import checkpoints
-from runner.train.loop import CHECKPOINTS
+from runner.train.checkpoint import CHECKPOINTS, checkpoints
 from runner.train.signals import Stop
 
 FEASIBLE = "trained"  # the constraint that tells Optuna of a configuration that cannot be trained to a result

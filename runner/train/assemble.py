@@ -161,6 +161,18 @@ class Assembly:
             made = f"make it with self.role('{role}', module) in {method_named(self.learner, '__init__')}"
             raise RunnerError(f"{config}.roles names '{role}', which {learner} never makes: {made}, or remove the name")
 
+    def build_another_learner(self) -> Learner:
+        """Builds a learner like this pipeline's, without stages and with its initial weights."""
+        train = self.recipe.train
+        context = Context(
+            self.device, Slots(), self.recipe.seed, train.batch_size, self.recipe.optimizer, train.ema,
+            self.source.sizes, self.source.tables,
+        )  # fmt: skip
+        model = self.recipe.model
+        learner: Learner = imported(model)(model.recorded(), self.source.shapes, context)
+        learner.configure_optimizers()
+        return learner
+
     def attach_to_learnt(self, stages: Mapping[str, StageConfig]) -> None:
         """Attaches stages of ``inference`` to a learner that has its weights, in this order; raises as ``assemble``."""
         self.reports |= {kind: StageReport(kind, active=True) for kind in stages}

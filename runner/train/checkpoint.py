@@ -30,9 +30,13 @@ from runner.plugin.source import Ring, State
 from runner.system.errors import CheckpointError
 from runner.system.faults import reach
 from runner.system.files import sha256, sync
+from runner.train.packing import pack, stored, unpack
 
-FORMAT = 1
+FORMAT = 2
 REST, MANIFEST = "state.json", "manifest.json"
+CHECKPOINTS = "checkpoints"
+"""The folder of a run in which its checkpoints are."""
+REHEARSAL = ".rehearsal.partial"
 KEPT = 2
 """Newest checkpoints that are kept, beside the best."""
 FILE_BYTES = 64 * 2**20
@@ -99,6 +103,21 @@ def load(path: Path) -> State:
 
     Tensors come into host memory at once, rings when their rows are asked for. Raises as ``read_manifest`` does.
     """
+    rest, tensors, files = read_files(path)
+    with _reading(path / REST):
+        state: State = unpack(rest, tensors, partial(_ring, files))
+    return state
+
+
+def read_files(path: Path) -> tuple[Any, dict[str, Tensor], list[Path]]:
+    """Reads the files of a checkpoint, after every file has been compared with the manifest.
+
+    Returns:
+        The state as ``pack`` made it for JSON, the tensors by name, and the paths of all files.
+
+    Raises:
+        CheckpointError: as ``read_manifest``.
+    """
     files: dict[str, str] = read_manifest(path)["sha256"]
     for name, expected in files.items():
         if not _FILE.fullmatch(name):
@@ -111,9 +130,7 @@ def load(path: Path) -> State:
         for name in files:
             if name.startswith("tensors-"):
                 tensors |= load_file(path / name)
-        ring = partial(_ring, [path / name for name in files])
-        state: State = _unpack(json.loads((path / REST).read_text()), tensors, ring)
-    return state
+        return json.loads((path / REST).read_text()), tensors, [path / name for name in files]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -282,67 +299,39 @@ class Writer:
                 _log.warning("older checkpoints in %s could not be removed: %s", self.folder, error.strerror or error)
 
 
-def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
-    """Takes a state apart. A TypeError names what no checkpoint can hold.
+def write_rehearsal(folder: Path, rest: Any, tensors: Mapping[str, Tensor]) -> Path:
+    """Writes the files of a checkpoint without rings into a new folder, which the caller removes.
 
-    Returns:
-        What JSON can hold, in which dictionaries are lists of pairs to keep integer keys; and by the names that it
-        refers to, the tensors of the state, not copies, and its rings.
+    Should the process die before, the next ``Writer`` removes it.
+
+    Raises:
+        OSError: the disk refuses a file.
     """
-    tensors: dict[str, Tensor] = {}
-    rings: dict[str, Ring] = {}
-
-    def packed(value: Any, path: str) -> Any:
-        if isinstance(value, Tensor):
-            name = f"{len(tensors)}{path}"  # counted, because keys may hold any character
-            tensors[name] = value
-            # That of a copy: of a tensor that fills its memory in another order than that of its dimensions, its own.
-            stride = None if value.is_contiguous() else list(torch.empty_like(value, device="meta").stride())
-            return {"tensor": name, "stride": stride}
-        if isinstance(value, Ring):
-            name = str(len(rings))
-            rings[name] = value
-            return {"ring": {"name": name, "capacity": value.capacity, "written": value.written}}
-        if isinstance(value, dict):
-            return {"items": [[key, packed(item, f"{path}/{key}")] for key, item in value.items()]}
-        if isinstance(value, list | tuple):
-            kind = "list" if isinstance(value, list) else "tuple"
-            return {kind: [packed(item, f"{path}/{i}") for i, item in enumerate(value)]}
-        if value is None or isinstance(value, bool | int | float | str):
-            return {"value": value}
-        raise TypeError(f"{path}: a checkpoint cannot hold a {type(value).__name__}")
-
-    return packed(state, ""), tensors, rings
+    path = folder / REHEARSAL
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    manifest: dict[str, Any] = {"format": FORMAT, "step": 0, "done": 0, "score": None, "sha256": {}}
+    for name, content in _files(tensors, {}):
+        try:
+            save_file(content, path / name)
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error)) from error
+        manifest["sha256"][name] = sha256(path / name)
+    (path / REST).write_text(json.dumps(rest))
+    manifest["sha256"][REST] = sha256(path / REST)
+    write_manifest(path, manifest)
+    return path
 
 
 def kept(state: State) -> State:
-    """What a checkpoint of a state would hold, of which nothing is written; rings stay the state's own.
+    """Returns what a checkpoint of a state would hold, without writing it; rings stay the state's own.
 
-    Raises as ``pack``.
+    Raises:
+        UnpackableError: a checkpoint cannot hold some value.
     """
     rest, tensors, rings = pack(state)
-    copies = {name: _copy(tensor) for name, tensor in tensors.items()}
-    return _unpack(json.loads(json.dumps(rest)), copies, lambda name, **_: rings[name])  # type: ignore[no-any-return]
-
-
-def _unpack(node: Any, tensors: Mapping[str, Tensor], ring: Callable[..., Ring]) -> Any:
-    """Puts together what ``pack`` took apart; ``ring`` makes one of what is said of it."""
-    (kind, value), *_ = node.items()
-    match kind:
-        case "tensor":
-            # A copy where torch allocates, in the layout that it had: tensors of a safetensors file begin anywhere in
-            # it, and matrix products round differently with other alignment or strides, so a state that is used where
-            # it was read would not continue bit for bit.
-            tensor, stride = tensors[value], node["stride"] or tensors[value].stride()
-            return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-        case "ring":
-            return ring(**value)
-        case "items":
-            return {key: _unpack(item, tensors, ring) for key, item in value}
-        case "list" | "tuple":
-            items = [_unpack(item, tensors, ring) for item in value]
-            return items if kind == "list" else tuple(items)
-    return value
+    copies = {name: stored(tensor) for name, tensor in tensors.items()}
+    return unpack(json.loads(json.dumps(rest)), copies, lambda name, **_: rings[name])  # type: ignore[no-any-return]
 
 
 def _files(tensors: Mapping[str, Tensor], rows: Mapping[str, _Rows]) -> Iterator[_Content]:
@@ -356,13 +345,9 @@ def _files(tensors: Mapping[str, Tensor], rows: Mapping[str, _Rows]) -> Iterator
         parts[-1][name] = tensor
         free -= tensor.nbytes
     for number, part in enumerate(parts):
-        yield f"tensors-{number}.safetensors", {name: _copy(tensor) for name, tensor in part.items()}
+        yield f"tensors-{number}.safetensors", {name: stored(tensor) for name, tensor in part.items()}
     for name, read in rows.items():
-        yield name, {"rows": _copy(read())}
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+        yield name, {"rows": stored(read())}
 
 
 def _durable(path: Path, point: str) -> str:

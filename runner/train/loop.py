@@ -14,9 +14,10 @@ from runner.plugin.context import derived_seed
 from runner.plugin.dataset import seeded
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
-from runner.train.checkpoint import Writer, pack
+from runner.train.checkpoint import CHECKPOINTS, Writer
 from runner.train.guards import FiniteGuard, GradientGuard
 from runner.train.metrics import Activities, Means
+from runner.train.rehearsal import OF_STAGES, check_loaded, rehearse
 from runner.train.step import Drawn, Step
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from runner.train.assemble import Assembly
     from runner.train.signals import Stop
 
-CHECKPOINTS = "checkpoints"
 LOOK_EVERY = 50
 """Updates between two looks at the losses of a GPU."""
 
@@ -128,6 +128,8 @@ class Loop:
             progress, step, activities = self.progress, self.step, self.activities
             position, end = progress.position, progress.whole
             try:
+                if not position:
+                    self._rehearse_checkpoint()
                 if self.pipeline.prepared and not position:
                     self.save()  # what was measured to choose it would come out differently another time
                 while position < end and self.stop.asked is None:
@@ -151,8 +153,8 @@ class Loop:
                     if "evaluate" in due:
                         self.evaluate()
                     improved = self.score is not None and self.score == self.best
-                    # The best model is worth a checkpoint of its own where there are any on the way.
-                    if "checkpoint" in due or (improved and "checkpoint" in self.every):
+                    # The best model is worth a checkpoint of its own, also where none is due on the way.
+                    if "checkpoint" in due or improved:
                         self.save()
                     self.score = None
                 if self.stop.asked is None and not self.complete:
@@ -211,10 +213,37 @@ class Loop:
                 metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
             if metrics is not None:
                 checked(metrics, self.pipeline)
-            try:
-                pack(self.pipeline.state_dict())
-            except TypeError as error:
-                raise RunnerError(f"the state of this training cannot be kept: {error}") from error
+            self._rehearse_learner()
+
+    def _rehearse_checkpoint(self) -> None:
+        """Raises a RunnerError if the state before the first update does not survive a checkpoint."""
+
+        def load(state: State) -> State:
+            self.load_state_dict(state)
+            return self.state_dict()
+
+        rehearse(self.writer.folder, self.state_dict(), load)
+
+    def _rehearse_learner(self) -> None:
+        """Raises a RunnerError if what the first update has added to the state does not survive a checkpoint.
+
+        The state goes into another learner, because stages may hold tensors of the one that trains (a CUDA graph), and
+        batches are drawn ahead. A model so large that a second one may not fit is not built again.
+        """
+        read = rehearse(self.writer.folder, self.state_dict())
+        if read is None or not read.is_complete:
+            return
+
+        def load(state: State) -> State:
+            learner = self.pipeline.build_another_learner()
+            learner.load_state_dict(state["pipeline"]["learner"])
+            return {"pipeline": {**state["pipeline"], "learner": learner.state_dict()}}
+
+        before = generators.state_dict()
+        try:
+            check_loaded(read.part("pipeline"), load, OF_STAGES)
+        finally:
+            generators.load_state_dict(before)
 
     def check(self) -> None:
         """Stops the training if a loss since the last report was not finite."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from runner.system.errors import CheckpointError
 from runner.system.places import LOCK_NAME
-from runner.train.checkpoint import Writer, best, checkpoints, load
-from runner.train.loop import CHECKPOINTS
+from runner.train.checkpoint import CHECKPOINTS, Writer, best, checkpoints, load
 
 MODEL = "model"
 _log = logging.getLogger(__name__)

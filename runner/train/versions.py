@@ -18,8 +18,7 @@ from runner.system.tree import leaves
 from runner.tracking.store import Store
 from runner.tracking.versions import CHAMPION, Judgement, Version, Versions, is_version
 from runner.tracking.workspace import RunFolder, Workspace, find, folder_of
-from runner.train.checkpoint import checkpoints, load
-from runner.train.loop import CHECKPOINTS
+from runner.train.checkpoint import CHECKPOINTS, checkpoints, load
 from runner.train.model import write_model
 
 if TYPE_CHECKING:

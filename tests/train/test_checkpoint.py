@@ -166,7 +166,7 @@ def test_a_newer_format_is_refused_and_not_passed_over(tmp_path):
     path = save(tmp_path, 2, {})
     text = json.dumps({"format": 99, "something": "else"})
     (path / checkpoint.MANIFEST).write_text(text)
-    with pytest.raises(CheckpointError, match="format 99 is newer than 1"):
+    with pytest.raises(CheckpointError, match="format 99 is newer than 2"):
         checkpoint.load_newest(tmp_path)
 
 

@@ -92,6 +92,7 @@ def test_a_short_training_is_watched_for_parameters_without_a_gradient(tmp_path)
     pipeline.learner.module.append(torch.nn.Module())
     pipeline.learner.module[-1].extra = torch.nn.Parameter(torch.zeros(2))
     pipeline.learner.module[-1].forward = lambda inputs: inputs
+    pipeline.build_another_learner = lambda: pipeline.learner  # which has the additional part, too
     with pytest.raises(RunnerError, match=r"no gradient has reached model\.4\.extra \(1 parameters\) in the first 4"):
         trained(tmp_path, pipeline)
 

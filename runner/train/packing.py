@@ -1,0 +1,360 @@
+"""Translation of a training state into JSON and named tensors, and back.
+
+Only data are translated, never code: what a checkpoint contains cannot run anything when it is read.
+Every value of the state becomes a JSON object with one key, its kind, or a few more for tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner.plugin.source import Ring, State
+from runner.system.errors import RunnerError
+
+LONGEST_NAME = 200
+"""Characters of a tensor's name in a file; its number alone makes it unique."""
+_NATIVE = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    }
+)  # fmt: skip
+"""Types that every safetensors file can hold; tensors of other types are written as bytes."""
+_COMPRESSED = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+_FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str, bool)}
+"""What a ``defaultdict`` in a checkpoint may make its values with."""
+_SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
+_LARGEST_JSON_INTEGER = 2**63
+"""Python refuses to write decimal numbers of more than 4,300 digits; hexadecimal ones have no limit."""
+_HINTS = {
+    "Enum": "keep its .value",
+    "Generator": "keep what its get_state() returns",
+    "Module": "keep its state_dict()",
+    "Optimizer": "keep its state_dict()",
+    "UninitializedParameter": "call the lazy module once in build()",
+}
+_Rings = Callable[..., Ring]
+
+
+class UnpackableError(RunnerError, TypeError):
+    """A value that no checkpoint can hold; the message begins with the entry of the state."""
+
+
+class Packer:
+    """Takes one state apart.
+
+    Attributes:
+        tensors: The strided tensors of the state by their names in a file, not copied.
+        rings: The ring buffers by their names.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.rings: dict[str, Ring] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+        self._open: set[int] = set()
+
+    def pack(self, value: Any, entry: str = "") -> Any:
+        """Returns what JSON can hold of a value.
+
+        Raises:
+            UnpackableError: a checkpoint cannot hold the value.
+        """
+        kind = type(value)
+        if value is None or kind in (bool, str, float) or (kind is int and abs(value) < _LARGEST_JSON_INTEGER):
+            return {"value": value}
+        if isinstance(value, Tensor):
+            return self._tensor(value, entry)
+        if id(value) in self._open:
+            raise UnpackableError(f"{entry or '/'}: a checkpoint cannot hold a {kind.__name__} that contains itself")
+        self._open.add(id(value))
+        try:
+            return self._container(value, entry) or self._scalar(value, entry)
+        finally:
+            self._open.discard(id(value))
+
+    def _container(self, value: Any, entry: str) -> dict[str, Any] | None:
+        kind = type(value)
+        if kind in (dict, OrderedDict, Counter, defaultdict):
+            node: dict[str, Any] = {"items": [self._item(key, item, entry) for key, item in value.items()]}
+            if kind is defaultdict:
+                node["default"] = self._factory(value, entry)
+            elif kind is not dict:
+                node["class"] = kind.__name__
+            return node
+        if kind is deque:
+            return {"deque": self._members(value, entry), "maxlen": value.maxlen}
+        for name, sequence in _SEQUENCES.items():
+            if kind is sequence:
+                return {name: self._members(value, entry)}
+        return None
+
+    def _item(self, key: Any, item: Any, entry: str) -> list[Any]:
+        below = f"{entry}/{key if type(key) in (str, int) else repr(key)}"
+        is_plain = key is None or type(key) in (bool, str) or (type(key) is int and abs(key) < _LARGEST_JSON_INTEGER)
+        return [key if is_plain else self.pack(key, below), self.pack(item, below)]
+
+    def _members(self, values: Any, entry: str) -> list[Any]:
+        return [self.pack(value, f"{entry}/{number}") for number, value in enumerate(values)]
+
+    def _factory(self, value: defaultdict[Any, Any], entry: str) -> str | None:
+        factory: Any = value.default_factory
+        if factory is None:
+            return None
+        name = getattr(factory, "__name__", repr(factory))
+        if _FACTORIES.get(name) is not factory:
+            known = ", ".join(_FACTORIES)
+            raise UnpackableError(f"{entry}: a checkpoint cannot hold a defaultdict of {name}; it can of {known}")
+        return name
+
+    def _scalar(self, value: Any, entry: str) -> dict[str, Any]:
+        kind = type(value)
+        if isinstance(value, Ring):
+            return self._ring(value, entry)
+        if kind is int:
+            return {"int": hex(value)}
+        if kind is complex:
+            return {"complex": [value.real, value.imag]}
+        if kind in (bytes, bytearray):
+            return {kind.__name__: value.hex()}
+        if kind is range:
+            return {"range": [value.start, value.stop, value.step]}
+        if isinstance(value, PurePath) and kind in (type(Path()), type(PurePath())):
+            return {"path": str(value)}
+        if kind is torch.dtype:
+            return {"dtype": _dtype_name(value)}
+        if kind is torch.device:
+            return {"device": str(value)}
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self._array(value, entry)
+        raise UnpackableError(f"{entry or '/'}: a checkpoint cannot hold {_described(value)}")
+
+    def _array(self, value: Any, entry: str) -> dict[str, Any]:
+        if value.dtype.hasobject or value.dtype.fields is not None:
+            raise UnpackableError(f"{entry}: a checkpoint cannot hold an array of type {value.dtype}")
+        node = {"shape": list(value.shape), "dtype": value.dtype.str}
+        if isinstance(value, np.generic):
+            return {"scalar": value.tobytes().hex(), **node}
+        content = np.frombuffer(bytearray(value.tobytes()), np.uint8)
+        return {"array": self._named(torch.from_numpy(content), entry), **node}
+
+    def _ring(self, value: Ring, entry: str) -> dict[str, Any]:
+        if value.written:
+            row = value.read(value.first, value.first + 1)
+            if row.dtype not in _NATIVE:
+                raise UnpackableError(f"{entry}: a checkpoint cannot hold a ring of type {_dtype_name(row.dtype)}")
+        name = str(len(self.rings))
+        self.rings[name] = value
+        return {"ring": {"name": name, "capacity": value.capacity, "written": value.written}}
+
+    def _tensor(self, value: Tensor, entry: str) -> dict[str, Any]:
+        reason = _unreadable(value)
+        if reason:
+            raise UnpackableError(f"{entry}: a checkpoint cannot hold {reason}")
+        plain = value.detach()
+        if type(plain) is not Tensor:
+            plain = plain.as_subclass(Tensor)
+        if plain.layout is torch.strided:
+            return self._strided(plain, entry)
+        parts = {name: self.pack(part, f"{entry}/{name}") for name, part in sparse_parts(plain).items()}
+        layout = str(plain.layout).removeprefix("torch.")
+        node: dict[str, Any] = {"sparse": layout, "size": list(plain.shape), "parts": parts}
+        if plain.layout is torch.sparse_coo:
+            node["coalesced"] = plain.is_coalesced()
+        return node
+
+    def _strided(self, tensor: Tensor, entry: str) -> dict[str, Any]:
+        # The stride of a copy: of a tensor that fills its memory in another order than that of its dimensions, its own.
+        stride = None if tensor.is_contiguous() else list(torch.empty_like(tensor, device="meta").stride())
+        node: dict[str, Any] = {"tensor": self._named(tensor, entry), "stride": stride}
+        if tensor.dtype not in _NATIVE:
+            node |= {"dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+        return node
+
+    def _named(self, tensor: Tensor, entry: str) -> str:
+        """Returns the name of a tensor in a file; the same memory has the same name, and is one tensor when read."""
+        place = (
+            tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(),
+            tensor.is_neg(),
+        )  # fmt: skip
+        if tensor.numel() and place in self._names:
+            return self._names[place]
+        # Counted, because keys may hold any character, and a file's names only Unicode.
+        text = entry.encode("ascii", "backslashreplace").decode()
+        name = f"{len(self.tensors)}{text}"[:LONGEST_NAME]
+        self.tensors[name] = tensor
+        self._names[place] = name
+        return name
+
+
+def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
+    """Takes a state apart.
+
+    Returns:
+        What JSON can hold, in which dictionaries are lists of pairs; and by the names that it refers to, the tensors
+        of the state, not copies, and its rings.
+
+    Raises:
+        UnpackableError: a checkpoint cannot hold some value.
+    """
+    packer = Packer()
+    try:
+        rest = packer.pack(state)
+    except RecursionError:
+        raise UnpackableError("/: a checkpoint cannot hold a state that is nested so deeply") from None
+    return rest, packer.tensors, packer.rings
+
+
+def unpack(node: Any, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor] | None = None) -> Any:
+    """Puts together what ``pack`` took apart.
+
+    Args:
+        node: What ``pack`` returned, after JSON.
+        tensors: The contents of the files, as ``stored`` made them.
+        ring: Makes a ring from its description.
+        live: Tensors that are used as they are instead of a copy from a file, by name.
+    """
+    return _Unpacker(tensors, ring, live or {}).value(node)
+
+
+class _Unpacker:
+    def __init__(self, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor]) -> None:
+        self._tensors, self._ring, self._live = tensors, ring, live
+        self._made: dict[str, Tensor] = {}
+
+    def value(self, node: Any) -> Any:
+        kind, content = next(iter(node.items()))
+        if kind == "value":
+            return content
+        if kind == "tensor":
+            return self._tensor(content, node)
+        if kind == "items":
+            return self._mapping(content, node)
+        if kind in _SEQUENCES:
+            return _SEQUENCES[kind]([self.value(item) for item in content])
+        if kind == "deque":
+            return deque([self.value(item) for item in content], node["maxlen"])
+        if kind == "ring":
+            return self._ring(**content)
+        if kind == "sparse":
+            return self._sparse(content, node)
+        if kind in ("array", "scalar"):
+            return self._array(kind, content, node)
+        return _SCALARS[kind](content)
+
+    def _mapping(self, pairs: list[Any], node: Mapping[str, Any]) -> dict[Any, Any]:
+        keyed = [(self.value(key) if isinstance(key, dict) else key, self.value(item)) for key, item in pairs]
+        if "default" in node:
+            return defaultdict(None if node["default"] is None else _FACTORIES[node["default"]], keyed)
+        if node.get("class") == "OrderedDict":
+            return OrderedDict(keyed)
+        return Counter(dict(keyed)) if node.get("class") == "Counter" else dict(keyed)
+
+    def _tensor(self, name: str, node: Mapping[str, Any]) -> Tensor:
+        if name in self._live:
+            return self._live[name].detach()
+        if name not in self._made:
+            tensor = self._tensors[name]
+            if "dtype" in node:
+                # Copied first: in a file, the bytes need not begin where such a number may.
+                tensor = tensor.clone().view(_dtype(node["dtype"])).view(node["shape"])
+            # A copy where torch allocates, in the layout that it had: tensors of a safetensors file begin anywhere in
+            # it, and matrix products round differently with other alignment or strides, so a state that is used where
+            # it was read would not continue bit for bit.
+            stride = node["stride"] or tensor.stride()
+            self._made[name] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+        return self._made[name]
+
+    def _sparse(self, layout: str, node: Mapping[str, Any]) -> Tensor:
+        parts = [self.value(part) for part in node["parts"].values()]
+        if layout == "sparse_coo":
+            indices, values = parts
+            return torch.sparse_coo_tensor(
+                indices, values, node["size"], is_coalesced=node["coalesced"], check_invariants=True
+            )
+        compressed, plain, values = parts
+        return torch.sparse_compressed_tensor(
+            compressed, plain, values, node["size"], layout=getattr(torch, layout), check_invariants=True
+        )
+
+    def _array(self, kind: str, content: str, node: Mapping[str, Any]) -> Any:
+        dtype, shape = np.dtype(node["dtype"]), tuple(node["shape"])
+        if kind == "scalar":
+            return np.frombuffer(bytes.fromhex(content), dtype).reshape(shape)[()]
+        return np.frombuffer(bytearray(self._tensors[content].numpy().tobytes()), dtype).reshape(shape)
+
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda text: int(text, 16),
+    "complex": lambda parts: complex(*parts),
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "range": lambda bounds: range(*bounds),
+    "path": Path,
+    "dtype": lambda name: _dtype(name),
+    "device": torch.device,
+}
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Returns a copy of a strided tensor in host memory as a file holds it: bytes, if safetensors lacks its type."""
+    copy = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+    return copy if copy.dtype in _NATIVE else copy.reshape(-1).view(torch.uint8)
+
+
+def sparse_parts(tensor: Tensor) -> dict[str, Tensor]:
+    """Returns the strided tensors that a sparse one is made of."""
+    if tensor.layout is torch.sparse_coo:
+        # Not coalesced: that would change what the training adds to.
+        return {"indices": tensor._indices(), "values": tensor._values()}
+    names = (*_COMPRESSED[tensor.layout], "values")
+    return {name: getattr(tensor, name)() for name in names}
+
+
+def _unreadable(tensor: Tensor) -> str:
+    """Returns why a tensor cannot be written, or an empty text."""
+    kind = type(tensor)
+    if torch.nn.parameter.is_lazy(tensor):
+        return _described(tensor)
+    if hasattr(kind, "__tensor_flatten__") or tensor.is_nested:
+        return f"a tensor of type {kind.__name__}; keep the plain tensors that it is made of"
+    if tensor.is_meta:
+        return "a tensor on the meta device, which has no values"
+    if tensor.is_quantized:
+        return "a quantized tensor; keep its int_repr(), scale and zero point"
+    if tensor.layout is not torch.strided and tensor.layout not in (torch.sparse_coo, *_COMPRESSED):
+        return f"a tensor of layout {tensor.layout}"
+    return ""
+
+
+def _described(value: Any) -> str:
+    names = [base.__name__ for base in type(value).__mro__]
+    hint = next((hint for name, hint in _HINTS.items() if name in names), "")
+    if not hint and isinstance(value, dict):
+        hint = "keep dict(...) of it"
+    elif not hint and isinstance(value, tuple):
+        hint = "keep tuple(...) of it"
+    return f"a {type(value).__name__}" + (f"; {hint}" if hint else "")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"'{name}' is not a type of tensors")
+    return dtype

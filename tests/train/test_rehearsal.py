@@ -1,0 +1,137 @@
+"""A training stops before its first update if its state would not come back from a checkpoint."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from toy_runs import TOYS, Notes, toy_pipeline, trained, written
+
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
+from runner.system.errors import RunnerError
+from runner.train import checkpoint, rehearsal
+from runner.train.assemble import assemble
+from runner.train.loop import Loop
+from runner.train.signals import Stop
+from runner.train.state_difference import differences
+
+ODD = Path(__file__).parent.parent / "odd_states.py"
+SETS = ("train.updates=4", "train.checkpoint_every=2", "train.batch_size=8")
+
+
+def odd_pipeline(folder, **model):
+    written(folder)
+    settings = ", ".join(f"{name}: {value}" for name, value in model.items())
+    sets = [*SETS, f"model={{kind: odd_state, {settings}}}"]
+    plugins = [TOYS, ODD]
+    return assemble(load(folder / "toy.yaml", sets, Registry(plugins)), plugins)
+
+
+def resumed(folder, pipeline):
+    """The loop of a pipeline that has loaded the newest checkpoint of a folder."""
+    notes = Notes()
+    loop = Loop(pipeline, folder, notes, notes, Stop())
+    loop.load_state_dict(checkpoint.load_newest(folder / "checkpoints"))
+    return loop
+
+
+BUFFERS = ["sparse", "complex128", "expanded", "expanded_inside", "conjugate", "float8", "scalar", "growing", "none"]
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+def test_a_buffer_of_any_kind_is_resumed_with_its_layout(buffer, tmp_path):
+    loop, _ = trained(tmp_path, odd_pipeline(tmp_path, buffer=buffer))
+    before = loop.pipeline.learner.module.odd
+    after = resumed(tmp_path / "run", odd_pipeline(tmp_path, buffer=buffer)).pipeline.learner.module.odd
+    assert not list(differences(before, after))
+    assert before.layout is not torch.strided or before.stride() == after.stride()
+    if buffer in ("growing", "none"):
+        assert after.shape == (4, 2)
+
+
+@pytest.mark.parametrize("memory", ["numbers", "tuples"])
+def test_what_a_learner_remembers_is_resumed(memory, tmp_path):
+    trained(tmp_path, odd_pipeline(tmp_path, memory=memory))
+    learner = resumed(tmp_path / "run", odd_pipeline(tmp_path, memory=memory)).pipeline.learner
+    assert learner.memory == {("words", 1) if memory == "tuples" else "words": 7}  # three are held-out batches
+    learner.memory["new"] += 1
+
+
+REFUSED = {
+    "a function": ({"memory": "functions"}, r"learner/memory/f: a checkpoint cannot hold a builtin_function", 0),
+    "a memory that becomes another type": ({"memory": "changed"}, r"memory: defaultdict has become dict after load", 0),
+    "an object of the first update": ({"memory": "late"}, r"learner/memory/late: a checkpoint cannot hold a object", 1),
+    "a memory that is not loaded": ({"memory": "lost"}, r"learner/memory/words: is lost after load_state_dict", 1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_state_that_does_not_come_back_stops_the_training_by_name(name, tmp_path):
+    model, message, updates = REFUSED[name]
+    pipeline = odd_pipeline(tmp_path, **model)
+    with pytest.raises(RunnerError, match=message) as error:
+        trained(tmp_path, pipeline)
+    assert "\n" not in str(error.value)
+    assert pipeline.progress.updates == updates
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+def broken(method):
+    def load_state_dict(*_):
+        method()
+
+    return load_state_dict
+
+
+def test_a_source_and_a_stage_that_cannot_load_their_state_are_refused_before_the_first_update(tmp_path):
+    def fail():
+        raise ValueError("no\nroom")
+
+    for part in ("source", "stage"):
+        pipeline = toy_pipeline(tmp_path, *SETS, "optimization.gradient_accumulation={micro_batch: 4}")
+        target = pipeline.source if part == "source" else next(iter(pipeline.stages.values()))
+        target.load_state_dict = broken(fail)
+        with pytest.raises(RunnerError, match=r"load_state_dict fails .*: no room$"):
+            trained(tmp_path, pipeline)
+        assert pipeline.progress.updates == 0
+
+
+def test_a_large_model_is_rehearsed_with_a_part_of_its_tensors(tmp_path, monkeypatch):
+    monkeypatch.setattr(rehearsal, "COMPLETE_BYTES", 100)
+    monkeypatch.setattr(rehearsal, "EXCERPT_BYTES", 64)
+    sizes = []
+    write = rehearsal.write_rehearsal
+
+    def measured(folder, rest, tensors):
+        sizes.append(max(tensor.nbytes for tensor in tensors.values()))
+        return write(folder, rest, tensors)
+
+    monkeypatch.setattr(rehearsal, "write_rehearsal", measured)
+    loop, _ = trained(tmp_path, toy_pipeline(tmp_path, *SETS))
+    assert len(sizes) == 2
+    assert max(sizes) <= 100
+    assert loop.complete
+
+
+def test_the_rehearsal_leaves_no_trace_on_the_disk_or_in_the_model(tmp_path, monkeypatch):
+    sets = ("train.updates=6", "train.checkpoint_every=3", "train.ema=0.9", "data.augmented=true")
+    sets += ("optimizer={kind: adamw, weight_decay: 0.1}", "lr_scheduler.kind=cosine")
+    first, _ = trained(tmp_path / "with", toy_pipeline(tmp_path, *sets))
+    monkeypatch.setattr("runner.train.loop.rehearse", lambda *arguments: None)
+    second, _ = trained(tmp_path / "without", toy_pipeline(tmp_path, *sets))
+    before, after = (each.pipeline.state_dict() for each in (first, second))
+    assert not list(differences(before, after))
+    names = [path.name for path in (tmp_path / "with" / "run" / "checkpoints").iterdir()]
+    assert sorted(names) == ["step-000000000003", "step-000000000006"]
+
+
+def test_the_best_evaluation_is_kept_without_checkpoints_on_the_way(tmp_path):
+    pipeline = toy_pipeline(tmp_path, "train.updates=6", "train.evaluate_every=1")
+    losses = iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0])
+    pipeline.source.evaluate = lambda learner: {"loss": next(losses)}
+    trained(tmp_path, pipeline)
+    paths = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")
+    best = checkpoint.best(paths)
+    assert best is not None
+    assert checkpoint.read_manifest(best)["score"] == -1.0
+    assert checkpoint.load(best)["step"] == 2
