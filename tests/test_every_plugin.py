@@ -10,7 +10,8 @@ from running import BESIDE, TRAINED, tiny, train_here, with_requirements
 
 from runner.api import Close, Exact, Learner, Source, Stage, StageConfig, Statistical
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError
+from runner.recipe.document import RecipeError, render
+from runner.recipe.loader import load
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble, resolve_device, setting_of
 from runner.train.step import Step
@@ -154,10 +155,13 @@ def test_a_learner_offers_the_slots_that_it_declares(kind):
 
 
 @pytest.mark.parametrize("name", PLAINEST.values())
-def test_every_setting_of_a_plugin_is_read(name):
-    """Nothing that can be written in a recipe is ignored, whether or not somebody wrote it."""
-    pipeline = assemble(tiny(name))
+def test_every_setting_of_a_plugin_is_read(name, tmp_path):
+    """Nothing that can be written in a recipe is ignored, and the recipe that ``show`` prints is accepted."""
+    printed = tmp_path / "printed.yaml"
+    printed.write_text("\n".join(render(tiny(name).printable())))
+    pipeline = assemble(load(printed, (), REGISTRY))
     trained(pipeline)
+    pipeline.refuse_unread()
     unread = [path for section, config in pipeline._recorded.items() for path in config.unread(f"{section}.")]
     assert unread == (["data.workers"] if getattr(pipeline.recipe.data, "in_memory", False) else [])
 

@@ -127,9 +127,9 @@ def show(
     loaded, _ = load_recipe("show", recipe, settings(sets, bare), plugin)
     if as_json:
         origins = {path: str(place) for path, place in loaded.origins.items()}
-        print_json({"recipe": loaded.values(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))
+        print_json({"recipe": loaded.printable(), "digest": loaded.digest} | ({"origins": origins} if origin else {}))
     else:
-        for line in render(loaded.values(), loaded.origins if origin else None):
+        for line in render(loaded.printable(), loaded.origins if origin else None):
             value, _, place = line.rpartition(" # ")
             fits = len(line) <= get_terminal_size().columns or not sys.stdout.isatty()
             echo(line if fits or not value else f"{value.rstrip()}\n    # {place}")

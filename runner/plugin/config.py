@@ -37,7 +37,9 @@ class Config(BaseModel):
     @model_serializer(mode="wrap")
     def _dumped(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tuple(self)  # which reads all
-        return dict(dump(self))
+        # A computed field is no setting: a recipe that contained it would not be read back.
+        computed = type(self).model_computed_fields
+        return {name: value for name, value in dump(self).items() if name not in computed}
 
     def model_copy(self, **settings: Any) -> Self:
         """As pydantic's."""
@@ -64,3 +66,20 @@ class Config(BaseModel):
             elif name not in self._read:
                 paths.append(prefix + name)
         return paths
+
+    def is_default(self, path: str) -> bool:
+        """Whether the value at a dotted path is what a recipe without it would have."""
+        config, keys = self, path.split(".")
+        baseline: Any = None
+        for depth, key in enumerate(keys, start=1):
+            # A section has the defaults that its owner chose for it, as long as both are of one class.
+            if type(baseline) is not type(config):
+                baseline = None
+            field = type(config).__pydantic_fields__[key]
+            default = field.get_default(call_default_factory=True, validated_data=config.__dict__)
+            if baseline is not None:
+                default = baseline.__dict__[key]
+            value = config.__dict__[key]
+            if depth < len(keys):
+                config, baseline = value, default
+        return bool(value == default)

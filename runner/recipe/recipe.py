@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,7 @@ from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.plugin.works import unmeasured
 from runner.recipe.document import DEFAULT, Place, Problem
-from runner.system.secrets import redact_values, register
+from runner.system.secrets import MASK, redact_values, register
 from runner.system.tree import leaves
 
 if TYPE_CHECKING:
@@ -170,6 +172,18 @@ class Recipe:
         if served := self.serve.model_dump(mode="json", exclude_defaults=True):  # which no training depends on
             values["serve"] = served
         return dict(redact_values(values)) if masked else values
+
+    def printable(self) -> dict[str, Any]:
+        """The values as commands print them for other commands to read.
+
+        A masked secret that is a default is left out, because a plugin finds it again (in the environment).
+        """
+        values = self.values()
+        for path, value in flatten(self.values()):
+            if MASK in str(value) and self.origins.get(path) == DEFAULT:
+                *sections, key = path.split(".")
+                reduce(getitem, sections, values).pop(key)
+        return values
 
     @property
     def overrides(self) -> dict[str, Any]:

@@ -241,7 +241,7 @@ class _TrialRun:
         except RecipeError as error:
             self._tell(Ended(Cause.INVALID, str(error)))
             return
-        self._settings = recipe.values()
+        self._settings = recipe.printable()
         self._run_id = self._publisher.trial(self._trial.number, self._settings, {"overrides": self._overrides})
         name = folder_name(self._publisher.name_of(self._trial.number))
         self._trial.set_user_attr(kept.RECIPE, {**self._settings, "name": name})

@@ -268,14 +268,20 @@ class Assembly:
         return map_tensors(lambda tensor: tensor.to(self.device), batch)
 
     def refuse_unread(self) -> None:
-        """Raises a RecipeError if somebody wrote values that nobody has read by the first step: they do nothing."""
-        unread = [path for section, config in self._recorded.items() for path in config.unread(f"{section}.")]
+        """Raises a RecipeError if a recipe sets values that nothing has read by the first step: they have no effect."""
+        unread = [
+            f"{section}.{path}"
+            for section, config in self._recorded.items()
+            for path in config.unread()
+            # A recipe that a command has printed contains every default; those change nothing, read or not.
+            if not config.is_default(path)
+        ]
         places = {path: self.recipe.origins.get(path, DEFAULT) for path in unread}
-        # A lock has the defaults, too, and what somebody wrote there was read when it was made.
+        # What a lock contains was read when the lock was written.
         written = [path for path, place in places.items() if place != DEFAULT and not is_lock(Path(place.source))]
         if written:
-            said = "no plugin reads this value; remove it"
-            raise RecipeError([Problem(self.recipe.origins[path], path, said) for path in written])
+            message = "no plugin reads this value; remove it"
+            raise RecipeError([Problem(self.recipe.origins[path], path, message) for path in written])
 
     def state_dict(self) -> State:
         """Everything that training changes."""

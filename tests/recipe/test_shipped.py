@@ -1,6 +1,7 @@
 import pytest
 
 from runner.plugin.registry import Registry
+from runner.recipe.document import render
 from runner.recipe.loader import load, shipped
 from runner.train.assemble import assemble
 
@@ -10,6 +11,15 @@ def test_every_recipe_that_ships_is_valid_and_named_like_its_file(name):
     recipe = load(name, (), Registry())
     assert recipe.name == name
     assert recipe.path == shipped()[name]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_recipe_that_ships_is_the_same_when_it_is_printed_and_read_again(name, tmp_path):
+    recipe, printed = load(name, (), Registry()), tmp_path / "printed.yaml"
+    printed.write_text("\n".join(render(recipe.printable(), recipe.origins)), encoding="utf-8")
+    again = load(printed, (), Registry())
+    assert again.values() == recipe.values()
+    assert again.digest == recipe.digest
 
 
 OF_ONE_KIND = {recipe.data.model_dump_json(): name for name in shipped() for recipe in [load(name, (), Registry())]}

@@ -8,7 +8,7 @@ from running import RECIPES, tiny, train_here
 
 from runner.plugin.registry import Registry
 from runner.plugins.stages.amp import AmpConfig
-from runner.recipe.document import RecipeError
+from runner.recipe.document import RecipeError, render
 from runner.recipe.loader import load
 from runner.system.errors import DivergedError, UsageError
 from runner.tracking import Workspace
@@ -202,10 +202,13 @@ def test_the_speed_of_a_resumed_training_counts_what_it_has_done_itself():
     assert loop.metrics["train/critic_loss"] == pytest.approx(expected)
 
 
-def test_a_lock_with_defaults_that_nobody_reads_trains_the_same_again():
+def test_a_lock_and_a_printed_recipe_with_defaults_that_nothing_reads_train_the_same_again(tmp_path):
     first = train_here("digits_classifier", "train.epochs=1")
     registry = Registry()
     again = run(load(first.lock, (), registry), registry, Workspace(), Nowhere())
     assert learnt(again) == learnt(first)
+    printed = tmp_path / "printed.yaml"
+    printed.write_text("\n".join(render(load(first.lock, (), registry).printable())))
+    assert learnt(run(load(printed, (), registry), registry, Workspace(), Nowhere())) == learnt(first)
     with pytest.raises(RecipeError, match=r"data\.workers: no plugin reads this value"):
         run(load(first.lock, ["data.workers=1"], registry), registry, Workspace(), Nowhere())
