@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import mlflow
@@ -14,7 +16,12 @@ import pytest
 import torch
 
 import runner
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
+from runner.system import generators
+from runner.tracking import RunFolder
 from runner.train import checkpoint as reader
+from runner.train.evaluate import evaluate
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 GAN = Path(__file__).parents[1] / "docs" / "example_gan.py"
@@ -160,3 +167,22 @@ def test_the_page_runs_from_its_first_line_to_its_last(capsys):
     assert names["result"].run_id in run_id
     assert labels.startswith("tensor([")
     assert "did you mean 'epochs'?" in error
+
+
+def test_what_would_share_the_generators_of_a_training_in_another_thread_is_refused():
+    result = small()
+    with generators.exclusive("a training"):
+        with ThreadPoolExecutor(1) as other:
+            for begin in (small, partial(runner.load_model, result), partial(evaluated_again, result)):
+                with pytest.raises(runner.RunnerError, match=r"cannot begin while a training runs in this process: "):
+                    other.submit(begin).result()
+        with pytest.raises(runner.RunnerError, match="share its random generators; use a process for each"):
+            small()
+        learner = runner.load_model(result)  # a teacher that a learner builds, for example
+    assert small().metrics["eval/accuracy"] == result.metrics["eval/accuracy"]
+    assert not learner.modules()["model"].training
+
+
+def evaluated_again(result):
+    registry = Registry()
+    return evaluate(load(result.lock, (), registry), registry, RunFolder(Path(result.run_dir)))

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.system.errors import OUT_OF_MEMORY, PluginError, RunnerError
+from runner.system.errors import OUT_OF_MEMORY, PluginError, RunnerError, print_traceback
 from runner.system.secrets import register
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
         from runner.plugin.mistakes import mistake
 
         said = error if isinstance(error, RunnerError) else mistake(error)
+        print_traceback(error)
         error = error.__cause__ if isinstance(error, PluginError) and error.__cause__ else error
         # Torch has its own class for a GPU, none for the host's memory, and need not be imported to be told.
         no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

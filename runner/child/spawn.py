@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 
 from runner.child.protocol import attend
-from runner.system.errors import OUT_OF_MEMORY, ExitCode, RunnerError
+from runner.system.errors import OUT_OF_MEMORY, TRACEBACK, ExitCode, RunnerError
 from runner.system.processes import PYTHON, safe_environment
 from runner.system.secrets import registered
 
@@ -77,7 +77,9 @@ class ChildError(RunnerError):
     def __init__(self, cause: Cause, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
         self.cause = cause
-        self.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
+        # A child reaches no verdict, so these codes come from what a plugin has called.
+        is_verdict = code in (ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
+        self.exit_code = ExitCode(code) if code in set(ExitCode) and not is_verdict else ExitCode.FAILED
 
 
 class Child(AbstractContextManager["Child"]):
@@ -212,7 +214,7 @@ class Child(AbstractContextManager["Child"]):
     def _failure(self, code: int) -> ChildError:
         """What the exit code means of a child that has not done what it was asked; negative for a signal."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = "\n".join(lines[-_LAST_LINES:])
+        said = "\n".join(lines if os.environ.get(TRACEBACK) else lines[-_LAST_LINES:])
         if code == -signal.SIGKILL and _kernel_kills() > self._kernel_kills:
             return ChildError(Cause.OUT_OF_MEMORY, "the kernel killed it for want of host memory")
         if code < 0:

@@ -9,8 +9,8 @@ import typer
 
 from runner import __version__
 from runner.cli import evaluate, models, plugins, prove, recipes, runs, serve, study, workspace
-from runner.cli.common import clean_streams, report, say
-from runner.system.errors import ExitCode, RunnerError
+from runner.cli.common import Verb, clean_streams, report, say
+from runner.system.errors import TRACEBACK, ExitCode, RunnerError, print_traceback
 from runner.system.secrets import redact
 
 app = typer.Typer(
@@ -24,10 +24,12 @@ for verb in (
     prove.ablate, prove.profile, recipes.validate, recipes.show, recipes.recipes, plugins.plugins, recipes.schema,
     workspace.compare, workspace.ui, workspace.doctor,
 ):  # fmt: skip
-    app.command()(verb)
+    app.command(cls=Verb)(verb)
 app.add_typer(study.app, name="study")
 app.add_typer(plugins.data, name="data")
 app.add_typer(models.app, name="models")
+
+_OPTION = "--traceback"
 
 
 def _version(asked: bool) -> None:
@@ -40,6 +42,9 @@ def _version(asked: bool) -> None:
 def runner(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    complete: Annotated[
+        bool, typer.Option("--traceback", help="After an error, print the complete traceback; also after a verb.")
     ] = False,
 ) -> None:
     """Runs PyTorch training experiments that are declared in YAML, and proves their speed-ups.
@@ -65,29 +70,41 @@ def main() -> NoReturn:
     """The ``runner`` command; a failure becomes one message on stderr and its exit code, and no secret is printed."""
     clean_streams()
     os.environ["PYTHONSAFEPATH"] = "1"  # for what starts Python by itself, as data loaders do
+    words = sys.argv[1:]
+    if _OPTION in words:
+        words.remove(_OPTION)
+        os.environ[TRACEBACK] = "1"  # also for child processes
     try:
-        code = app(standalone_mode=False)
+        code = app(words, standalone_mode=False)
     except RunnerError as error:
+        print_traceback(error)
         report(error)
         code = error.exit_code
     except typer.Abort:
         say("Aborted.")
         code = ExitCode.FAILED
     except Exception as error:
-        # What has this method says that the command line is wrong.
-        code = _refuse(error) if hasattr(error, "format_message") else _fail(error)
+        # Only errors of the command line itself have this method and came through no plugin.
+        code = _refuse(error) if hasattr(error, "format_message") and not _is_of_plugin(error) else _fail(error)
     sys.exit(code)
 
 
-def _fail(error: Exception) -> int:
-    """Says what a plugin's code raised; of a mistake of the runner's own, the whole traceback."""
+def _is_of_plugin(error: Exception) -> bool:
     from runner.plugin.mistakes import mistake
 
-    said = mistake(error)
-    if said is None:
+    return mistake(error) is not None
+
+
+def _fail(error: Exception) -> int:
+    """Reports what a plugin's code raised; an error of the runner itself has its complete traceback."""
+    from runner.plugin.mistakes import mistake
+
+    message = mistake(error)
+    if message is None:
         traceback.print_exception(error)
     else:
-        report(said)
+        print_traceback(error)
+        report(message)
     return ExitCode.FAILED
 
 

@@ -2,14 +2,17 @@
 
 import io
 import json
+import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVarTuple
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVarTuple
 
 from typer import Argument, Option, echo
+from typer.core import TyperCommand
 
 from runner.cli import completion
 from runner.system.errors import RunnerError, UsageError
@@ -129,12 +132,17 @@ def output(
         return
     from rich.console import Console
 
-    show(*shown, Console())
+    show(*shown, Console(file=results.stream))
 
 
 def print_json(data: dict[str, Any]) -> None:
     """Prints one JSON object with its schema version on stdout, secrets masked."""
-    echo(json.dumps({"schema_version": SCHEMA_VERSION, **redact_values(data)}, indent=2, ensure_ascii=False))
+    emit(json.dumps({"schema_version": SCHEMA_VERSION, **redact_values(data)}, indent=2, ensure_ascii=False))
+
+
+def emit(text: object, nl: bool = True) -> None:
+    """Prints a part of a verb's result."""
+    echo(text, file=results.stream, nl=nl)
 
 
 def report(error: RunnerError) -> None:
@@ -156,9 +164,10 @@ def say(text: str) -> None:
 
 def tell(text: str, hang: int = 0, err: bool = False) -> None:
     """Prints text for a person: on a terminal as ``wrapped``, elsewhere as it is."""
-    if (sys.stderr if err else sys.stdout).isatty():
+    stream = sys.stderr if err else results.stream
+    if stream.isatty():
         text = "\n".join(wrapped(redact(text), shutil.get_terminal_size().columns, hang))
-    echo(text, err=err)
+    echo(text, file=stream)
 
 
 class CleanStream(io.TextIOWrapper):
@@ -182,3 +191,66 @@ def clean_streams() -> None:
     for name in ("stdout", "stderr"):
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             setattr(sys, name, CleanStream(stream))
+
+
+class Results:
+    """Where verbs print their results: stdout, which belongs to nothing else while a verb runs."""
+
+    def __init__(self) -> None:
+        self._reserved: TextIO | None = None
+
+    @property
+    def stream(self) -> TextIO:
+        """The stream of the results."""
+        return self._reserved or sys.stdout
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Sends to stderr what anything but the verb itself prints inside the ``with``.
+
+        That is what plugins and libraries print, in Python or in C, in this process or in its children. If stdout is a
+        file descriptor it remains so afterwards, because functions that run at exit print, too.
+        """
+        stdout = sys.stdout
+        self._reserved = _moved(stdout)
+        if self._reserved is stdout:
+            sys.stdout = sys.stderr
+        try:
+            yield
+        finally:
+            self._reserved.flush()
+            self._reserved = None
+            if sys.stdout is sys.stderr:
+                sys.stdout = stdout
+
+
+results = Results()
+"""The results of the verb that runs in this process."""
+
+
+def _moved(stream: TextIO) -> TextIO:
+    """The same file behind another descriptor, after which 1 is stderr; or the stream itself if 1 is not its own."""
+    try:
+        if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != 1:
+            return stream
+        stream.flush()
+        copy = os.fdopen(os.dup(1), "w", encoding=stream.encoding, errors=stream.errors)
+        os.dup2(2, 1)
+    except OSError:  # stdout or stderr is closed, or is no file
+        return stream
+    stream.reconfigure(line_buffering=True)  # as stderr
+    return CleanStream(copy)
+
+
+class Verb(TyperCommand):
+    """A verb: what it prints on stdout is its result, and a plugin's ``sys.exit`` is an error of the plugin."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the verb; a RunnerError reports what called ``sys.exit``."""
+        with results.reserved():
+            try:
+                return super().invoke(ctx)
+            except SystemExit as error:
+                from runner.plugin.mistakes import mistake
+
+                raise mistake(error) or RunnerError(f"sys.exit({error.code!r}) was called") from error

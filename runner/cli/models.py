@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, Typer
 
-from runner.cli.common import AsJson, Quiet, output, say, working
+from runner.cli.common import AsJson, Quiet, Verb, output, say, working
 from runner.cli.runs import Run
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def models() -> None:
     """
 
 
-@app.command()
+@app.command(cls=Verb)
 def register(run: Run = "latest", name: Name = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Give the model of a finished run a version, with the digest of its weights.
 
@@ -44,7 +44,7 @@ def register(run: Run = "latest", name: Name = None, quiet: Quiet = False, as_js
     output(as_json, version.data, _show, [version])
 
 
-@app.command("list")
+@app.command("list", cls=Verb)
 def list_versions(name: Only = None, as_json: AsJson = False) -> None:
     """List versions: number, aliases, run, what ``runner verify`` said, digest of the weights."""
     with working("models list", "asking MLflow"):
@@ -56,7 +56,7 @@ def list_versions(name: Only = None, as_json: AsJson = False) -> None:
     output(as_json, lambda: {"versions": [each.data() for each in found]}, _show, found)
 
 
-@app.command()
+@app.command(cls=Verb)
 def promote(name: Promoted, version: Number, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Make a version the champion of its model, if ``runner verify RECIPE --of NAME/VERSION`` has passed it.
 

@@ -3,16 +3,15 @@
 import inspect
 import json
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from typer import Argument, Typer, echo
+from typer import Argument, Typer
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Plugins, print_json, registry_of, say, tell
+from runner.cli.common import AsJson, Plugins, Verb, emit, print_json, registry_of, results, say, tell
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import suggestion
 
@@ -65,7 +64,7 @@ def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) 
         tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip(), hang=25 + width)
 
 
-@data.command("list")
+@data.command("list", cls=Verb)
 def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
     """List the files: what each is, which sources read it, and whether it is here."""
     from runner.plugin.files import find
@@ -83,13 +82,13 @@ def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
         tell(f"    {each['about']}")
 
 
-@data.command()
+@data.command(cls=Verb)
 def get(name: FileName, plugin: Plugins = None) -> None:
     """Download a file from its pinned address, and check its SHA-256; prints its path."""
-    echo(fetched(_named(name, registry_of(plugin))))
+    emit(fetched(_named(name, registry_of(plugin))))
 
 
-@data.command()
+@data.command(cls=Verb)
 def where(name: FileName, plugin: Plugins = None) -> None:
     """Print the path of a file that is here."""
     from runner.plugin.files import find, folders
@@ -97,7 +96,7 @@ def where(name: FileName, plugin: Plugins = None) -> None:
     path = find(name, None, [_named(name, registry_of(plugin))])
     if path is None:
         raise UsageError(f"no '{name}' in {', '.join(map(str, folders()))}; get it with: runner data get {name}")
-    echo(path)
+    emit(path)
 
 
 def fetched(file: "DataFile") -> str:
@@ -215,7 +214,7 @@ def _print(card: dict[str, Any]) -> None:
 
 def _flowing(text: str) -> str:
     """On a terminal, a docstring whose lines end where paragraphs and points do, and not where they were full."""
-    return re.sub(r"(?<=\S)\n(?!\s|- |[A-Z][a-z ]+: )", " ", text) if sys.stdout.isatty() else text
+    return re.sub(r"(?<=\S)\n(?!\s|- |[A-Z][a-z ]+: )", " ", text) if results.stream.isatty() else text
 
 
 def _worth(measured: dict[str, Any]) -> str:

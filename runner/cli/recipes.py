@@ -1,14 +1,13 @@
 """Verbs that read recipes: ``validate``, ``show``, ``recipes`` and ``schema``."""
 
 import json
-import sys
 from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Exit, Option, echo
+from typer import Argument, Exit, Option
 
 from runner.cli import completion
 from runner.cli.common import (
@@ -16,11 +15,13 @@ from runner.cli.common import (
     Bare,
     Plugins,
     Sets,
+    emit,
     load_recipe,
     output,
     print_json,
     registry_of,
     report,
+    results,
     run_folders,
     say,
     settings,
@@ -131,8 +132,8 @@ def show(
     else:
         for line in render(loaded.printable(), loaded.origins if origin else None):
             value, _, place = line.rpartition(" # ")
-            fits = len(line) <= get_terminal_size().columns or not sys.stdout.isatty()
-            echo(line if fits or not value else f"{value.rstrip()}\n    # {place}")
+            fits = len(line) <= get_terminal_size().columns or not results.stream.isatty()
+            emit(line if fits or not value else f"{value.rstrip()}\n    # {place}")
 
 
 def _run_of(reference: str) -> "RunFolder | None":
@@ -178,7 +179,7 @@ def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
                 file.write(found[bare].read_text(encoding="utf-8"))
         except FileExistsError:
             raise UsageError(f"{target} exists already, and is not overwritten") from None
-        echo(target)
+        emit(target)
         say("for completion in your editor: runner schema > recipe.schema.json")
         return
     listing = [{"name": name, "path": str(path), "summary": _first_comment(path)} for name, path in found.items()]
@@ -210,7 +211,7 @@ def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
         from runner.measure.experiment import AblationConfig
 
         document = experiment_schema(AblationConfig, "Ablation")
-    echo(json.dumps(document, indent=2, ensure_ascii=False))
+    emit(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def _first_comment(path: Path) -> str:

@@ -8,7 +8,20 @@ import typer
 from typer import Argument, Option
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Bare, Plugins, Quiet, Sets, output, registry_of, say, settings, working
+from runner.cli.common import (
+    AsJson,
+    Bare,
+    Plugins,
+    Quiet,
+    Sets,
+    Verb,
+    emit,
+    output,
+    registry_of,
+    say,
+    settings,
+    working,
+)
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
@@ -45,7 +58,7 @@ StudyName = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Verb)
 def plan(
     study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
     forecast: Forecast = True, quiet: Quiet = False, as_json: AsJson = False,
@@ -64,7 +77,7 @@ def plan(
     output(as_json, lambda: asdict(planned), show_plan, planned)
 
 
-@app.command()
+@app.command(cls=Verb)
 def run(
     study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
     fresh: Fresh = False, quiet: Quiet = False, as_json: AsJson = False,
@@ -98,7 +111,7 @@ def run(
     _end(*searched, here, as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def worker(
     study: StudyName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
     quiet: Quiet = False, as_json: AsJson = False,
@@ -126,7 +139,7 @@ def worker(
     _end(*searched, here, as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def show(study: StudyName, as_json: AsJson = False) -> None:
     """Show the best trials, what decided, what every stage was worth, failures by cause, and the budget."""
     with working("study show", "reading the study"):
@@ -141,7 +154,7 @@ def show(study: StudyName, as_json: AsJson = False) -> None:
     _show(summary, folder, as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def best(study: StudyName, trial: TrialNumber = None) -> None:
     """Print the recipe of the best trial, as YAML that runner run accepts.
 
@@ -158,7 +171,7 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
     if trial is None and not summary.best:
         raise RunnerError(f"study '{summary.name}' has no trial that counts yet; --trial names any")
     number = summary.best[0].number if trial is None else trial
-    typer.echo(recipe_text(summary, number), nl=False)
+    emit(recipe_text(summary, number), nl=False)
 
 
 def _bar(verb: str, quiet: bool) -> "TrialsBar":

@@ -1,10 +1,12 @@
 """Which plugins there are, by section and kind; nothing is imported until it is asked for."""
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,6 +16,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
+from runner.plugin.siblings import FOLDERS
 from runner.plugin.stage import Stage
 from runner.system.errors import UsageError
 from runner.system.files import sha256
@@ -28,6 +31,8 @@ PROVIDER_DIGITS = 12
 """Of the SHA-256 of a plugin file, which stand for its version."""
 FILES: set[Path] = set()
 """Plugin files that this process has imported."""
+MODULES: set[str] = set()
+"""Modules of plugin classes that were passed as objects, such as those of a notebook."""
 _FACES: dict[Section, type[Any]] = {
     "model": LearnerConfig, "data": SourceConfig, "optimization": StageConfig, "inference": StageConfig
 }  # fmt: skip
@@ -77,8 +82,8 @@ class Registry:
         where = f"{section}.{kind} of {self.provider(section, kind)}"
         try:
             face = self._plugins[section, kind][1]()
-        except Exception as error:
-            raise UsageError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{where} cannot be imported: {_import_failure(error)}") from error
         base = _FACES[section]
         if not (isinstance(face, type) and issubclass(face, (base, Stage))):
             raise UsageError(f"{where} is no {base.__name__}: {face!r}")
@@ -154,6 +159,15 @@ def _of_the_old_api(face: type[Any]) -> str | None:
     return None
 
 
+def _import_failure(error: BaseException) -> str:
+    """Why a module cannot be imported, with the line of a plugin file that raised the exception."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error.code!r})"
+    steps = [step for step in traceback.extract_tb(error.__traceback__) if Path(step.filename).resolve() in FILES]
+    place = f" ({shown_path(Path(steps[-1].filename))}:{steps[-1].lineno})" if steps else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
 def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     try:
         digest = sha256(path)[:PROVIDER_DIGITS]
@@ -161,22 +175,26 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
         raise UsageError(f"plugin {shown_path(path)} cannot be read: {error.strerror}") from None
     provider = Provider(shown_path(path), digest)
     name = f"runner_plugin_{path.stem}_{digest}"
+    if name in sys.modules and Path(str(sys.modules[name].__file__)).resolve() != path.resolve():
+        # The same text in two folders may import different modules beside it.
+        name += f"_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:PROVIDER_DIGITS]}"
     FILES.add(path.resolve())
     if name in sys.modules:
         return sys.modules[name], provider
     # Modules beside the file are found, too: last, so that a random.py there shadows nothing, and for good, because
     # implementation() imports what computes later.
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.append(folder)
+    folder = path.resolve().parent
+    FOLDERS.add(folder)
     importlib.invalidate_caches()  # a file may be newer than what was last seen of its folder
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"plugin {shown_path(path)} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes look their module up by name
+    FOLDERS.prepare(module, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UsageError(f"plugin {shown_path(path)} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UsageError(f"plugin {shown_path(path)} cannot be imported: {_import_failure(error)}") from error
     return module, provider

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import runner
+from runner.plugin.siblings import FOLDERS
 
 _PACKAGE, _DISTRIBUTION = "runner", "proven-runner"
 _ELSEWHERE = ("plugins", "recipes")  # folders of an installed package; in a checkout they lie beside it
@@ -48,9 +49,14 @@ def code_digests(faces: Iterable[type]) -> dict[str, str]:
         files = {each: path for each, path in _files(spec).items() if path not in seen}
         if spec is not None and spec.origin is not None:
             name = spec.name if spec.submodule_search_locations else Path(spec.origin).name
+            # Plugin files in two folders, and what they import, may have one name.
+            if files and files.keys() & sources.get(name, {}).keys():
+                name = f"{Path(spec.origin).parent.name}/{name}"
         sources.setdefault(name, {}).update(files)
         seen.update(files.values())
-        queue += [(each, spec) for path in files.values() for each in _imports(path) if (spec := _outside(each))]
+        for path in files.values():
+            imports = [(each, _outside(each, path)) for each in _imports(path)]
+            queue += [(each, found) for each, found in imports if found is not None]
     return {name: _digest(files) for name, files in sources.items()}
 
 
@@ -82,11 +88,14 @@ def _imports(path: Path) -> list[str]:
     return sorted(found | {f"{node.module}.{alias.name}" for node in absolute for alias in node.names})
 
 
-def _outside(name: str) -> ModuleSpec | None:
+def _outside(name: str, importer: Path) -> ModuleSpec | None:
     """As ``_outermost``; None for what ships with the runner or with Python, or a distribution has installed."""
-    if name.split(".")[0] in (_PACKAGE, *sys.stdlib_module_names):
+    top = name.partition(".")[0]
+    if top in (_PACKAGE, *sys.stdlib_module_names):
         return None
-    spec = _outermost(name)
+    folder = next((path for path in FOLDERS.paths() if importer.is_relative_to(path)), importer.parent)
+    private = FOLDERS.private_name(top, folder)
+    spec = _outermost(name) if private is None else find_spec(private)
     path = Path(spec.origin or "") if spec is not None else Path()
     return spec if path.suffix == ".py" and not _INSTALLED & set(path.parts) else None
 

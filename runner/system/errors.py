@@ -1,5 +1,7 @@
 """Errors that a user can meet, each with the exit code that a script can act on."""
 
+import os
+import traceback
 from enum import IntEnum
 
 
@@ -19,8 +21,16 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+TRACEBACK = "RUNNER_TRACEBACK"
+"""Environment variable; if it is set, errors are printed with their tracebacks."""
 OUT_OF_MEMORY = 77
 """Exit code of a child process in which an allocation failed; no verb ends with it."""
+
+
+def print_traceback(error: BaseException) -> None:
+    """Prints the complete traceback on stderr if the user wants it."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
 
 
 class RunnerError(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,9 +13,41 @@ import numpy as np
 import torch
 
 from runner.system import settings
+from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
     from runner.plugin.source import State
+
+
+_owner: tuple[int, int] | None = None
+"""Process and thread of the training or evaluation that uses the generators; a forked process has its own."""
+_OWNING = threading.Lock()
+
+
+@contextmanager
+def exclusive(what: str, nested: bool = False) -> Iterator[None]:
+    """Reserves the generators and settings of the process for a training, an evaluation or the loading of a model.
+
+    Args:
+        what: What needs them, for the message.
+        nested: Whether it may be a part of what this thread does already, such as a model that a learner loads.
+
+    Raises:
+        UsageError: something else uses them. Both would draw from one sequence, so that neither would get the numbers
+            that its seed stands for.
+    """
+    global _owner
+    thread = os.getpid(), threading.get_ident()
+    with _OWNING:
+        outer = _owner if _owner is not None and _owner[0] == os.getpid() else None
+        if outer is not None and not (nested and outer == thread):
+            why = "they would share its random generators; use a process for each"
+            raise UsageError(f"{what} cannot begin while a training runs in this process: {why}")
+        _owner = thread
+    try:
+        yield
+    finally:
+        _owner = outer
 
 
 def seed(value: int) -> None:

@@ -75,15 +75,16 @@ def evaluate(
     if picture is not None:
         _refuse(recipe.data, picture)
     path, state = load_chosen(folder, which)
-    generators.seed(recipe.seed)
-    pipeline = assemble(recipe, registry.files, resumed=state["pipeline"])
-    pipeline.load_learnt(state["pipeline"])
-    metrics = evaluated(pipeline)
-    if picture is not None:
-        try:
-            pipeline.source.render(pipeline.learner, picture)
-        except OSError as error:
-            raise UsageError(f"{picture} cannot be written: {error.strerror or error}") from error
+    with generators.exclusive(f"the evaluation of {folder.name}"):
+        generators.seed(recipe.seed)
+        pipeline = assemble(recipe, registry.files, resumed=state["pipeline"])
+        pipeline.load_learnt(state["pipeline"])
+        metrics = evaluated(pipeline)
+        if picture is not None:
+            try:
+                pipeline.source.render(pipeline.learner, picture)
+            except OSError as error:
+                raise UsageError(f"{picture} cannot be written: {error.strerror or error}") from error
     logged = {name[5:]: value for name, value in state["metrics"].items() if name.startswith("eval/")}
     measured = state["complete"] or read_manifest(path)["score"] is not None
     return Evaluation(

@@ -14,7 +14,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from runner.plugin.mistakes import mistake, told
+from runner.plugin.mistakes import described, mistake, told
 from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
@@ -128,6 +128,7 @@ def run(
     """
     started, state = time.perf_counter(), None
     with ExitStack() as stack:
+        stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
         if folder is not None:
@@ -238,12 +239,9 @@ def _concluded(
     except KeyboardInterrupt:
         status = "KILLED"
         raise
-    except SystemExit as error:
-        reason = f"something in the training called sys.exit({error.code})"
-        raise RunnerError(reason) from error
     except BaseException as error:
         found = None if isinstance(error, RunnerError) else mistake(error)
-        said = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
+        said = str(error) if isinstance(error, RunnerError) else described(error)
         reason = redact(said) if found is None else str(found).partition("\n")[0]
         if not isinstance(error, RunnerError):
             log.keep("".join(traceback.format_exception(error)))
@@ -251,8 +249,10 @@ def _concluded(
             remedy = again if (tracker.run_dir / LOCK_NAME).exists() else "start it anew"
             raise RunnerError(f"{reason}; when the disk takes files again: {remedy}") from error
         if found is not None:
-            whole = shown_path(tracker.run_dir / run_log.NAME)
-            raise PluginError(f"{found}\n    the whole traceback is in {whole}") from error
+            log_path = shown_path(tracker.run_dir / run_log.NAME)
+            raise PluginError(f"{found}\n    the complete traceback is in {log_path}") from error
+        if isinstance(error, SystemExit):
+            raise RunnerError(reason) from error
         raise
     finally:
         ended = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}{reason and f': {reason}'}"

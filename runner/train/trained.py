@@ -9,6 +9,7 @@ from pathlib import Path
 from runner.plugin.registry import Registry
 from runner.plugin.source import State
 from runner.recipe.recipe import Recipe
+from runner.system import generators
 from runner.system.errors import UsageError
 from runner.system.places import LOCK_NAME
 from runner.tracking.locked import load_locked
@@ -50,8 +51,9 @@ class Trained:
         Raises:
             CheckpointError: the weights do not fit the recipe.
         """
-        pipeline = assemble(replace(self.recipe, stages={}), self.registry.files, resumed=self.state)
-        pipeline.load_learnt(self.state)
+        with generators.exclusive(f"loading {self.name}", nested=True):
+            pipeline = assemble(replace(self.recipe, stages={}), self.registry.files, resumed=self.state)
+            pipeline.load_learnt(self.state)
         learner = pipeline.learner
         evaluation = learner.evaluating()
         evaluation.__enter__()

@@ -1,6 +1,7 @@
 """Plugins in files of their own: what stands beside them, what they import, and the commands that name them."""
 
 import itertools
+import json
 import random
 import shutil
 import signal
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from children import start
-from running import forked, result_of
+from running import forked, result_of, runner
 
+from runner.child.spawn import Cause, ChildError
+from runner.plugin.mistakes import told
 from runner.plugin.registry import Registry
 from runner.recipe.provenance import code_digests
+from runner.system.errors import PluginError, UsageError
 
 UNIQUE = itertools.count()
 FACE = """
@@ -159,3 +163,89 @@ def said_by(*command):
     child = forked(*command)
     assert child.returncode == 2
     return " ".join(line for line in child.stderr.splitlines() if not line.startswith(f"runner {command[0]}: 0 s"))
+
+
+HELPED = "from helper import NUMBER, package_number"
+LATER = "import helper; from parts.deep import NUMBER; assert (helper.NUMBER, NUMBER) == ({0}, {0})"
+
+
+def folder_with_helpers(folder, number):
+    """A folder with a module and a package that import each other, of the same names in every folder."""
+    (folder / "parts").mkdir(parents=True)
+    (folder / "helper.py").write_text(f"from parts.deep import NUMBER as package_number\nNUMBER = {number}\n")
+    (folder / "parts" / "__init__.py").write_text("import lonely_helper\n")
+    (folder / "parts" / "deep.py").write_text(f"from . import lonely_helper\nNUMBER = {number}\n")
+    (folder / "lonely_helper.py").write_text("")
+    (folder / "random.py").write_text("raise AssertionError('the wrong one')")
+    return folder
+
+
+def test_every_plugin_file_imports_what_is_beside_it_also_where_names_are_equal(tmp_path):
+    """At import, later, by a helper of a helper, in a package; and the digests are those of the right files."""
+    before = set(sys.modules)
+    faces = {}
+    for number in (1, 2, 3):
+        folder = folder_with_helpers(tmp_path / f"folder_{number}", number)
+        faces[number] = face_of(plugin(folder, f"import random; {HELPED}", LATER.format(number)))
+    for number, face in faces.items():
+        module = sys.modules[face.__module__]
+        assert (module.NUMBER, module.package_number, module.random) == (number, number, random)
+        with pytest.raises(AssertionError, match="never assembled"):
+            face().implementation()
+    digests = {number: code_digests([face]) for number, face in faces.items()}
+    assert all("helper.py" in found for found in digests.values())
+    assert len({found["helper.py"] for found in digests.values()}) == 3
+    for name in set(sys.modules) - before:
+        if not name.startswith("runner"):
+            del sys.modules[name]
+
+
+def test_equal_plugin_files_in_two_folders_have_modules_of_their_own(tmp_path):
+    numbers = []
+    for number in (4, 5):
+        folder = folder_with_helpers(tmp_path / f"twin_{number}", number)
+        (folder / "twin.py").write_text(FACE.format(imports=HELPED, later="pass"))
+        numbers.append(sys.modules[face_of(folder / "twin.py").__module__].NUMBER)
+    assert numbers == [4, 5]
+    for name in ("helper", "parts", "parts.deep", "lonely_helper"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("code", ["0", "3", "'gone'"])
+def test_a_plugin_file_that_exits_is_no_verdict(tmp_path, code):
+    path = plugin(tmp_path, f"import sys\nsys.exit({code})")
+    with pytest.raises(UsageError, match=rf"cannot be imported: it calls sys.exit\({code}\)"):
+        Registry([path])
+    face = face_of(plugin(tmp_path, later=f"import sys; sys.exit({code})"))
+    with pytest.raises(PluginError, match=rf"Slower\.implementation in .*: sys.exit\({code}\) was called"), told():
+        face().implementation()
+
+
+LOUD = """
+import atexit, ctypes, os, subprocess, sys
+print("printed by a plugin")
+atexit.register(print, "printed at exit")
+sys.stdout.buffer.write(b"printed as bytes\\n")
+os.write(1, b"printed to the descriptor\\n")
+libc = ctypes.CDLL(None)
+libc.puts(b"printed by C")
+libc.fflush(None)
+subprocess.run(["echo", "printed by a child"])
+"""
+
+
+def test_what_a_plugin_prints_is_not_among_the_results(tmp_path):
+    path = plugin(tmp_path, LOUD)
+    child = runner("plugins", "--plugin", str(path), "--json")  # a copied process runs nothing at exit
+    assert child.returncode == 0
+    assert json.loads(child.stdout)["schema_version"] == 1
+    words = ("printed by a plugin", "at exit", "as bytes", "to the descriptor", "by C", "by a child")
+    assert [word for word in words if word not in child.stderr] == []
+
+
+def test_an_exit_code_of_a_plugin_looks_like_no_verdict_of_the_gate(tmp_path):
+    child = forked("plugins", "slower", "--plugin", str(plugin(tmp_path, "import sys\nsys.exit(3)")), "--json")
+    assert (child.returncode, child.stdout) == (2, "")
+    assert "Traceback" not in child.stderr
+    for code in (3, 4):
+        assert ChildError(Cause.CRASHED, "", code).exit_code == 1

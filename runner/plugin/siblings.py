@@ -1,0 +1,138 @@
+"""Imports of what is beside a plugin file, where files in two folders have modules of one name."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_PREFIX = "runner_folder_"
+"""Of the packages in which the modules of later folders are."""
+
+
+class Folders:
+    """The folders of plugin files: modules of the first are imported as usual, those of a later one may be private.
+
+    A module is private if a folder before has one of the same name. Every plugin file imports the one beside it, at
+    import and later, and what is in none of the folders is imported as usual.
+    """
+
+    def __init__(self) -> None:
+        self._folders: list[Path] = []
+
+    def paths(self) -> tuple[Path, ...]:
+        """The folders, in the order in which they were added."""
+        return tuple(self._folders)
+
+    def add(self, folder: Path) -> None:
+        """Makes the modules of a folder importable, after everything that is importable already."""
+        if folder not in self._folders:
+            self._folders.append(folder)
+            if not any(isinstance(finder, _PrivateFinder) for finder in sys.meta_path):
+                sys.meta_path.insert(0, _PrivateFinder())
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+    def prepare(self, module: ModuleType, folder: Path) -> None:
+        """Lets a module that is about to be executed import what is beside it in a folder."""
+        if self._folders and folder != self._folders[0]:
+            importer = _Importer(self, folder)
+            vars(module)["__builtins__"] = {**vars(builtins), "__import__": importer}
+
+    def private_name(self, name: str, folder: Path) -> str | None:
+        """The name in ``sys.modules`` of a top-level module beside a plugin file, or None if it is not private."""
+        if folder not in self._folders or not _contains(folder, name):
+            return None
+        earlier = self._folders[: self._folders.index(folder)]
+        folders = {str(path) for path in self._folders}
+        elsewhere = [entry for entry in sys.path if entry not in folders]
+        is_taken = any(_contains(path, name) for path in earlier)
+        # A random.py beside a plugin file shadows nothing.
+        if not is_taken or name in sys.builtin_module_names or PathFinder.find_spec(name, elsewhere) is not None:
+            return None
+        return f"{_package(folder).__name__}.{name}"
+
+
+FOLDERS = Folders()
+"""Those of this process."""
+
+
+class _Importer:
+    """The ``__import__`` of modules in a folder that is not the first."""
+
+    def __init__(self, folders: Folders, folder: Path) -> None:
+        self._folders = folders
+        self._folder = folder
+
+    def __call__(
+        self, name: str, globals: Mapping[str, Any] | None = None, locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (), level: int = 0,
+    ) -> ModuleType:  # fmt: skip
+        """Imports as the statement does."""
+        top, _, rest = name.partition(".")
+        private = None if level else self._folders.private_name(top, self._folder)
+        if private is None:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        dotted = f"{private}.{rest}" if rest else private
+        if fromlist:
+            return builtins.__import__(dotted, globals, locals, fromlist)
+        importlib.import_module(dotted)
+        return sys.modules[private]
+
+
+class _PrivateFinder(MetaPathFinder):
+    """Finds modules of the private packages, and lets them import what is beside them, too."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The specification of a private module."""
+        if not fullname.startswith(_PREFIX) or path is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        package = sys.modules[fullname.partition(".")[0]]
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PrivateLoader(spec.loader, Path(package.__path__[0]))
+        return spec
+
+
+class _PrivateLoader(Loader):
+    """Executes a module that can import what is in the folder of its package."""
+
+    def __init__(self, loader: Loader, folder: Path) -> None:
+        self._loader = loader
+        self._folder = folder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Creates the module as usual."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Executes the module."""
+        FOLDERS.prepare(module, self._folder)
+        self._loader.exec_module(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # get_source and the like, for tracebacks
+
+
+def _package(folder: Path) -> ModuleType:
+    """The package in which the private modules of a folder are."""
+    name = _PREFIX + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+    return sys.modules[name]
+
+
+def _contains(folder: Path, name: str) -> bool:
+    """Whether a folder has a module or a package of a name."""
+    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
