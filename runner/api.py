@@ -38,13 +38,15 @@ from runner.system.tree import map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
     from runner.plugin.dataset import DatasetSource, TensorRows
-    from runner.plugin.learner import GradientLearner, Learner, Role
+    from runner.plugin.learner import GradientLearner, Learner
     from runner.plugin.loss import Loss
+    from runner.plugin.role import Role
 
 _HEAVY = {
     **dict.fromkeys(("DatasetSource", "TensorRows"), "runner.plugin.dataset"),
-    **dict.fromkeys(("GradientLearner", "Learner", "Role"), "runner.plugin.learner"),
+    **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
     "Loss": "runner.plugin.loss",
+    "Role": "runner.plugin.role",
 }
 """Where the names are that need torch."""
 

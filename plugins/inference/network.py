@@ -41,7 +41,7 @@ def settled(pipeline: Pipeline, kind: str) -> GradientLearner:
         raise UsageError(f"{kind}: learner '{learner.config.kind}' is not one network, but {len(learner.roles)}")
     with learner.evaluating():
         weights = {name: tensor.clone() for name, tensor in learner.module.state_dict().items()}
-    learner.average = None
+    learner.averages = None
     learner.module.load_state_dict(weights)
     return learner
 

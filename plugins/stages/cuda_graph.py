@@ -121,7 +121,7 @@ class CudaGraph(Stage):
         import torch
 
         self.batch, self.noise = (map_tensors(lambda tensor: tensor.clone(), tree) for tree in (batch, noise))
-        before = {path: tensor.clone() for path, tensor in _tensors(self.learner.state_dict())}
+        before = {path: tensor.clone() for path, tensor in _tensors(self.learner.complete_state())}
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -129,7 +129,7 @@ class CudaGraph(Stage):
                 step(self.batch, self.noise, progress)
         torch.cuda.current_stream().wait_stream(stream)
         with torch.no_grad():
-            for path, tensor in _tensors(self.learner.state_dict()):
+            for path, tensor in _tensors(self.learner.complete_state()):
                 if path in before:
                     tensor.copy_(before[path])
                 else:

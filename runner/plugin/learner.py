@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.plugin.averages import AVERAGES, WeightAverages, saved_averages
 from runner.plugin.contract import Mean
 from runner.plugin.loss import Loss, check_loss
 from runner.plugin.module_state import load_module
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress
+from runner.plugin.role import Role
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import method_named, suggestion
 from runner.system.tree import map_tensors, tensors
@@ -30,44 +31,8 @@ if TYPE_CHECKING:
     from runner.plugin.source import Batch, State
 
 
-class Role:
-    """A module of a learner and its optimizer: the recipe's ``optimizer``, for all roles or for this one."""
-
-    optimizer: Optimizer
-    """There when all stages are attached."""
-
-    def __init__(self, name: str, module: nn.Module, context: Context, every: int = 1) -> None:
-        self.module, self.slots, self.settings = module, context.slots, context.optimizers[name]
-        self.every = every
-        """How many updates pass between two of its steps; what watches gradients waits as long."""
-        self.max_grad_norm = self.settings.max_grad_norm  # asking settings takes microseconds
-
-    def parameters(self) -> list[Tensor]:
-        """What is trained."""
-        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-
-    def zero_grad(self) -> None:
-        """Forgets the gradients."""
-        self.slots.zero_grad(self.optimizer)
-
-    def step(self) -> None:
-        """Clips the gradients if the recipe says so, and steps the optimizer."""
-        if self.max_grad_norm is not None:
-            self.slots.unscale(self.optimizer)
-            self.slots.clip(self.parameters(), self.max_grad_norm)
-        self.slots.optimizer_step(self.optimizer)
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Lets gradients through to inputs inside the ``with``, but computes none for the parameters."""
-        parameters = self.parameters()
-        for parameter in parameters:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in parameters:
-                parameter.requires_grad_(True)
+FROZEN = "frozen_parameters"
+"""Key of the names of frozen parameters in a learner's state."""
 
 
 class Learner(ABC):
@@ -81,6 +46,9 @@ class Learner(ABC):
     """The slots whose outputs the guards look through, in order, when a number stops being finite."""
     compilable: ClassVar[tuple[str, ...]] = ()
     """The slots that ``torch.compile`` can take: functions of tensors, without a host sync or other effects."""
+    averages: WeightAverages | None = None
+    """Averages of the parameters in ``modules``, if the recipe sets ``train.ema``."""
+    _evaluating = False
     sensitive: ClassVar[tuple[str, ...]] = ()
     """Modules that need their digits when the others are rounded, as patterns of their names: ``head``, ``*.time``."""
 
@@ -153,14 +121,23 @@ class Learner(ABC):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Entered around evaluation: modules are in evaluation mode inside, and afterwards each as it was before."""
+        """Entered around evaluation: modules are in evaluation mode, with averaged parameters if ``train.ema`` is set.
+
+        Afterwards each part has its own mode and parameters again.
+        """
+        if self._evaluating:  # predict inside an evaluation
+            yield
+            return
         modules = [*self.modules().values()]
         before = [(part, part.training) for module in modules for part in module.modules()]
         for module in modules:
             module.eval()
+        self._evaluating = True
         try:
-            yield
+            with nullcontext() if self.averages is None else self.averages.applied():
+                yield
         finally:
+            self._evaluating = False
             for part, training in before:
                 part.training = training
 
@@ -196,8 +173,30 @@ class Learner(ABC):
     def configure_optimizers(self) -> None:
         """Makes the optimizers; called once, after all stages are attached."""
         for role in self.roles.values():
-            settings, groups = role.settings, role.settings.groups(role.module)
-            role.optimizer = self.slots.make_optimizer(settings.optimizer(), groups, **settings.settings)
+            settings = role.settings
+            make = partial(self.slots.make_optimizer, settings.optimizer(), **settings.settings)
+            try:
+                role.optimizer = make(settings.groups(role.module))
+            except UsageError:
+                if all(parameter.requires_grad for parameter in role.module.parameters()):
+                    raise
+                # Muon refuses vectors, also those that are frozen.
+                role.optimizer = make(settings.groups(role.module, frozen=False))
+
+    def start_averages(self) -> None:
+        """Starts the averages of ``train.ema``; called once, when the parameters are where they stay."""
+        if self.context.ema is None:
+            return
+        self.averages = WeightAverages(self.modules(), self.context.ema)
+        if not self.averages.values:
+            raise UsageError(f"train.ema: {type(self).__name__}.modules() has no parameter that can be averaged")
+
+    def averaged_update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
+        """Calls ``update``, then moves the averages."""
+        output = self.update(batch, noise, progress)
+        if self.averages is not None:
+            self.averages.update()
+        return output
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
         """Trainable parameters by name, the same names with every stage."""
@@ -233,6 +232,29 @@ class Learner(ABC):
         """Of a state, by the names of ``modules``: the parameters and buffers that another training may begin with."""
         found: Mapping[str, Mapping[str, Tensor]] = state["modules"]
         return found
+
+    def complete_state(self) -> State:
+        """Returns ``state_dict`` and what every learner has beside it: averages, and which parameters are frozen."""
+        frozen: dict[str, list[str]] = {}
+        for name, module in self.modules().items():
+            frozen[name] = [own for own, parameter in module.named_parameters() if not parameter.requires_grad]
+        state = {**self.state_dict(), FROZEN: frozen}
+        if self.averages is None:
+            return state
+        if self._evaluating:
+            raise RuntimeError("a learner has no state during an evaluation, which swaps its parameters")
+        return {**state, AVERAGES: self.averages.state_dict()}
+
+    def load_complete_state(self, state: State) -> None:
+        """Restores what ``complete_state`` returned, in place."""
+        self.load_state_dict({name: part for name, part in state.items() if name not in (FROZEN, AVERAGES)})
+        modules = self.modules()
+        for name, frozen in state.get(FROZEN, {}).items():
+            for own, parameter in modules[name].named_parameters():
+                if parameter.requires_grad == (own in frozen):
+                    parameter.requires_grad_(own not in frozen)
+        if self.averages is not None:
+            self.averages.load_state_dict(saved_averages(state) or {})
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned, in place."""
@@ -285,8 +307,7 @@ class GradientLearner(Learner):
         self.model = self.role("model", self.module)
         parameters = [*self.module.parameters()]
         self._parameter = next((each for each in parameters if each.is_floating_point()), parameters[0])
-        self.average = None if context.ema is None else copy.deepcopy(self.module).requires_grad_(False)
-        self._evaluating, self._has_loss = False, False
+        self._has_loss = False
 
     @abstractmethod
     def build(self, config: Any, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
@@ -299,15 +320,10 @@ class GradientLearner(Learner):
     # --- the update ---------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
-        """One gradient and one step of the optimizer; averages then move a share 1 - decay towards the parameters."""
+        """One gradient and one step of the optimizer."""
         self.model.zero_grad()
         loss: Loss = self.slots.forward_backward(batch, noise, progress)
         self.model.step()
-        if self.average is not None and self.context.ema is not None:
-            with torch.no_grad():
-                torch._foreach_lerp_([*self.average.parameters()], [*self.module.parameters()], 1 - self.context.ema)
-                for buffer, source in zip(self.average.buffers(), self.module.buffers(), strict=True):
-                    buffer.copy_(source)
         return loss.means()
 
     def forward_backward(
@@ -352,48 +368,11 @@ class GradientLearner(Learner):
         loss: Loss = self.slots.loss(batch, self.held_out_noise(batch), self.context.progress)
         return loss.means()
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """The module in evaluation mode, with the averaged parameters if there are any."""
-        if self._evaluating:  # predict inside an evaluation
-            yield
-            return
-        self._evaluating = True
-        self._swap()
-        try:
-            with super().evaluating():
-                yield
-        finally:
-            self._swap()
-            self._evaluating = False
-
     def blocks(self) -> Sequence[nn.Module]:
         """The members of the module's ``blocks``, if it has a list of that name."""
         found = getattr(self.module, "blocks", ())
         return list(found) if isinstance(found, nn.ModuleList | nn.Sequential) else ()
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """The module, and its average if there is one."""
-        return {"model": self.module} | ({} if self.average is None else {"average": self.average})
-
-    def weights(self, state: State) -> Mapping[str, Mapping[str, Tensor]]:
-        """Those that were evaluated, the averages if there are any: module and average begin with the same."""
-        found = super().weights(state)
-        return dict.fromkeys(self.modules(), found.get("average", found["model"]))
-
-    def state_dict(self) -> State:
-        """Parameters, buffers, averages and the optimizer."""
-        if self._evaluating:
-            raise RuntimeError("the state was asked for during an evaluation")
-        return super().state_dict()
-
-    @torch.no_grad()
-    def _swap(self) -> None:
-        """Exchanges what is in the parameters and in their averages, in place, so that captured addresses stay."""
-        if self.average is None:
-            return
-        own = itertools.chain(self.module.parameters(), self.module.buffers())
-        for one, other in zip(own, itertools.chain(self.average.parameters(), self.average.buffers()), strict=True):
-            kept = one.clone()
-            one.copy_(other)
-            other.copy_(kept)
+        """The module."""
+        return {"model": self.module}

@@ -75,11 +75,21 @@ class OptimizerSettings(Config):
         found: type[Optimizer] = getattr(torch.optim, kinds()[self.kind][0])
         return found
 
-    def groups(self, module: nn.Module) -> list[dict[str, Any]]:
-        """Parameter groups of a module: what weight decay leaves alone apart from the rest."""
+    def groups(self, module: nn.Module, *, frozen: bool = True) -> list[dict[str, Any]]:
+        """Returns the parameter groups of a module; weight decay leaves one of them alone.
+
+        Args:
+            module: The module.
+            frozen: Whether frozen parameters are in the groups, so that they are trained as soon as
+                ``requires_grad_(True)`` unfreezes them. Without a gradient, an optimizer passes them over.
+        """
         from torch import nn
 
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        parameters = []
+        for parameter in module.parameters():
+            can_be_unfrozen = parameter.is_floating_point() or parameter.is_complex()
+            if parameter.requires_grad or (frozen and can_be_unfrozen):
+                parameters.append(parameter)
         if not getattr(self, "weight_decay", 0) or not self.spare:
             return [{"params": parameters}]
         spared = set()

@@ -133,9 +133,8 @@ class Assembly:
         self.start = None if first is None else self._start_from(first)
         self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
         self.context.progress = self.progress
-        self.slots.define(
-            draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=self.learner.update
-        )
+        update = self.learner.update if train.ema is None else self.learner.averaged_update
+        self.slots.define(draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=update)
         watch = Watch(self.slots, outside | recipe.model.answering)
         for kind, stage in self.stages.items():
             self._speaking = self.reports[kind]
@@ -144,6 +143,11 @@ class Assembly:
         self.undeclared = watch.undeclared
         with watch.watching():
             self.learner.configure_optimizers()
+        self.learner.start_averages()
+        self.base_rates = [
+            [float(group["lr"]) for group in optimizer.param_groups] for _, optimizer in self.learner.optimizers()
+        ]
+        """Learning rate of every parameter group before any schedule, by optimizer."""
         self._refuse_unmade()
         self.watch = watch if any(watch.held.values()) else None
         """There until the first updates are over."""
@@ -286,7 +290,7 @@ class Assembly:
     def state_dict(self) -> State:
         """Everything that training changes."""
         return {
-            "learner": self.learner.state_dict(),
+            "learner": self.learner.complete_state(),
             "source": self.source.state_dict(),
             "progress": self.progress.state_dict(),
             "stages": {kind: stage.state_dict() for kind, stage in self.stages.items()},
@@ -302,7 +306,7 @@ class Assembly:
             where = f"on device '{state['device']}', and this is '{self.device.type}'"
             raise CheckpointError(f"the checkpoint was written {where}; resume where there is one")
         with _fitting():
-            self.learner.load_state_dict(state["learner"])
+            self.learner.load_complete_state(state["learner"])
             self.source.load_state_dict(state["source"])
             self.progress.load_state_dict(state["progress"])
             for kind, stage in self.stages.items():
@@ -320,7 +324,7 @@ class Assembly:
         with _fitting():
             self.progress.load_state_dict(state["progress"])
             # A model that was kept without what it takes to go on learning has no optimizers.
-            self.learner.load_state_dict(self.learner.state_dict() | state["learner"])
+            self.learner.load_complete_state(self.learner.state_dict() | state["learner"])
             for kind in self.stages.keys() & state["stages"].keys():  # others had nothing to do on that device
                 self.stages[kind].load_state_dict(state["stages"][kind])
 

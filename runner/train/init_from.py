@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from runner.plugin.averages import saved_averages
 from runner.plugin.learner import Learner
+from runner.plugin.source import State
 from runner.system.errors import UsageError
 from runner.system.files import sha256
 from runner.tracking.workspace import folder_of
@@ -63,7 +65,7 @@ def start_from(learner: Learner, run: str) -> Start:
     folder = folder_of(run)
     path, state = load_chosen(folder, "best")
     try:
-        found = learner.weights(state["pipeline"]["learner"])
+        found = _evaluated_weights(learner, state["pipeline"]["learner"])
     except (KeyError, TypeError, AttributeError):  # a learner of another sort has kept it
         found = {}
     theirs, own = _flat(found), _flat({name: module.state_dict() for name, module in learner.modules().items()})
@@ -81,6 +83,15 @@ def start_from(learner: Learner, run: str) -> Start:
         reshaped=sorted((own.keys() & theirs.keys()) - fitting),
         unused=sorted(theirs.keys() - own.keys()),
     )  # fmt: skip
+
+
+def _evaluated_weights(learner: Learner, state: State) -> Mapping[str, Mapping[str, Tensor]]:
+    """The weights that the run evaluated: averages where it has them."""
+    averages = saved_averages(state) or {}
+    evaluated: dict[str, dict[str, Tensor]] = {}
+    for name, weights in learner.weights(state).items():
+        evaluated[name] = {key: averages.get(f"{name}.{key}", value) for key, value in weights.items()}
+    return evaluated
 
 
 def _flat(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -203,7 +203,7 @@ class Loop:
         if not self.means.finite or (not self.means.on_host and updates % LOOK_EVERY == 0):
             self.check()
         if not self.gradients.done:
-            self.gradients.check(updates, self.pipeline.learner.idle(self.progress))
+            self.gradients.check(self.progress, self.pipeline.learner.idle(self.progress))
         self.activities.seconds["update"] += seconds
         if updates == 1:
             self._publish({"perf/first_update_seconds": seconds})
@@ -264,6 +264,7 @@ class Loop:
     def report(self) -> None:
         """Logs the means of the losses, what happened while drawing, and the speed since the last report."""
         self.check()
+        self.gradients.watch_unfrozen()
         elapsed, seconds = self.activities.read()
         metrics = {f"train/{name}": mean for name, mean in self.means.take().items()}
         metrics |= {f"train/{name}": value for name, value in self.pipeline.source.statistics().items()}

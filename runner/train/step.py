@@ -12,6 +12,8 @@ from runner.plugin.lr_scheduler import ConstantConfig
 from runner.system.errors import RunnerError
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from runner.plugin.source import Batch
     from runner.train.assemble import Assembly
 
@@ -40,6 +42,8 @@ class Step:
         self._generator = torch.cuda.default_generators[pipeline.device.index or 0] if cuda else torch.default_generator
         schedule = pipeline.recipe.lr_scheduler
         self._schedule = None if schedule == ConstantConfig() else schedule
+        self._optimizers: list[Optimizer] = []
+        self._rates: list[tuple[dict[str, Any], float]] = []
         self.reset()
 
     def __call__(self, drawn: Drawn | None = None) -> dict[str, Any] | None:
@@ -96,19 +100,22 @@ class Step:
         self._generator.manual_seed((self._seed + update * _MIX) % 2**63)
 
     def reset(self) -> None:
-        """Looks for the learning rates anew, after another state was loaded."""
-        self._rates = [
-            (group, self.pipeline.context.optimizers[role].lr)
-            for role, optimizer in self.learner.optimizers()
-            for group in optimizer.param_groups
-        ]
+        """Looks for the parameter groups again, after another state was loaded."""
+        self._optimizers = [optimizer for _, optimizer in self.learner.optimizers()]
+        self._rates = []
+        for optimizer, rates in zip(self._optimizers, self.pipeline.base_rates, strict=True):
+            # A group that was added during the training begins with the rate that it was added with.
+            rates += [float(group["lr"]) for group in optimizer.param_groups[len(rates) :]]
+            self._rates += zip(optimizer.param_groups, rates, strict=True)
 
     def _set_rates(self, factor: float) -> None:
-        for group, lr in self._rates:
+        if sum(len(optimizer.param_groups) for optimizer in self._optimizers) != len(self._rates):
+            self.reset()
+        for group, base_rate in self._rates:
             if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr * factor)
+                group["lr"].fill_(base_rate * factor)
             else:
-                group["lr"] = lr * factor
+                group["lr"] = base_rate * factor
 
     def _checked(self, output: Any) -> dict[str, Any]:
         if isinstance(output, dict):

@@ -215,7 +215,7 @@ class Gate:
             for _ in range(self.options.updates):
                 step(step.next())
             batches = [self._batches[0].batch, self._batches[1].batch]
-            return questions(step.pipeline, batches, clones(step.learner.state_dict()))
+            return questions(step.pipeline, batches, clones(step.learner.complete_state()))
 
     @cached_property
     def _evaluations(self) -> list[Update]:

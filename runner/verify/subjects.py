@@ -121,7 +121,7 @@ def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Gene
         for number in range(updates):
             if step.progress.position >= step.progress.whole:
                 return
-            state = {"learner": clones(step.learner.state_dict())} if number % apart == 0 else None
+            state = {"learner": clones(step.learner.complete_state())} if number % apart == 0 else None
             update = _recorded(step)
             yield Update(update._replace(inputs=None) if (number + 1) % _ASKED_EVERY else update, state, number)
 
@@ -207,11 +207,11 @@ class LearnerState:
     """A learner's state; loading it makes the stages begin anew with what they have of their own, as a resumed run."""
 
     def __init__(self, step: Step) -> None:
-        self.step, self.state_dict = step, step.learner.state_dict
+        self.step, self.state_dict = step, step.learner.complete_state
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
-        self.step.learner.load_state_dict(state)
+        self.step.learner.load_complete_state(state)
         self.step.reset()
         for stage in self.step.pipeline.stages.values():
             stage.load_state_dict(stage.state_dict())

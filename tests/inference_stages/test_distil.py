@@ -25,7 +25,7 @@ def test_it_learns_to_answer_like_the_teacher(name):
     (pipeline, first), (_, last) = student(name, 1), student(name, 60)
     assert last < 0.8 * first
     assert len(pipeline.learner.blocks()) == 1
-    assert pipeline.learner.average is None
+    assert pipeline.learner.averages is None
     assert not pipeline.learner.module.training
     (asked,) = inputs(pipeline, 4)
     assert pipeline.learner.predict(asked).isfinite().all()

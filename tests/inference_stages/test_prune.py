@@ -60,10 +60,10 @@ def test_what_matters_least_goes(importance):
 
 def test_averages_are_what_is_pruned():
     pipeline = learnt("grasp_diffusion")
-    assert pipeline.learner.average is not None
+    assert pipeline.learner.averages is not None
     averages = {name: each.clone() for name, each in pipeline.learner.module.state_dict().items()}
     attached(pipeline, PruneConfig(heads=0, ff=0.5))
-    assert pipeline.learner.average is None
+    assert pipeline.learner.averages is None
     kept = pipeline.learner.module.state_dict()
     same = [name for name in kept if kept[name].shape == averages[name].shape]
     assert len(same) < len(kept)

@@ -42,8 +42,9 @@ def settings(kind="sgd", **own):
 def learner(ema=None, dropout=0.0, seed=0, **optimizer):
     context = Context(CPU, Slots(), seed, 8, {"model": settings(**{"lr": 0.1, **optimizer})}, ema)
     made = Net(Config(dropout=dropout), {"x": (3,)}, context)
-    context.slots.define(update=made.update)
+    context.slots.define(update=made.averaged_update)
     made.configure_optimizers()
+    made.start_averages()
     return made
 
 
@@ -83,16 +84,17 @@ def test_gradients_are_clipped_where_the_recipe_says_so():
 def test_averages_follow_parameters_and_buffers_and_are_what_is_evaluated():
     made = learner(ema=0.5)
     first = parameters(made)
-    made.update(batch(), {}, PROGRESS)
+    made.averaged_update(batch(), {}, PROGRESS)
     expected = [(old + new) / 2 for old, new in zip(first, parameters(made), strict=True)]
-    assert all(torch.allclose(a, b) for a, b in zip(expected, made.average.parameters(), strict=True))
-    assert torch.equal(made.average[1].running_mean, made.module[1].running_mean)
-    expected = [parameter.clone() for parameter in made.average.parameters()]
+    assert all(torch.allclose(a, b) for a, b in zip(expected, made.averages.values.values(), strict=True))
+    running_mean = made.module[1].running_mean.clone()
+    expected = [average.clone() for average in made.averages.values.values()]
     trained = parameters(made)
     with made.evaluating():
         assert all(torch.equal(a, b) for a, b in zip(expected, parameters(made), strict=True))
         with made.evaluating():  # predict inside an evaluation
             assert all(torch.equal(a, b) for a, b in zip(expected, parameters(made), strict=True))
+            assert torch.equal(made.module[1].running_mean, running_mean)  # what is no parameter is not averaged
     assert all(torch.equal(a, b) for a, b in zip(trained, parameters(made), strict=True))
 
 
@@ -146,12 +148,12 @@ def test_metrics_are_the_loss_and_what_else_it_logs():
 def test_state_moves_to_another_learner():
     one, other = learner(ema=0.9, kind="adamw"), learner(ema=0.9, kind="adamw", seed=1)
     for number in range(3):
-        one.update(batch(number), {}, PROGRESS)
-    other.load_state_dict(one.state_dict())
+        one.averaged_update(batch(number), {}, PROGRESS)
+    other.load_complete_state(one.complete_state())
     for made in (one, other):
-        made.update(batch(9), {}, PROGRESS)
+        made.averaged_update(batch(9), {}, PROGRESS)
     assert all(torch.equal(a, b) for a, b in zip(parameters(one), parameters(other), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(one.average.parameters(), other.average.parameters(), strict=True))
+    assert all(torch.equal(one.averages.values[name], other.averages.values[name]) for name in one.averages.values)
 
 
 def test_forwards_come_in_the_parameters_type_whatever_the_precision_inside():

@@ -9,6 +9,7 @@ from running import forked, tiny
 from toy_runs import Notes, toy_pipeline, trained, written
 
 from runner.api import Mean, Objective, RunnerError
+from runner.plugin.averages import AVERAGES
 from runner.plugins.marl.uav.config import UavConfig
 from runner.recipe.document import RecipeError
 from runner.system.errors import DivergedError
@@ -126,9 +127,9 @@ def test_the_rehearsal_leaves_no_trace_in_what_is_learnt(tmp_path):
     rehearsing, other = (toy_pipeline(tmp_path, *sets) for _ in range(2))
     other.source.rehearse = lambda learner, batch: None
     states = [trained(tmp_path / str(number), each)[0] for number, each in enumerate((rehearsing, other))]
-    one, two = (state.pipeline.learner.state_dict()["modules"] for state in states)
-    for module in ("model", "average"):
-        assert all(torch.equal(value, two[module][name]) for name, value in one[module].items())
+    one, two = (state.pipeline.learner.complete_state() for state in states)
+    for left, right in ((one["modules"]["model"], two["modules"]["model"]), (one[AVERAGES], two[AVERAGES])):
+        assert all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 def test_a_part_that_is_frozen_needs_no_gradient(tmp_path):

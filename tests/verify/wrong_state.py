@@ -1,7 +1,6 @@
 """Stages that keep a part of the state elsewhere, under another name, or lose it."""
 
 import copy
-from dataclasses import replace
 
 import torch
 from wrong_base import Wrong, stage
@@ -14,13 +13,12 @@ class AverageEveryTenth(Wrong):
     """Moves the averaged parameters in every tenth update only, ten times as far."""
 
     def take_hold(self):
-        self.often = self.learner.context
+        self.often = self.learner.context.ema
         self.wrap("update", self.update)
 
     def update(self, step, *args):
         self.updates += 1
-        decay = self.often.ema**10 if self.updates % 10 == 0 else 1.0
-        self.learner.context = replace(self.often, ema=decay)
+        self.learner.averages.decay = self.often**10 if self.updates % 10 == 0 else 1.0
         return step(*args)
 
 
@@ -29,8 +27,9 @@ class RenamedAverage(Wrong):
     """Never moves the averaged parameters, and calls them otherwise."""
 
     def take_hold(self):
-        average, self.learner.average = self.learner.average, None
-        self.learner.modules = lambda: {"model": self.learner.module, "shadow": average}
+        self.wrap_method(self.learner, "start_averages", lambda step: None)
+        shadow = {name: parameter.detach().clone() for name, parameter in self.learner.module.named_parameters()}
+        self.wrap_method(self.learner, "complete_state", lambda step: {**step(), "shadow": shadow})
 
 
 @stage("second_targets", Close(), hole=8)

@@ -1,0 +1,63 @@
+"""A group of parameters with an optimizer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from runner.plugin.context import Context
+
+
+class Role:
+    """A module of a learner and its optimizer: the recipe's ``optimizer``, for all roles or for this one."""
+
+    optimizer: Optimizer
+    """There when all stages are attached."""
+
+    def __init__(self, name: str, module: nn.Module, context: Context, every: int = 1) -> None:
+        self.module, self.slots, self.settings = module, context.slots, context.optimizers[name]
+        self.every = every
+        """How many updates pass between two of its steps; what watches gradients waits as long."""
+        self.max_grad_norm = self.settings.max_grad_norm  # asking settings takes microseconds
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters that need a gradient now."""
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        self.slots.zero_grad(self.optimizer)
+
+    def step(self) -> None:
+        """Clips the gradients if the recipe says so, and steps the optimizer."""
+        if self.max_grad_norm is not None:
+            self.slots.unscale(self.optimizer)
+            self.slots.clip(self._stepped_parameters(), self.max_grad_norm)
+        self.slots.optimizer_step(self.optimizer)
+
+    def _stepped_parameters(self) -> list[Tensor]:
+        """The parameters that the optimizer steps.
+
+        The gradient of another one must not count in the norm, because nothing clears it. An optimizer that steps
+        copies of the parameters has none of them, and all gradients count.
+        """
+        parameters = self.parameters()
+        stepped = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        return [parameter for parameter in parameters if id(parameter) in stepped] or parameters
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Lets gradients through to inputs inside the ``with``, but computes none for the parameters."""
+        parameters = self.parameters()
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
