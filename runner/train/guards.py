@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,7 +25,12 @@ from runner.system.names import method_named, shown_path
 from runner.system.tree import leaves
 
 FIRST_UPDATES = 20
-"""By then, every trainable parameter that is stepped in each update must have received a gradient."""
+"""Turns without a gradient after which a parameter is reported."""
+WITHOUT_EPOCHS = 0.1
+"""Share of a training without epochs in which a parameter may wait for its first gradient."""
+HALF = 0.5
+"""Share of any training in which a parameter may wait for its first gradient."""
+_log = logging.getLogger(__name__)
 _RETURNED = "slot '{slot}' returned a tensor '{name}' that is not finite"
 _NOWHERE = "a loss was not finite in an earlier update, and nothing in the last one shows from where"
 
@@ -98,55 +104,150 @@ class FiniteGuard:
 
 
 class GradientGuard:
-    """Sees to it that no part of the model stays untrained in silence."""
+    """Reports parameters that stay untrained, and stops the training if they do so for too long.
+
+    A parameter has ``FIRST_UPDATES`` turns: updates in which it is stepped and not idle. A warning then names it. The
+    training is stopped later, because a module that is rarely chosen may wait for its first sample, and a loss that is
+    annealed may begin with a weight of zero: without any gradient after one epoch or half of the training, or after
+    ``WITHOUT_EPOCHS`` of it if the data have no epochs; with gradients of zero after half of it.
+
+    Args:
+        learner: A learner whose optimizers are made.
+    """
 
     def __init__(self, learner: Learner) -> None:
-        """Begins to watch a learner whose optimizers are made."""
         self.learner = learner
-        self.names = {id(parameter): name for name, parameter in learner.named_parameters() if parameter.requires_grad}
+        self.names = self._trainable_names()
         self.missing = {*self.names.values()}
-        self.chances: Counter[str] = Counter()
+        self.connected: set[str] = set()
+        """Of those that are missing: parameters that have received a gradient, though of zeros."""
+        self.turns: Counter[str] = Counter()
         """Of those that are missing: updates in which they were not idle."""
+        self.warned = False
         self.periods = learner.periods()
-        made = list(learner.optimizers())
-        self.unstepped = {name for name, _ in made}
-        self._hooks = [each.register_step_post_hook(partial(self._stepped, name)) for name, each in made]
+        optimizers = list(learner.optimizers())
+        self.unstepped = {name for name, _ in optimizers}
+        self.role_turns: Counter[str] = Counter()
+        """Of roles that were not stepped: updates in which not all of their parameters were idle or frozen."""
+        self._hooks = [
+            optimizer.register_step_post_hook(partial(self._mark_stepped, name)) for name, optimizer in optimizers
+        ]
         self.done = False
+        if unowned := self._without_optimizer(self.names):
+            _log.warning(
+                "no optimizer has %s: they stay as they are; freeze them with requires_grad_(False), or add them in "
+                "configure_optimizers", _listed(unowned),
+            )  # fmt: skip
 
-    def check(self, update: int, idle: Collection[str] = ()) -> None:
-        """Raises a RunnerError if by this update a trainable parameter had no finite gradient other than zero.
+    def check(self, progress: Progress, idle: Collection[str] = ()) -> None:
+        """Judges the parameters and roles after an update.
 
-        Or if a role was never stepped. Those that are idle in this update may have none.
+        Args:
+            progress: Progress of the training, with this update.
+            idle: Parameters that need no gradient in this update.
+
+        Raises:
+            RunnerError: A parameter had no finite gradient other than zero, or a role no step, for too long.
         """
         for name, gradient in self.learner.gradients().items():
-            if gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.any()):
+            if gradient is None or name not in self.missing:
+                continue
+            if bool(gradient.isfinite().all()) and bool(gradient.any()):
                 self.missing.discard(name)
+            else:
+                self.connected.add(name)
         self._end_if(not self.missing and not self.unstepped)
+
         awaited = self.missing.difference(idle)
-        self.chances.update(awaited)
-        self._refuse(update, (name for name in awaited if update >= FIRST_UPDATES * self.periods.get(name, 1)))
-        self._refuse_unstepped(update, FIRST_UPDATES, idle)
+        self.turns.update(awaited)
+        self.role_turns.update(self._awaited_roles(idle))
+        late = {name for name in awaited if self.turns[name] >= FIRST_UPDATES * self.periods.get(name, 1)}
+        half = progress.fraction >= HALF
+        if self._has_seen_enough(progress):
+            self._refuse(progress.updates, late if half else late - self.connected)
+            self._refuse_unstepped(progress.updates, FIRST_UPDATES)
+        if late and not self.warned:
+            self.warned = True
+            _log.warning("%s", self._message(progress.updates, late))
+
+    def watch_unfrozen(self) -> None:
+        """Watches parameters that were unfrozen since the last call.
+
+        Raises:
+            RunnerError: No optimizer has one of them.
+        """
+        names = self._trainable_names()
+        unfrozen = {key: name for key, name in names.items() if key not in self.names}
+        if not unfrozen:
+            return
+        if unowned := self._without_optimizer(unfrozen):
+            raise RunnerError(
+                f"{_listed(unowned)} were unfrozen during the training, and no optimizer has them: add them in "
+                f"{type(self.learner).__name__}.configure_optimizers, also while they are frozen"
+            )
+        self.names |= unfrozen
+        self.missing |= {*unfrozen.values()}
+        self.done = False
 
     def end(self, update: int, idle: Collection[str]) -> None:
         """Raises as ``check`` if the training, which is over, was too short for it.
 
-        Here zeros are believed to be a beginning, but who had a turn and no gradient at all is connected to nothing.
+        Gradients of zero may be a beginning, but a parameter that had a turn and no gradient is connected to nothing.
         """
         gradients = self.learner.gradients()
-        without = (name for name in self.missing.difference(idle) if gradients[name] is None)
-        self._refuse(update, (name for name in without if self.chances[name] > self.periods.get(name, 1)))
-        self._refuse_unstepped(update - 1, 1, idle)
+        without = (name for name in self.missing.difference(idle, self.connected) if gradients.get(name) is None)
+        self._refuse(update, (name for name in without if self.turns[name] > self.periods.get(name, 1)))
+        self._refuse_unstepped(update, 2)
 
     def state_dict(self) -> State:
-        """Which parameters have received no gradient yet, and which roles were not stepped."""
-        return {"missing": sorted(self.missing), "unstepped": sorted(self.unstepped), "done": self.done}
+        """Returns which parameters have received no gradient yet, and which roles were not stepped."""
+        return {
+            "missing": sorted(self.missing),
+            "connected": sorted(self.connected),
+            "turns": dict(self.turns),
+            "role_turns": dict(self.role_turns),
+            "warned": self.warned,
+            "unstepped": sorted(self.unstepped),
+            "done": self.done,
+        }
 
     def load_state_dict(self, state: State) -> None:
-        """Goes on judging where ``state_dict`` was asked: neither anew nor more leniently."""
-        self.missing, self.unstepped = set(state["missing"]), set(state.get("unstepped", ()))  # once there was no such
+        """Continues where ``state_dict`` was called; states of earlier versions have fewer entries."""
+        self.names = self._trainable_names()
+        self.missing = set(state["missing"])
+        self.connected = set(state.get("connected", ()))
+        self.turns = Counter(state.get("turns", {}))
+        self.role_turns = Counter(state.get("role_turns", {}))
+        self.warned = state.get("warned", False)
+        self.unstepped = set(state.get("unstepped", ()))
         self._end_if(state["done"])
 
-    def _stepped(self, role: str, *_: Any) -> None:
+    def _trainable_names(self) -> dict[int, str]:
+        named = self.learner.named_parameters()
+        return {id(parameter): name for name, parameter in named if parameter.requires_grad}
+
+    def _without_optimizer(self, names: Mapping[int, str]) -> list[str]:
+        """The parameters of these names whose memory no optimizer has; none if optimizers have copies of them all."""
+        stepped = {
+            parameter.untyped_storage().data_ptr()
+            for _, optimizer in self.learner.optimizers()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        trainable = [(name, each) for name, each in self.learner.named_parameters() if each.numel()]
+        unowned = {name for name, each in trainable if each.untyped_storage().data_ptr() not in stepped}
+        if len(unowned) == len(trainable):
+            return []
+        return sorted(unowned.intersection(names.values()))
+
+    @staticmethod
+    def _has_seen_enough(progress: Progress) -> bool:
+        """Whether what is rare has come up: every sample once, or a share of the training."""
+        if progress.epoch_samples is None:
+            return progress.fraction >= WITHOUT_EPOCHS
+        return progress.fraction >= HALF or progress.samples >= progress.epoch_samples
+
+    def _mark_stepped(self, role: str, *_: Any) -> None:
         self.unstepped.discard(role)
 
     def _end_if(self, done: bool) -> None:
@@ -155,25 +256,43 @@ class GradientGuard:
             self._hooks.pop().remove()
 
     def _refuse(self, update: int, late: Iterable[str]) -> None:
-        names = sorted(late)
+        names = set(late)
         if names:
-            raise RunnerError(
-                f"no gradient has reached {', '.join(names[:5])}{' ...' if len(names) > 5 else ''} "
-                f"({len(names)} parameters) in the first {update} updates: a module is detached, or no loss uses it"
-            )
+            raise RunnerError(self._message(update, names))
 
-    def _refuse_unstepped(self, update: int, turns: int, idle: Collection[str]) -> None:
-        """Raises a RunnerError about a role that had so many turns, unless all that it trains is idle."""
+    def _message(self, update: int, names: Collection[str]) -> str:
+        only_zeros = " other than zero" if self.connected.issuperset(names) else ""
+        return (
+            f"no gradient{only_zeros} has reached {_listed(names)} in the first {update} updates: a module is "
+            f"detached, or no loss uses it; name what may wait in {type(self.learner).__name__}.idle(progress), or "
+            "freeze it with requires_grad_(False)"
+        )
+
+    def _awaited_roles(self, idle: Collection[str]) -> set[str]:
+        """The roles that were not stepped yet and have a parameter that is neither idle nor frozen."""
+        awaited: set[str] = set()
         for name, optimizer in self.learner.optimizers():
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            names = {self.names.get(id(parameter), "") for parameter in parameters if parameter.requires_grad}
+            if name in self.unstepped and not names <= {*idle}:
+                awaited.add(name)
+        return awaited
+
+    def _refuse_unstepped(self, update: int, turns: int) -> None:
+        """Raises a RunnerError about a role that had so many turns and was not stepped in any."""
+        for name in sorted(self.unstepped):
             every = getattr(self.learner.roles.get(name), "every", 1)
-            if name not in self.unstepped or update < turns * every:
-                continue
-            own = {self.names.get(id(each)) for group in optimizer.param_groups for each in group["params"]}
-            if not own <= {*idle}:
+            if self.role_turns[name] >= turns * every:
                 raise RunnerError(
                     f"the optimizer of role '{name}' was not stepped in the first {update} updates: "
-                    f"{method_named(self.learner, 'update')} should call step() of that role"
+                    f"{method_named(self.learner, 'update')} should call step() of that role, or "
+                    f"{type(self.learner).__name__}.idle(progress) name its parameters as long as it waits"
                 )
+
+
+def _listed(names: Collection[str]) -> str:
+    first = ", ".join(sorted(names)[:5])
+    return f"{first}{' ...' if len(names) > 5 else ''} ({len(names)} parameters)"
 
 
 def named_tensors(output: Any) -> list[tuple[str, Tensor]]:

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import statistics as reference
 
 import pytest
@@ -7,16 +8,30 @@ import torch
 from builders import build_masac, random_batch
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_runs import RECIPE, TOYS, trained
 
 from runner.api import Progress
+from runner.plugin.registry import Registry
 from runner.plugins.marl.stages.merged_critic_loss import MergedCriticLossConfig
 from runner.plugins.marl.stages.stacked_agents import StackedAgentsConfig
+from runner.recipe.loader import load
 from runner.system.errors import DivergedError, RunnerError
+from runner.train.assemble import assemble
 from runner.train.guards import FIRST_UPDATES, FiniteGuard, GradientGuard, named_tensors, statistics
 
 PROGRESS = Progress("env_steps", 2000, env_steps=1234, updates=567)
 SPECIAL = st.sampled_from([math.nan, math.inf, -math.inf])
 NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
+
+
+def after(updates, length=100):
+    """Progress after that many updates of a training whose data have no epochs."""
+    return Progress("updates", length, updates=updates)
+
+
+def check_often(guard, first, last, idle=()):
+    for number in range(first, last):
+        guard.check(after(number), idle)
 
 
 def update(learner, batch):
@@ -153,25 +168,112 @@ def test_a_detached_module_is_noticed(slot, named):
     guard = GradientGuard(learner)
     for i in range(1, FIRST_UPDATES):
         update(learner, random_batch(i))
-        guard.check(i)
+        guard.check(after(i))
     with pytest.raises(RunnerError, match=f"no gradient has reached {named}"):
-        guard.check(FIRST_UPDATES)
+        guard.check(after(FIRST_UPDATES))
 
 
 def test_what_the_learner_calls_idle_may_wait():
     learner = build_masac()
     guard = GradientGuard(learner)
     names = [name for name, _ in learner.named_parameters()]
-    guard.check(FIRST_UPDATES, names)
+    check_often(guard, 1, 50, names)
     with pytest.raises(RunnerError, match=f"no gradient has reached {min(names)}"):
-        guard.check(FIRST_UPDATES, set(names) - {min(names)})
+        check_often(guard, 50, 90, set(names) - {min(names)})  # which has turns of its own from here on
+    assert guard.turns[min(names)] == FIRST_UPDATES
+
+
+@pytest.mark.parametrize(
+    ("kind", "until", "epoch", "stopped"),
+    [
+        ("none", 300, 400, None),  # a rare sample of the first epoch
+        ("none", math.inf, 400, 400),  # every sample was seen
+        ("none", math.inf, 5, FIRST_UPDATES),
+        ("none", math.inf, 5000, 500),  # no epoch, but half of the training
+        ("none", 90, None, None),
+        ("none", math.inf, None, 100),  # a tenth of a training without epochs
+        ("zero", 450, 5, None),  # an annealed loss
+        ("zero", math.inf, 5, 500),
+        ("zero", math.inf, None, 500),
+        ("nan", 15, 5, None),
+        ("idle", math.inf, 5, None),
+    ],
+)
+def test_a_parameter_waits_for_its_first_gradient_as_long_as_it_may(kind, until, epoch, stopped, caplog):
+    learner = build_masac()
+    update(learner, random_batch(0))  # all have a gradient, and all roles a step
+    guard = GradientGuard(learner)
+    guard.unstepped.clear()
+    (name, parameter), *_ = learner.named_parameters()
+    gradient, size = parameter.grad, 8
+    fills = {"none": None, "zero": torch.zeros_like(gradient), "nan": torch.full_like(gradient, torch.nan)}
+    listed = rf"{re.escape(name)} \(1 parameters\)"
+    said = rf"no gradient.* has reached {listed} in the first {stopped} updates: .*Masac\.idle"
+
+    def train():
+        for number in range(1, 1001):
+            parameter.grad = gradient if number > until else fills.get(kind)
+            samples = epoch and epoch * size
+            progress = Progress("updates", 1000, epoch_samples=samples, updates=number, samples=size * number)
+            if not guard.done:
+                guard.check(progress, [name] if kind == "idle" else [])
+
+    if stopped is None:
+        train()
+        assert guard.done is (kind != "idle")
+    else:
+        with pytest.raises(RunnerError, match=said) as error:
+            train()
+        assert ("other than zero" in str(error.value)) is (kind == "zero")
+    warned = until > FIRST_UPDATES and kind != "idle" and stopped != FIRST_UPDATES
+    assert len([record for record in caplog.records if "in the first 20 updates" in record.message]) == warned
+
+
+def test_a_waiting_role_may_be_idle_and_has_turns_of_its_own():
+    learner = build_masac()
+    guard = GradientGuard(learner)
+    names = [name for name, _ in learner.named_parameters()]
+    check_often(guard, 1, 60, names)
+    said = r"role 'actor' was not stepped in the first 79 .* or Masac\.idle\(progress\) name its parameters"
+    for name in names:
+        guard.missing.discard(name)
+    with pytest.raises(RunnerError, match=said):
+        check_often(guard, 60, 90)
+
+
+@pytest.mark.parametrize("sets", [(), ("model.late=0.4",), ("train.ema=0.9", "optimizer.max_grad_norm=1.0")])
+def test_a_rare_head_is_trained(sets, tmp_path, caplog):
+    pipeline = mixture(tmp_path, "train.updates=300", *sets)
+    trained(tmp_path, pipeline)
+    assert "model.heads.3.weight" in caplog.text  # reported after 20 updates, and trained later
+    assert pipeline.progress.updates == 300
+
+
+def test_a_head_that_is_never_chosen_stops_the_training(tmp_path):
+    said = r"has reached model\.heads\.4\.bias, model\.heads\.4\.weight \(2 parameters\) in the first 150"
+    pipeline = mixture(tmp_path, "train.updates=300", "model.unused=true")
+    with pytest.raises(RunnerError, match=said):
+        trained(tmp_path, pipeline)
+    resumed = GradientGuard(pipeline.learner)  # half of its turns before, half afterwards
+    guard = GradientGuard(pipeline.learner)
+    guard.turns.update(dict.fromkeys(guard.missing, 12))
+    resumed.load_state_dict(json.loads(json.dumps(guard.state_dict())))
+    assert resumed.turns == guard.turns
+
+
+def mixture(folder, *sets):
+    """The learner with a head for one sentence in 48, which learns from one sentence at a time."""
+    plugins = [TOYS, TOYS.with_name("annealing.py")]
+    (folder / "toy.yaml").write_text(RECIPE.replace("kind: toy}", "kind: toy_mixture}"))
+    recipe = load(folder / "toy.yaml", ["seed=8", "train.batch_size=1", "data.rows=960", *sets], Registry(plugins))
+    return assemble(recipe, plugins)
 
 
 def test_a_healthy_model_is_done_with_at_once():
     learner = build_masac()
     guard = GradientGuard(learner)
     update(learner, random_batch(0))
-    guard.check(1)
+    guard.check(after(1))
     assert guard.done
 
 
@@ -179,10 +281,10 @@ def test_a_resumed_run_does_not_judge_a_trained_parameter_anew():
     learner = build_masac()
     guard = GradientGuard(learner)
     update(learner, random_batch(0))
-    guard.check(1)
+    guard.check(after(1))
     resumed = GradientGuard(build_masac())
     resumed.load_state_dict(json.loads(json.dumps(guard.state_dict())))
-    resumed.check(500)  # before any gradient
+    resumed.check(after(500))  # before any gradient
 
 
 def test_a_resumed_run_does_not_forget_an_untrained_module():
@@ -192,7 +294,7 @@ def test_a_resumed_run_does_not_forget_an_untrained_module():
     learner.slots.replace("backward", lambda loss: loss.backward() if loss.requires_grad else None)
     guard = GradientGuard(learner)
     update(learner, random_batch(0))
-    guard.check(1)
+    guard.check(after(1))
     resumed = GradientGuard(learner)
     resumed.load_state_dict(guard.state_dict())
     assert not resumed.done
@@ -201,7 +303,8 @@ def test_a_resumed_run_does_not_forget_an_untrained_module():
         if name not in guard.missing:
             parameter.grad = torch.zeros_like(parameter)  # by chance, and no reason to complain
     with pytest.raises(RunnerError, match=rf"no gradient has reached actors.*\({len(guard.missing)} parameters\)"):
-        resumed.check(FIRST_UPDATES)
+        check_often(resumed, 2, 90)
+    assert resumed.turns[min(resumed.missing)] == FIRST_UPDATES
 
 
 @given(st.lists(NUMBERS | SPECIAL, max_size=30))
