@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from runner.api import GradientLearner, Pipeline, UsageError, replacing, stored_tensors
+from runner.api import GradientLearner, Pipeline, UsageError, map_tensors, replacing, stored_tensors
 
 
 class Question(NamedTuple):
@@ -78,7 +78,8 @@ def questions(pipeline: Pipeline, learner: GradientLearner, kind: str, count: in
 
     def answer(*inputs: Any) -> NoReturn:
         with learner.slots.precision():
-            found.append(Question(inputs, learner.module(*inputs)))
+            copies = map_tensors(lambda tensor: tensor.clone(), inputs)  # a source may use its memory again
+            found.append(Question(copies, learner.module(*inputs)))
         raise _Enough
 
     batches = pipeline.batches()

@@ -93,7 +93,7 @@ class SimulatorSource(Source):
         self._exploration = context.generator("exploration")
         self._envs = config.envs
         self._environment = self.make_environment(config, self._envs, self._device, context.generator("environment"))
-        self._observation = self._environment.reset()
+        self._observation = self._environment.reset().clone()
         agents, size = self._environment.agents, self._environment.observation_size
         self._action_shape = (agents, self._environment.action_size)
         stored = {
@@ -175,8 +175,9 @@ class SimulatorSource(Source):
         Args:
             act: from observations to actions; None asks for uniformly random actions.
         """
-        action = self._random_action() if act is None else act(self._observation)
-        step = self._environment.step(action)
+        # Policies and environments may change what they are given in place, and what they return.
+        action = self._random_action() if act is None else act(self._observation.clone())
+        step = self._environment.step(action.clone())
         self._replay.add(
             {
                 "observation": self._observation,
@@ -186,7 +187,7 @@ class SimulatorSource(Source):
                 "terminated": step.terminated.to(step.reward.dtype),
             }
         )
-        self._observation = step.observation
+        self._observation = step.observation.clone()
         finished = step.episodes.sum(0, dtype=torch.float64)
         self._finished = finished if self._finished is None else self._finished + finished
 
@@ -237,7 +238,7 @@ class SimulatorSource(Source):
         """
         running = torch.ones(len(observation), dtype=torch.bool, device=self._device)
         for steps in count(1):
-            step = environment.step(learner.predict(observation))
+            step = environment.step(learner.predict(observation.clone()))
             yield step, running
             running = running & ~(step.terminated | step.truncated)
             observation = step.observation
@@ -265,7 +266,7 @@ class SimulatorSource(Source):
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned."""
         self._environment.load_state_dict(state["environment"])
-        self._observation = state["observation"].to(self._device)
+        self._observation = state["observation"].to(self._device, copy=True)
         self._finished = None if state["finished"] is None else state["finished"].to(self._device)
         self._replay.load_state_dict(state["replay"])
         for name in _COUNTERS:

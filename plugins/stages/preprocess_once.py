@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -77,9 +78,10 @@ class Kept:
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         missing = [index for index in dict.fromkeys(indices) if index not in self.samples]
+        # The dataset may use the memory of a sample again, and whoever receives one may change it in place.
         if missing and hasattr(self.data, "__getitems__"):
-            self.samples.update(zip(missing, self.data.__getitems__(missing), strict=True))
+            self.samples.update(zip(missing, copy.deepcopy(self.data.__getitems__(missing)), strict=True))
         else:
-            self.samples.update((index, self.data[index]) for index in missing)
+            self.samples.update((index, copy.deepcopy(self.data[index])) for index in missing)
         self.found += len(indices) - len(missing)
-        return [self.samples[index] for index in indices]
+        return [copy.deepcopy(self.samples[index]) for index in indices]
