@@ -147,7 +147,7 @@ class NodeContexts(DatasetSource):
         embedding = self._embedded(learner, len(graph.features))
         strength = chosen_strength(embedding, graph.labels, graph.train, self._validated)
         accuracy = probed(embedding, graph.labels, graph.train, graph.held_out, strength)
-        return {**super().evaluate(learner), "accuracy": accuracy}
+        return self.with_own_metrics(learner, super().evaluate(learner), {"accuracy": accuracy})
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """The same names, of a few nodes."""
@@ -155,7 +155,7 @@ class NodeContexts(DatasetSource):
         nodes = torch.arange(len(embedding))
         known = nodes[self._graph.labels[nodes] >= 0]
         accuracy = probed(embedding, self._graph.labels, known, known, 1.0)
-        return {**super().rehearse(learner, batch), "accuracy": accuracy}
+        return self.with_own_metrics(learner, super().rehearse(learner, batch), {"accuracy": accuracy})
 
     def _embedded(self, learner: Learner, nodes: int) -> Tensor:
         """The embeddings of the first nodes, [N, width], on the host."""

@@ -154,11 +154,12 @@ class CubeGrasps(DatasetSource):
         of held-out grasps near which there is a sampled one; ``unseen_...``, the same for the cube that is never
         trained on; ``swapped_valid``, of grasps for the largest cube on the smallest, which is low if clouds are used.
         """
-        return {**super().evaluate(learner), **self.sampled(learner, self.context.batch_size, None)}
+        sampled = self.sampled(learner, self.context.batch_size, None)
+        return self.with_own_metrics(learner, super().evaluate(learner), sampled)
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """The same of two scenes each."""
-        return {**super().rehearse(learner, batch), **self.sampled(learner, 2, 1)}
+        return self.with_own_metrics(learner, super().rehearse(learner, batch), self.sampled(learner, 2, 1))
 
     def sampled(self, learner: Learner, size: int, batches: int | None) -> dict[str, float]:
         """Samples for held-out scenes in batches of that size, all or so many, and measures."""

@@ -19,6 +19,7 @@ from runner.plugin.context import Context, derived_seed
 from runner.plugin.contract import Mean
 from runner.plugin.faces import DatasetConfig
 from runner.plugin.learner import Learner
+from runner.plugin.metric_names import join_metrics
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
@@ -213,6 +214,16 @@ class DatasetSource(Source):
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """The learner's metrics over all held-out batches, sums and counts added up."""
         return self._measure(learner, self.held_out_batches())
+
+    def with_own_metrics(
+        self, learner: Learner, metrics: Mapping[str, float], own: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Adds metrics that the source measures to those of the learner.
+
+        Raises:
+            RunnerError: Both have a metric of the same name, of which one would be lost.
+        """
+        return join_metrics(f"{type(learner).__name__}.metrics", metrics, type(self).__name__, own)
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
         """Evaluates a single held-out batch."""

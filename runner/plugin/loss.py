@@ -23,7 +23,13 @@ class Loss(NamedTuple):
     """What else to log, detached."""
 
     def means(self) -> dict[str, Mean]:
-        """All of it under the names that are logged."""
+        """Returns all of it under the names that are logged.
+
+        Raises:
+            RunnerError: ``also`` has a name that is reserved.
+        """
+        if "loss" in self.also:
+            raise RunnerError("Loss.also: 'loss' is the name of the loss itself; use another name for this metric")
         return {"loss": Mean(self.sum, self.count), **self.also}
 
     @staticmethod

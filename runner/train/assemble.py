@@ -175,6 +175,7 @@ class Assembly:
         model = self.recipe.model
         learner: Learner = imported(model)(model.recorded(), self.source.shapes, context)
         learner.configure_optimizers()
+        learner.start_averages()
         return learner
 
     def attach_to_learnt(self, stages: Mapping[str, StageConfig]) -> None:

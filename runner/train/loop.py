@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from runner.plugin.context import derived_seed
 from runner.plugin.dataset import seeded
+from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
 from runner.train.checkpoint import CHECKPOINTS, Writer
 from runner.train.guards import FiniteGuard, GradientGuard
-from runner.train.metrics import Activities, Means
+from runner.train.metrics import RESERVED, Activities, Means
 from runner.train.rehearsal import OF_STAGES, check_loaded, rehearse
 from runner.train.step import Drawn, Step
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from runner.train.assemble import Assembly
     from runner.train.signals import Stop
 
+OWN_ACTIVITIES = ("update", "evaluate", "checkpoint")
+"""What the loop times beside the activities of a source."""
 LOOK_EVERY = 50
 """Updates between two looks at the losses of a GPU."""
 
@@ -100,6 +103,8 @@ class Loop:
         self.metrics: dict[str, float] = {}
         self.means = Means(type(pipeline.learner).__name__, pipeline.device.type == "cpu")
         self.activities = Activities(pipeline.device)
+        who = f"{type(pipeline.source).__name__}.activities"
+        refuse_names(who, pipeline.source.activities, OWN_ACTIVITIES, "the runner times itself")
         for name, said in pipeline.source.activities.items():
             self.activities.time(pipeline.slots, name)
             pipeline.slots.wrap(name, partial(self._shown, said))
@@ -236,8 +241,8 @@ class Loop:
 
         def load(state: State) -> State:
             learner = self.pipeline.build_another_learner()
-            learner.load_state_dict(state["pipeline"]["learner"])
-            return {"pipeline": {**state["pipeline"], "learner": learner.state_dict()}}
+            learner.load_complete_state(state["pipeline"]["learner"])
+            return {"pipeline": {**state["pipeline"], "learner": learner.complete_state()}}
 
         before = generators.state_dict()
         try:
@@ -266,8 +271,7 @@ class Loop:
         self.check()
         self.gradients.watch_unfrozen()
         elapsed, seconds = self.activities.read()
-        metrics = {f"train/{name}": mean for name, mean in self.means.take().items()}
-        metrics |= {f"train/{name}": value for name, value in self.pipeline.source.statistics().items()}
+        metrics = {f"train/{name}": mean for name, mean in {**self.means.take(), **self._statistics()}.items()}
         metrics["train/updates"] = float(self.progress.updates)
         counts = self.progress.state_dict()
         if elapsed > 0:
@@ -276,10 +280,20 @@ class Loop:
             metrics |= {f"perf/{unit}_per_second": added[unit] / elapsed for unit in shown}
             if added["updates"]:
                 metrics["perf/update_ms"] = 1e3 * seconds["update"] / added["updates"]
-            activities = (*self.pipeline.source.activities, "update", "evaluate", "checkpoint")
+            activities = (*self.pipeline.source.activities, *OWN_ACTIVITIES)
             metrics |= {f"perf/{name}_share": seconds[name] / elapsed for name in activities}
         self.timed_from = counts
         self._publish(metrics)
+
+    def _statistics(self) -> dict[str, float]:
+        """The source's statistics; a RunnerError if a name is one of the update's, or the runner's own."""
+        statistics = self.pipeline.source.statistics()
+        who = f"{type(self.pipeline.source).__name__}.statistics"
+        for name in statistics:
+            check_metric_name(name, who)
+        refuse_names(who, statistics, RESERVED, "is the runner's own count")
+        refuse_names(who, statistics, self.means.names, f"is one of {type(self.pipeline.learner).__name__}.update")
+        return statistics
 
     def evaluate(self) -> None:
         """Measures the model on held-out data; a DivergedError if the objective is no finite number.
@@ -359,6 +373,8 @@ def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
     who = f"{type(pipeline.source).__name__}.evaluate"
     if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
         raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")
+    for name in metrics:
+        check_metric_name(name, who)
     if objective and objective.name not in metrics:
         there = ", ".join(metrics) or "there are none"
         raise RunnerError(f"the objective is '{objective.name}', which is not among the metrics of {who}: {there}")

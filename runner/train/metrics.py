@@ -14,9 +14,13 @@ from torch import Tensor
 
 from runner.plugin.context import Slots
 from runner.plugin.contract import Mean
+from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.plugin.source import State
 from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
+
+RESERVED = frozenset({"updates"})
+"""Names of training metrics that are the runner's own."""
 
 
 class Means:
@@ -27,6 +31,8 @@ class Means:
         self.who, self.on_host = who, on_host
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, Any] = {}
+        self.names: set[str] = set()
+        """All names so far; those of an earlier report may not be given away either."""
         self.finite = True
         """Whether all that was looked at so far was finite; on a GPU, nothing is before ``look``."""
 
@@ -74,6 +80,7 @@ class Means:
 
     def _begin(self, name: str, value: Any, total: Any, count: Any) -> None:
         """Begins to add up a name, of which only the first value is looked at closely."""
+        check_metric_name(name, f"{self.who}.update")
         if isinstance(value, Mean):
             right = all(each.dim() == 0 if isinstance(each, Tensor) else type(each) in (int, float) for each in value)
         else:
@@ -86,9 +93,8 @@ class Means:
             )
         if isinstance(total, Tensor) and total.requires_grad:
             raise RunnerError(f"{self.who}.update returned '{name}' with its gradient; return {name}.detach()")
-        if name == "updates":
-            own = "which is what the runner calls its own count"
-            raise RunnerError(f"{self.who}.update returns a scalar '{name}', {own}")
+        refuse_names(f"{self.who}.update", [name], RESERVED, "is the runner's own count")
+        self.names.add(name)
         self.sums[name] = self.counts[name] = 0.0
 
 
