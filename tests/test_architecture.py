@@ -27,10 +27,10 @@ MAY_IMPORT = {
 }
 """By part of ``runner``; the command line may import everything, and nothing imports it."""
 FAMILY = re.compile(
-    r"(?<![a-z])(?<!user-)(?<!content-security-)(env_steps?|replay|actor|agent|episode|policy|simulates)(?=s?(?![a-z]))",
+    r"(?<![a-z])(?<!user-)(?<!content-security-)(?<!omp_wait_)(env_steps?|replay|actor|agent|episode|policy|simulates)(?=s?(?![a-z]))",
     re.IGNORECASE,
 )
-"""Words of one family of experiments; ``refactor`` and headers of HTTP are none."""
+"""Words of one family of experiments; ``refactor``, headers of HTTP and ``OMP_WAIT_POLICY`` are none."""
 UNITS = {"env_steps"}
 FAMILY_WORDS = {
     "runner/plugin/progress.py": UNITS,

@@ -102,6 +102,8 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
         os.dup2(descriptor, 2)
         # As in a process that begins as new: locks of another kind (tqdm's, in torch's compiler) count as leaked.
         multiprocessing.set_start_method(None, force=True)
+    # Measures from here on what other programs take of the processor.
+    importlib.import_module("runner.system.contention")
     parent = Parent(connection)
     try:
         importlib.import_module(module).main(parent)

@@ -22,6 +22,7 @@ import psutil
 from runner.child.protocol import attend
 from runner.system.errors import OUT_OF_MEMORY, TRACEBACK, ExitCode, RunnerError
 from runner.system.processes import PYTHON, safe_environment
+from runner.system.processor import thread_variables
 from runner.system.secrets import registered
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Child(AbstractContextManager["Child"]):
         plugin_files: Sequence[Path] = (),  # that the recipe needs
         options: Mapping[str, Any] | None = None,  # what the module wants to know beside it
         limits: Limits | None = None,
-        threads: int | None = None,  # that it computes with; as many as it likes unless told
+        threads: int | None = None,  # its share of the cores; the user's variables win
         forked: bool = False,  # copies a process that has imported the module, which takes no time; or begins as new
         compiles: bool = False,  # for a CPU, about which that process knows what compilers ask
     ) -> None:
@@ -250,7 +251,7 @@ def _forked(module: str, connection: Connection, errors: Path, compiles: bool) -
 def _executed(module: str, connection: Connection, errors: Path, threads: int | None) -> tuple[int, _Wait]:
     environment = safe_environment()
     if threads is not None:
-        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        environment |= thread_variables(threads, environment)
     descriptor = connection.fileno()
     code = ("from multiprocessing.connection import Connection; from runner.child.protocol import attend; "
             f"attend({module!r}, Connection({descriptor}))")  # fmt: skip

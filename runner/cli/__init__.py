@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -68,6 +69,8 @@ def runner(
 
 def main() -> NoReturn:
     """The ``runner`` command; a failure becomes one message on stderr and its exit code, and no secret is printed."""
+    # Measures from here on what other programs take of the processor.
+    import_module("runner.system.contention")
     clean_streams()
     os.environ["PYTHONSAFEPATH"] = "1"  # for what starts Python by itself, as data loaders do
     words = sys.argv[1:]

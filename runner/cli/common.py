@@ -114,6 +114,17 @@ def run_folders(verb: str, quiet: bool = False) -> "list[RunFolder]":
     return folders(here.runs)
 
 
+@contextmanager
+def sharing_processor(recipe: "Recipe", locked_threads: int | None = None) -> Iterator[None]:
+    """Computes inside the ``with`` as the recipe's section ``system`` says; ``locked_threads`` are those of a run."""
+    from runner.system.processor import share_processor
+    from runner.tracking.workspace import Workspace, computing
+
+    system = recipe.system
+    with share_processor(system.threads, system.wait, locked_threads, computing(Workspace())):
+        yield
+
+
 def working(verb: str, doing: str, quiet: bool = False) -> "LiveBar":
     """Shows on stderr, inside the ``with``, what a verb is doing that takes more than a moment; at once."""
     from rich.console import Console

@@ -20,10 +20,12 @@ from rich.console import Console
 from rich.text import Text
 
 from runner.plugin.registry import SECTIONS, Registry
+from runner.system.contention import SINCE_START
 from runner.system.errors import RunnerError, StorageError
 from runner.system.hardware import available_memory, cpu_model, slow_bf16, usable_cores
 from runner.system.lines import labelled
 from runner.system.places import RECORD, VARIABLE
+from runner.system.processor import WAIT_VARIABLES, Surroundings, choose, describe, is_fixed_by
 from runner.tracking.recovery import reap
 from runner.tracking.spool import unsent
 from runner.tracking.store import Store, is_http, on_network_disk, shown
@@ -99,7 +101,7 @@ def _torch() -> Iterator[Check]:
         return
     cores, threads = usable_cores(), torch.get_num_threads()
     yield Check("processor", "ok", f"{cpu_model()}, {cores} cores usable")
-    yield _warn_if(threads > cores, "threads", f"{threads} on {cores} cores", f"set OMP_NUM_THREADS={cores}")
+    yield from _processor_use(cores, threads)
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
@@ -116,6 +118,21 @@ def _torch() -> Iterator[Check]:
         yield Check("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
     slow, remedy = slow_bf16(), "leave optimization.amp off on the CPU"
     yield _warn_if(slow is not None, "bf16 on the processor", slow or "in hardware", remedy)
+
+
+def _processor_use(cores: int, threads: int) -> Iterator[Check]:
+    """How trainings that begin now would use the processor, beside what else does."""
+    contention = SINCE_START.read()
+    use = choose("auto", "auto", os.environ, Surroundings(cores, threads, contention=contention))
+    remedy = f"set OMP_NUM_THREADS={cores}"
+    yield _warn_if(use.threads > cores, "threads", f"{use.threads}: {use.threads_reason}", remedy)
+    is_shared = contention.is_high(cores)
+    load = describe(contention, cores) if is_shared else "no other program needs the cores"
+    remedy = "end other programs, or expect runs to get a part of the cores"
+    if use.wait == "active" and is_fixed_by(use.variables):
+        name = next(name for name in WAIT_VARIABLES if name in use.variables)
+        remedy = f"unset {name}: with it, threads that wait for each other spin"
+    yield _warn_if(is_shared, "load", load, remedy)
 
 
 def _compiler() -> Check:

@@ -19,6 +19,7 @@ from runner.cli.common import (
     run_and_settings,
     say,
     settings,
+    sharing_processor,
     working,
 )
 from runner.cli.runs import Run
@@ -68,9 +69,11 @@ def evaluate(
             if change.matters:
                 say(f"drift: {change}")
         with bar.phase(f"evaluating {folder.name}"):
+            from runner.recipe.lock import locked_threads
             from runner.train.evaluate import evaluate as evaluated
 
-            evaluation = evaluated(recipe, registry, folder, checkpoint, render)
+            with sharing_processor(recipe, locked_threads(lock)):
+                evaluation = evaluated(recipe, registry, folder, checkpoint, render)
     output(as_json, evaluation.data, _show, evaluation, recipe.headline, recipe.length[0])
 
 

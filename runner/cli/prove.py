@@ -20,6 +20,7 @@ from runner.cli.common import (
     output,
     registry_of,
     settings,
+    sharing_processor,
     working,
 )
 from runner.system.errors import ExitCode
@@ -97,14 +98,16 @@ def verify(
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
             if of is None:
                 options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
-                report = verify_recipe(loaded, registry, options, bar.say)
+                with sharing_processor(loaded):
+                    report = verify_recipe(loaded, registry, options, bar.say)
             else:
                 from runner.inference.gate import verify_inference
                 from runner.train.trained import trained
                 from runner.train.versions import record_verification
 
                 found = trained(of, plugins=registry.files).under(loaded)
-                report = verify_inference(found, stage or (), bar.say)
+                with sharing_processor(loaded):
+                    report = verify_inference(found, stage or (), bar.say)
                 if not stage:  # what was looked at in part is not verified
                     objections = "; ".join(f"{row.name}: {row.summary}" for row in report.rows if row.verdict != "PASS")
                     record_verification(of, found, report.outcome, objections)
@@ -164,7 +167,8 @@ def _ablate_inference(
 
         found = trained(of, plugins=registry.files).under(loaded)
         folder = out or Workspace().ablations / f"{loaded.name}-of-{found.folder.name}"
-        result = ablate_inference(found, folder, budget or 300.0, bar.say)
+        with sharing_processor(loaded):
+            result = ablate_inference(found, folder, budget or 300.0, bar.say)
         write(result)
     output(as_json, result.data, show, result)
     raise Exit(result.exit_code)
@@ -190,5 +194,6 @@ def profile(
             from runner.measure.profile import show
             from runner.tracking import Workspace
 
-            result = measure(loaded, registry, Workspace(), out, updates, warmup)
+            with sharing_processor(loaded):
+                result = measure(loaded, registry, Workspace(), out, updates, warmup)
     output(as_json, result.data, show, result)

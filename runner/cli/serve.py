@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from runner.cli import completion
-from runner.cli.common import Plugins, Quiet, Sets, registry_of, say, settings, working
+from runner.cli.common import Plugins, Quiet, Sets, registry_of, say, settings, sharing_processor, working
 from runner.system.errors import ExitCode, UsageError
 
 EXTRA = "pip install 'proven-runner[serve]'"
@@ -59,9 +59,10 @@ def serve(
         from runner.serve.server import bound
         from runner.serve.server import serve as answer
 
-        served, wanted = load(model, recipe, chosen, registry_of(plugin))
-        listener = bound(wanted)
-    code = answer(served, wanted, listener, lambda address: say(f"{served.name} answers on {address}"))
+        served, loaded = load(model, recipe, chosen, registry_of(plugin))
+        listener = bound(loaded.serve)
+    with sharing_processor(loaded):
+        code = answer(served, loaded.serve, listener, lambda address: say(f"{served.name} answers on {address}"))
     if code is ExitCode.TERMINATED:  # a batch is still being computed, in a thread that nothing can end
         say("the model took too long: some requests were not answered")
         sys.stdout.flush()

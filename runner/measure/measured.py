@@ -18,7 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from runner.child.protocol import Parent
 from runner.compare.stopwatch import Stopwatch, warm_up
 from runner.system import generators
+from runner.system.contention import ContentionMeter
 from runner.system.hardware import available_memory
+from runner.system.openmp import WaitControl
+from runner.system.processor import set_threads
 from runner.system.tree import map_tensors
 from runner.train.assemble import Assembly, assemble
 from runner.train.metrics import Activities
@@ -34,6 +37,7 @@ class Measured:
     """One variant, assembled."""
 
     def __init__(self, pipeline: Assembly, building_s: float = 0.0) -> None:
+        self.waiting, self.meter = WaitControl(), ContentionMeter()
         self.pipeline, self.building_s = pipeline, building_s
         self.stopwatch, self.activities = Stopwatch(pipeline.device), Activities(pipeline.device)
         self.step = Step(pipeline)
@@ -63,7 +67,10 @@ class Measured:
         return {"flop": counter.get_total_flops(), "optimizer_bytes": moved, "least": least}
 
     def update(self) -> dict[str, Any]:
-        """Seconds of one update in the mean over a block, scaled to the recipe's batch size; drawing is not timed."""
+        """Seconds of one update in the mean over a block, scaled to the recipe's batch size; drawing is not timed.
+
+        The answer also has what this process noticed of other programs meanwhile.
+        """
         draws = list(itertools.islice(itertools.cycle(self.pool(min(POOL, self.count))), self.count))
 
         def block() -> None:
@@ -71,7 +78,19 @@ class Measured:
                 self.step.update(drawn)
 
         scale = self.pipeline.recipe.train.batch_size / self.pipeline.batch_size
-        return {"seconds": self.stopwatch.seconds(block) / self.count * scale}
+        self.meter.read()
+        seconds = self.stopwatch.seconds(block) / self.count * scale
+        return {"seconds": seconds, **self.meter.read()._asdict()}
+
+    def sleep(self) -> dict[str, Any]:
+        """Makes threads sleep while they wait for each other, from the next command on."""
+        self.waiting.sleep()
+        return {}
+
+    def spin(self) -> dict[str, Any]:
+        """Makes threads spin while they wait for each other."""
+        self.waiting.spin()
+        return {}
 
     def train(self) -> dict[str, Any]:
         """Trains as the engine does, and says where the time went; a GPU is waited for at the end.
@@ -147,8 +166,12 @@ def main(parent: Parent) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = parent.options["compiled"]
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
+    set_threads(recipe.system.threads)
     begun = time.perf_counter()
     pipeline = assemble(recipe, registry.files)
     measured = Measured(pipeline, time.perf_counter() - begun)
+    # The parent alone decides how threads wait, for all variants together.
+    if parent.options["wait"] == "passive":
+        measured.sleep()
     for command in parent.commands():
         parent.tell(**getattr(measured, command)())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PROCESSES = 5  # one after the other, that every variant is measured in at least
+HEADROOM = 1.2  # of a budget that is suggested, over what was needed this time
 FEWEST_PROCESSES = 3  # where there is not the time for more: intervals are wider then
 
 
@@ -38,3 +41,8 @@ class Pace:
     def rest(self, again_s: float, measured: int) -> float:
         """Seconds from when so many have their first process, and all next ones take so long to start once."""
         return (self.processes - 1) * again_s + measured * self.rounds_s
+
+
+def order(names: Sequence[str], number: int) -> list[str]:
+    """The order of one round, by chance: load that comes back as often as a round does favours none of them."""
+    return random.Random(number).sample(names, len(names))

@@ -12,7 +12,6 @@ import fcntl
 import json
 import math
 import os
-import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,8 @@ from runner.child.spawn import START_SECONDS, Cause, Child, ChildError
 from runner.compare.ratio import Ratio, of_processes
 from runner.compare.verdict import Verdict
 from runner.measure.experiment import AblationConfig, Case
-from runner.measure.pace import FEWEST_PROCESSES, PROCESSES, Pace
+from runner.measure.pace import FEWEST_PROCESSES, HEADROOM, PROCESSES, Pace, order
+from runner.measure.shared_wait import SharedWait
 from runner.plugin.contract import Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
@@ -43,7 +43,6 @@ from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weak
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 MEMORY_SHARE = 0.8
 LIMIT_SECONDS = 10.0  # about what it takes to measure what the machine can do at best
-_HEADROOM = 1.2  # of a budget that is suggested, over what was needed this time
 TRAIN_EVERY = 2  # every second round of a process also trains a moment, for the throughput of a whole training
 Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
 """Is a recipe with exactly these stages harmless? It has so many seconds to say so."""
@@ -190,6 +189,7 @@ class Measurement:
         self.variants = variants_of(self.case.recipe, self.device, self.config.variants)
         self.stages = {AGAIN: (), **{variant.name: variant.stages for variant in self.variants.variants}}
         self.children: dict[str, Child] = {}
+        self.waits = SharedWait(self.case.recipe.system, self._command)
         self.title = f"{self.case.name}: " if self.case.name else ""  # begins what is said of a case among others
 
     @property
@@ -287,7 +287,7 @@ class Measurement:
 
         def enough(needed: float) -> str:
             """A budget that leaves so many seconds from here, also if the next time everything takes a bit longer."""
-            return f"--budget {10 * math.ceil((budget + max(0.0, _HEADROOM * needed - seconds) / self.share) / 10)}"
+            return f"--budget {10 * math.ceil((budget + max(0.0, HEADROOM * needed - seconds) / self.share) / 10)}"
 
         why = f"a process takes {pace.start_s:.1f} s to start, and each variant has {pace.processes}"
         if not fit and not any("update" in entry for entry in self.log.entries):
@@ -315,7 +315,7 @@ class Measurement:
             recipe = replace(
                 self.case.recipe, stages={kind: self.case.recipe.stages[kind] for kind in self.stages[name]}
             )
-            options = {"compiled": str(Path(self.compiled, folder_name(name)))}
+            options = {"compiled": str(Path(self.compiled, folder_name(name))), "wait": self.waits.mode}
             child = Child("runner.measure.measured", recipe, plugin_files=self.registry.files, options=options)
             self.children[name] = self.processes.enter_context(child)
         answers = ((name, self._ask(name, "prepare", timeout)) for name in names)
@@ -374,14 +374,21 @@ class Measurement:
 
     def _round(self, number: int, process: int, train: bool) -> None:
         """Measures an update of every variant, and with ``train`` a moment of training."""
-        update, trained = {}, {}
+        update, trained, noticed = {}, {}, []
         for name in order(list(self.children), number):
             if (answer := self._ask(name, "update")) is None:
                 continue
             update[name] = answer["seconds"]
+            noticed.append(answer)
             if train and (answer := self._ask(name, "train")) is not None:
                 trained[name] = answer
-        self.add(round=number, process=process, update=update, train=trained)
+        self.add(round=number, process=process, update=update, train=trained, wait=self.waits.mode)
+        self.waits.observe(noticed)
+
+    def _command(self, command: str) -> None:
+        """Gives every process a command without an answer of interest."""
+        for name in list(self.children):
+            self._ask(name, command)
 
     def _known(self) -> tuple[int, float]:
         """In how many processes all were measured that have one now, and half the widest interval of a ratio."""
@@ -391,8 +398,3 @@ class Measurement:
         if len(known) < len(ratios):
             return 1, math.inf
         return min(each.processes for each in known), max(each.half_width for each in known)
-
-
-def order(names: Sequence[str], number: int) -> list[str]:
-    """The order of one round, by chance: load that comes back as often as a round does favours none of them."""
-    return random.Random(number).sample(names, len(names))

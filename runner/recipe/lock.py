@@ -30,8 +30,12 @@ _MATTERS = ("recipe", "code", "plugins", "packages")  # sections that decide abo
 # Sections that do not, or in digits at most: resuming elsewhere, or at a commit with another text, is legitimate.
 _SHOWN = ("source", "tools", "hardware", "threads")
 _OF_MACHINE = ("hardware", "threads")  # of which a run that has imported torch knows more than one that has not
+_FREE = {"recipe.system.wait"}  # settings that change no digit
 _REMEDY = "the lock cannot be used: restore it from the run's artifacts in MLflow, or start a new run from the recipe"
-_SECTIONS: Any = dict.fromkeys((*_MATTERS, *_SHOWN), (dict[str, Any], {})) | {"recipe": (dict[str, Any], ...)}
+PROCESSOR = "system"  # how the run began to use the processor; no part of what is compared
+_SECTIONS: Any = dict.fromkeys((*_MATTERS, *_SHOWN, PROCESSOR), (dict[str, Any], {})) | {
+    "recipe": (dict[str, Any], ...)
+}
 _Whole = create_model("_Whole", __base__=Config, lock=(int, ...), **_SECTIONS)
 
 
@@ -50,13 +54,13 @@ class Drift:
 
 def write_lock(
     recipe: Recipe, run_dir: Path, catalog: Registry, results: Path | None = None,
-    init_from: Mapping[str, Any] | None = None,
+    init_from: Mapping[str, Any] | None = None, processor: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
     The lock is itself a recipe, with values of type ``SecretStr`` masked: running it runs the same values again. Known
     secrets are redacted in the patch too; a change in the folder ``results`` is none of the source's.
-    ``init_from`` says which weights the model began with.
+    ``init_from`` says which weights the model began with, ``processor`` how the training uses the processor.
     """
     checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
@@ -67,6 +71,7 @@ def write_lock(
     files = sorted(str(Path(name).absolute()) for name in names if name.endswith(".py"))
     origins = {path: place.cited() for path, place in recipe.origins.items()}
     head = {"lock": VERSION, "digest": recipe.digest} | ({} if init_from is None else {"init_from": dict(init_from)})
+    head |= {} if processor is None else {PROCESSOR: dict(processor)}
     facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins, PLUGIN_FILES: files})
     # The code comes last: a lock that is cut anywhere lacks of it.
     write_durably(run_dir / LOCK_NAME, dump(facts | {"code": code_of(recipe)}))
@@ -128,8 +133,17 @@ def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
         names = old.keys() & new.keys() if section in _OF_MACHINE else old.keys() | new.keys()
         for name in sorted(name for name in names if str(old.get(name)) != str(new.get(name))):
             was, now = str(old.get(name, "absent")), str(new.get(name, "absent"))
-            found.append(Drift(f"{section}.{name}", was, now, section in _MATTERS))
+            path = f"{section}.{name}"
+            found.append(Drift(path, was, now, section in _MATTERS and path not in _FREE))
     return found
+
+
+def locked_threads(lock: Path) -> int | None:
+    """Threads with which a run began; None if its lock does not have them."""
+    values = read_lock(lock)
+    threads = values.get(PROCESSOR) or values.get("threads") or {}
+    count = threads.get("threads", threads.get("torch"))
+    return count if isinstance(count, int) else None
 
 
 def code_of(recipe: Recipe) -> dict[str, str]:

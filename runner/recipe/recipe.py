@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, SecretBytes, SecretStr
+from pydantic import (
+    Field,
+    SecretBytes,
+    SecretStr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 from pydantic_core import to_jsonable_python
 
 from runner.plugin.config import Config
@@ -81,6 +88,24 @@ class TrackingConfig(Config):
     """Whether processor, memory and GPU use are sampled while training."""
 
 
+class SystemConfig(Config):
+    """How a computation uses the processor."""
+
+    threads: Literal["auto"] | Count = "auto"
+    """Threads of one computation; auto takes as many as torch does, at most the cores that are allowed."""
+    wait: Literal["auto", "active", "passive"] = "auto"
+    """How threads wait for each other: active spins, passive sleeps, auto sleeps under load."""
+
+    @field_validator("threads", mode="wrap")
+    @classmethod
+    def _auto_or_count(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        """Reports one problem, where each alternative would report its own."""
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ValueError(f"should be auto or a whole number from 1, got {value!r}") from None
+
+
 class ServeConfig(Config):
     """How a model is served over HTTP."""
 
@@ -117,6 +142,7 @@ class Head(Config):
     """Where to train: auto (the first GPU, or else the CPU), cpu, cuda, or cuda:N."""
     lr_scheduler: LrSchedulerConfig = ConstantConfig()
     tracking: TrackingConfig = TrackingConfig()
+    system: SystemConfig = SystemConfig()
     serve: ServeConfig = ServeConfig()
 
 
@@ -134,6 +160,7 @@ class Recipe:
     lr_scheduler: LrSchedulerConfig
     train: TrainConfig
     tracking: TrackingConfig
+    system: SystemConfig
     serve: ServeConfig
     stages: Mapping[str, StageConfig]  # those that are on, in the order in which they attach
     off: tuple[str, ...]  # the stages that the recipe names and switches off
@@ -169,6 +196,8 @@ class Recipe:
         }
         if answering:
             values["inference"] = answering
+        if system := self.system.model_dump(mode="json", exclude_defaults=True):
+            values["system"] = system
         if served := self.serve.model_dump(mode="json", exclude_defaults=True):  # which no training depends on
             values["serve"] = served
         return dict(redact_values(values)) if masked else values
@@ -218,6 +247,9 @@ class Recipe:
         values = self.values()
         for later in ("inference", "serve"):
             values.pop(later, None)
+        values.get("system", {}).pop("wait", None)  # which changes no digit
+        if not values.get("system"):
+            values.pop("system", None)
         values["optimization"] = {kind: stage for kind, stage in values["optimization"].items() if stage != "off"}
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

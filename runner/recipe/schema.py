@@ -7,7 +7,7 @@ from runner.plugin.lr_scheduler import Schedule
 from runner.plugin.optimizer import kinds, settings_of
 from runner.plugin.registry import Registry, Section
 from runner.recipe.fill import face_of
-from runner.recipe.recipe import Head, ServeConfig, TrackingConfig, TrainConfig
+from runner.recipe.recipe import Head, ServeConfig, SystemConfig, TrackingConfig, TrainConfig
 
 Json = dict[str, Any]
 
@@ -48,6 +48,7 @@ def schema(catalog: Registry) -> Json:
             "description": "What a trained model is made faster and smaller by: each on, off, or on with settings.",
         },
         "tracking": _model(TrackingConfig, "tracking", definitions),
+        "system": _model(SystemConfig, "system", definitions),
         "serve": _model(ServeConfig, "serve", definitions),
     }
     document = {"$schema": DIALECT, "title": "Recipe", **_closed(properties), "$defs": definitions}

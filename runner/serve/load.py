@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from runner.inference.model import build
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load as read
-from runner.recipe.recipe import ServeConfig
+from runner.recipe.recipe import Recipe
 from runner.serve.model import ServedModel, served
 from runner.train.trained import trained
 
 
-def load(
-    model: str, recipe: str | None, settings: Sequence[str], registry: Registry
-) -> tuple[ServedModel, ServeConfig]:
-    """A model as it is served, and how.
+def load(model: str, recipe: str | None, settings: Sequence[str], registry: Registry) -> tuple[ServedModel, Recipe]:
+    """A model as it is served, and the recipe that says how.
 
     Args:
         model: a run or a version, as ``trained`` understands it.
@@ -35,4 +33,4 @@ def load(
         "settings": chosen.model.model_dump(mode="json"),
         "stages": chosen.values()["inference"] if chosen.inference else {},
     }
-    return served(found.name, build(found).learner, chosen.model, about), chosen.serve
+    return served(found.name, build(found).learner, chosen.model, about), chosen

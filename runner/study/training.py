@@ -15,13 +15,14 @@ from typing import Any
 
 from runner.child.protocol import Parent
 from runner.child.spawn import START_SECONDS, Cause, Child, ChildError, Limits
-from runner.recipe.lock import drift, write_lock
+from runner.recipe.lock import drift, locked_threads, write_lock
 from runner.recipe.recipe import Recipe
 from runner.study.config import StudyConfig
 from runner.system import generators
 from runner.system.errors import CheckpointError, ExitCode, RunnerError
 from runner.system.hardware import available_memory
 from runner.system.places import LOCK_NAME
+from runner.system.processor import share_processor
 from runner.tracking.tracker import Recorder
 from runner.tracking.workspace import SPOOL
 from runner.train import checkpoint
@@ -118,17 +119,19 @@ def main(parent: Parent) -> None:
     if not parent.options:
         from runner.verify.timed_gate import quick
 
-        verdict = quick(recipe, registry, tuple(recipe.stages))
+        with share_processor(recipe.system.threads, recipe.system.wait):
+            verdict = quick(recipe, registry, tuple(recipe.stages))
         parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)
         return
     folder = Path(parent.options["folder"])
     state = checkpoint.load_newest(folder / CHECKPOINTS)
     if state and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
         raise CheckpointError("what the training runs has changed since its checkpoint")
-    generators.seed(recipe.seed)
-    pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
-    write_lock(recipe, folder, registry)
-    with stop_on_signals() as stop:
+    threads = locked_threads(folder / LOCK_NAME) if state else None
+    with share_processor(recipe.system.threads, recipe.system.wait, threads) as use, stop_on_signals() as stop:
+        generators.seed(recipe.seed)
+        pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
+        write_lock(recipe, folder, registry, processor=use.data())
         cursor, step = (state["cursor"], state["step"]) if state else (None, 0)
         log = _ReportingRecorder(folder / SPOOL, cursor, step, parent, stop)
         parent.tell(step=log.step)

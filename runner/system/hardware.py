@@ -45,34 +45,46 @@ def hardware() -> dict[str, str | int]:
 
 
 def usable_cores() -> int:
-    """Logical processors that this process may run on, which a container or ``taskset`` can make fewer."""
+    """Cores that this process may use, which ``taskset`` or a container's quota can make fewer."""
     process = psutil.Process()
     affinity = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None  # not on macOS
-    return len(affinity or ()) or psutil.cpu_count() or 1
+    cores = len(affinity or ()) or psutil.cpu_count() or 1
+    quotas = [_quota(kind, folder) for kind, folder in _cgroups("cpu")]
+    return max(1, math.ceil(min([cores, *quotas])))
 
 
 def available_memory() -> int:
     """Bytes of host memory that this process can still take: what is free, or the tightest limit of its cgroups."""
-    left = [_left_in(folder, *_MEMORY_FILES[kind]) for kind, folder in _memory_cgroups()]
+    left = [_left_in(folder, *_MEMORY_FILES[kind]) for kind, folder in _cgroups("memory")]
     return max(0, int(min([psutil.virtual_memory().available, *left])))
 
 
-def _memory_cgroups() -> Iterator[tuple[str, Path]]:
-    """Type of file system and folder of the memory cgroups of this process and of all their parents in sight."""
+def _cgroups(controller: str) -> Iterator[tuple[str, Path]]:
+    """File system type and folder of this process's cgroups, and of all their visible parents."""
     own: dict[str, str] = {}
     for line in _MEMBERSHIP.finditer(_content(_PROCESS / "cgroup")):
         controllers, path = line.groups()
-        if not controllers or "memory" in controllers.split(","):
+        if not controllers or controller in controllers.split(","):
             own["cgroup" if controllers else "cgroup2"] = path
     for line in _MOUNT.finditer(_content(_PROCESS / "mountinfo")):
         root, point, kind, options = line.groups()
-        if kind not in own or (kind == "cgroup" and "memory" not in options.split(",")):
+        if kind not in own or (kind == "cgroup" and controller not in options.split(",")):
             continue
         # In a container, the path may be that of the host: then the mount shows the container's own cgroup.
         path = Path(own[kind])
         below = path.relative_to(root).parts if path.is_relative_to(root) and ".." not in path.parts else ()
         top = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point))
         yield from ((kind, top.joinpath(*below[:depth])) for depth in range(len(below) + 1))
+
+
+def _quota(kind: str, cgroup: Path) -> float:
+    """Processor time per time of a cgroup, in cores; infinite if it has no limit."""
+    files = ("cpu.max",) if kind == "cgroup2" else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    try:
+        quota, period = map(int, " ".join((cgroup / file).read_text() for file in files).split())
+    except (OSError, ValueError):  # "max" is no number
+        return math.inf
+    return quota / period if quota > 0 and period > 0 else math.inf
 
 
 def _left_in(cgroup: Path, limit: str, used: str, reclaimable: str) -> float:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -250,6 +250,25 @@ def folders(*places: Path) -> list[RunFolder]:
     found = [RunFolder(path.parent) for place in places for path in place.glob(f"*/{RECORD}")]
     started = {folder.name: record.started if (record := folder.record()) else 0.0 for folder in found}
     return sorted(found, key=lambda folder: (started[folder.name], folder.name), reverse=True)
+
+
+def computing(workspace: Workspace) -> int:
+    """Number of other processes on this machine that compute a run, an ablation or a study."""
+    count = 0
+    for place in (workspace.runs, workspace.ablations, workspace.studies):
+        for path in _recent(place):
+            record = RunFolder(path.parent).record()
+            if record is not None and record.owner.here and record.owner.pid != os.getpid():
+                count += record.at_work
+    return count
+
+
+def _recent(place: Path) -> Iterator[Path]:
+    """Records in folders of a place of which a living process could be the writer."""
+    for path in place.glob(f"*/{RECORD}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime < STALE_SECONDS:
+                yield path
 
 
 def below(workspace: Workspace, group: str) -> list[RunFolder]:

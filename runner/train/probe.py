@@ -9,8 +9,11 @@ import time
 import torch
 
 from runner.child.protocol import Parent
+from runner.plugin.registry import Registry
 from runner.plugin.stage import Probe
+from runner.recipe.recipe import Recipe
 from runner.system.hardware import available_memory
+from runner.system.processor import share_processor
 from runner.train.assemble import assemble
 from runner.train.step import Step
 
@@ -21,7 +24,12 @@ SECONDS = 0.5
 def main(parent: Parent) -> None:
     """Tells a ``Probe``, once it has trained until the clock can be trusted."""
     recipe, registry = parent.load()
-    pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
+    with share_processor(recipe.system.threads, recipe.system.wait):
+        parent.tell(**vars(_probe(recipe, registry, parent.options["batch_size"])))
+
+
+def _probe(recipe: Recipe, registry: Registry, batch_size: int) -> Probe:
+    pipeline = assemble(recipe, registry.files, batch_size=batch_size)
     device, cuda = pipeline.device, pipeline.device.type == "cuda"
     limit = torch.cuda.mem_get_info(device)[0] if cuda else available_memory()
     step = Step(pipeline)
@@ -36,4 +44,4 @@ def main(parent: Parent) -> None:
             started = time.perf_counter()
     speed = steps * pipeline.batch_size / (time.perf_counter() - started)
     peak = torch.cuda.max_memory_reserved(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    parent.tell(**vars(Probe(speed, peak, limit)))
+    return Probe(speed, peak, limit)

@@ -18,7 +18,7 @@ from runner.plugin.mistakes import described, mistake, told
 from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
-from runner.recipe.lock import copy_recipe, read_lock, write_lock
+from runner.recipe.lock import copy_recipe, locked_threads, read_lock, write_lock
 from runner.recipe.provenance import source
 from runner.recipe.recipe import Recipe
 from runner.system import generators
@@ -28,11 +28,13 @@ from runner.system.hardware import hardware
 from runner.system.lines import figures
 from runner.system.names import shown_path
 from runner.system.places import LOCK_NAME
+from runner.system.processor import ProcessorUse, share_processor
 from runner.system.secrets import redact
 from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import mlflow_key
 from runner.tracking.tracker import Tracker
+from runner.tracking.workspace import computing
 from runner.train import checkpoint as saved
 from runner.train.assemble import Assembly, StageReport, assemble
 from runner.train.chosen import Best, best_of
@@ -135,13 +137,11 @@ def run(
             folder.claim()
             stack.callback(folder.release)
             state = saved.load_newest(folder.checkpoints)
+        use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
         generators.seed(recipe.seed)
         with display.phase("assembling"):
             pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
-        if pipeline.start is not None:
-            locked = read_lock(recipe.path).get("init_from") if is_lock(recipe.path) else None
-            for remark in pipeline.start.remarks(locked):
-                _log.warning(remark)
+        _report_start(pipeline)
         cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
         tags = {} if state else _tags(recipe, pipeline)
         stop = stack.enter_context(stop_on_signals())
@@ -160,7 +160,7 @@ def run(
         if folder is None:
             copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
             begun = None if pipeline.start is None else dataclasses.asdict(pipeline.start)
-            write_lock(recipe, tracker.run_dir, registry, init_from=begun)
+            write_lock(recipe, tracker.run_dir, registry, init_from=begun, processor=use.data())
             reach("start.locked")
         else:
             if state is not None:
@@ -168,6 +168,28 @@ def run(
             reach("resume.loaded")
         loop.run()
     return _result(loop, tracker, started, None if folder is None else step)
+
+
+@contextmanager
+def _shared_processor(
+    recipe: Recipe, workspace: Workspace, folder: RunFolder | None, log: run_log.RunLog
+) -> Iterator[ProcessorUse]:
+    """Uses the processor as the recipe says; a resumed run has the threads with which it began."""
+    threads = None if folder is None else locked_threads(folder.path / LOCK_NAME)
+    system = recipe.system
+    with share_processor(system.threads, system.wait, threads, computing(workspace)) as use:
+        log.keep(str(use))
+        yield use
+
+
+def _report_start(pipeline: Assembly) -> None:
+    """Prints what is unusual about the first weights, if they are those of another run."""
+    if pipeline.start is None:
+        return
+    path = pipeline.recipe.path
+    locked = read_lock(path).get("init_from") if is_lock(path) else None
+    for remark in pipeline.start.remarks(locked):
+        _log.warning(remark)
 
 
 def _tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:

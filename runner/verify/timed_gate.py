@@ -10,6 +10,7 @@ from runner.child.spawn import Cause, Child, ChildError
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
+from runner.system.processor import share_processor
 from runner.verify.variants import weakest
 
 
@@ -40,9 +41,10 @@ class TimedGate(ExitStack):
 def main(parent: Parent) -> None:
     """Judges one set after the other."""
     recipe, registry = parent.load()
-    for stages in parent.commands():
-        verdict = quick(recipe, registry, stages.split(","))
-        parent.tell(outcome=str(verdict.outcome), contract=verdict.contract, summary=verdict.summary)
+    with share_processor(recipe.system.threads, recipe.system.wait):
+        for stages in parent.commands():
+            verdict = quick(recipe, registry, stages.split(","))
+            parent.tell(outcome=str(verdict.outcome), contract=verdict.contract, summary=verdict.summary)
 
 
 def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:

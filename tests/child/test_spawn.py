@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from runner.child.spawn import Cause, Child, ChildError, Limits
+from runner.system.processor import THREAD_VARIABLES
 
 TALKER = """
     import os, signal, subprocess, sys, time
@@ -187,6 +188,8 @@ def test_a_child_imports_nothing_from_the_current_directory(tmp_path, monkeypatc
     for name in ("random", "talker", "torch", "queue", "socket"):
         (somewhere / f"{name}.py").write_text("raise SystemExit('imported from the current directory')")
     monkeypatch.chdir(somewhere)
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name)
     with Child("talker", threads=3) as child:
         where = child.ask("where")
     assert where["safe"]

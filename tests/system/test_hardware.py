@@ -115,3 +115,30 @@ def test_a_system_without_cgroups_has_what_is_free(machine):
 
 def test_this_machine_has_memory_left():
     assert 0 < available_memory() <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("limits", "cores"),
+    [
+        pytest.param({"sys/job": {"cpu.max": "200000 100000"}}, 2, id="two cores"),
+        pytest.param({"sys/job": {"cpu.max": "150000 100000"}}, 2, id="a part of a core needs a thread"),
+        pytest.param({"sys/job": {"cpu.max": "20000 100000"}}, 1, id="less than a core"),
+        pytest.param({"sys/job": {"cpu.max": "max 100000"}, "sys": {"cpu.max": "300000 100000"}}, 3, id="a parent's"),
+        pytest.param({"sys/job": {"cpu.max": "max 100000"}}, 8, id="no limit"),
+        pytest.param({"sys/job": {"cpu.max": "nonsense"}}, 8, id="nonsense"),
+        pytest.param({"sys/job": {"cpu.max": "6400000 100000"}}, 8, id="more than there are"),
+        pytest.param({}, 8, id="no file"),
+    ],
+)
+def test_a_container_may_use_fewer_cores_than_the_machine_has(machine, monkeypatch, limits, cores):
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: range(8), raising=False)
+    machine("0::/job\n", V2_MOUNT, limits)
+    assert usable_cores() == cores
+
+
+def test_version_1_limits_cores_in_two_files(machine, monkeypatch):
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: range(8), raising=False)
+    limited = {"cpu.cfs_quota_us": "350000", "cpu.cfs_period_us": "100000"}
+    unlimited = {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}
+    machine("4:cpu,cpuacct:/job\n3:memory:/job\n", V1_MOUNT, {"sys/cpu/job": limited, "sys/cpu": unlimited})
+    assert usable_cores() == 4

@@ -1,0 +1,69 @@
+"""How threads wait for each other in the processes of an ablation: the same in all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from runner.recipe.recipe import SystemConfig
+from runner.system.contention import SINCE_START, Contention
+from runner.system.hardware import usable_cores
+from runner.system.processor import (
+    SAMPLE_SECONDS,
+    Surroundings,
+    WaitMode,
+    WaitSwitch,
+    choose,
+    is_fixed_by,
+)
+
+
+class SharedWait:
+    """Switches all processes of a round together, so that load favours no variant.
+
+    Args:
+        system: The recipe's section.
+        command: Called with ``sleep`` or ``spin``, which every process has to do.
+    """
+
+    def __init__(self, system: SystemConfig, command: Callable[[str], None]) -> None:
+        cores = usable_cores()
+        known = Surroundings(cores, torch.get_num_threads(), contention=SINCE_START.read())
+        self._command = command
+        self._use = choose(system.threads, system.wait, os.environ, known)
+        self._sleeps = self._use.wait == "passive"
+        is_auto = system.wait == "auto" and not is_fixed_by(self._use.variables)
+        self._switch = WaitSwitch(self, self._use, is_auto, cores)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether waiting threads sleep."""
+        return self._sleeps
+
+    @property
+    def mode(self) -> WaitMode:
+        """How threads wait now."""
+        return "passive" if self.sleeps else "active"
+
+    def observe(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Takes what the processes noticed of other programs in a round, before the next one."""
+        if answers and self._use.threads > 1:
+            waited = median(answer["waited"] for answer in answers)
+            others = median(answer["others"] for answer in answers)
+            self._switch.observe(Contention(waited, others), SAMPLE_SECONDS)
+
+    def sleep(self) -> bool:
+        """Makes waiting threads sleep in all processes."""
+        if not self._sleeps:
+            self._sleeps = True
+            self._command("sleep")
+        return True
+
+    def spin(self) -> None:
+        """Makes waiting threads spin in all processes."""
+        self._sleeps = False
+        self._command("spin")
