@@ -41,7 +41,7 @@ def run_folder(name="marl", **changes):
         "goal": 100,
         "unit": "updates",
         "experiment": "tests",
-        "tracking_uri": shown(Workspace().tracking_uri),
+        "tracking_uri": Workspace().recorded_uri(shown(Workspace().tracking_uri)),
         "owner": Owner.this_process(),
         "started": now,
         "heartbeat": now,

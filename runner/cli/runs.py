@@ -35,6 +35,9 @@ GoOn = Annotated[bool, Option("--resume", help="Go on with the newest unfinished
 Seeds = Annotated[int, Option("--seeds", min=1, help="Train with so many seeds, the recipe's own and those after it.")]
 Parallel = Annotated[int, Option("--parallel", min=1, help="How many of them train at a time.")]
 AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed.")]
+Takeover = Annotated[
+    bool, Option("--takeover", help="Take the run over from another machine, on which it must not be running any more.")
+]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
 Tags = Annotated[
     list[str] | None, Option("--tag", metavar="NAME=VALUE", help="A tag of the run, in MLflow too; may be repeated.")
@@ -52,7 +55,7 @@ Run = Annotated[
 def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
-    seeds: Seeds = 1, parallel: Parallel = 1, quiet: Quiet = False, as_json: AsJson = False,
+    seeds: Seeds = 1, parallel: Parallel = 1, takeover: Takeover = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -93,13 +96,13 @@ def run(
         more = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
         words = ["runner", "run", recipe, *(part for each in given for part in ("--set", each)), *more]
         again = registry.command(shlex.join(words))
-        run_seeds(recipes, registry, parallel, go_on, own_tags, note, again, quiet, as_json)
+        run_seeds(recipes, registry, parallel, go_on, own_tags, note, again, quiet, as_json, takeover)
     if go_on:
         for folder in run_folders("run", quiet):
             record = folder.record()
-            if record is not None and record.digest == loaded.digest and not folder.resumable:
+            if record is not None and record.digest == loaded.digest and not folder.obstacle(takeover):
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
-                resume(folder.name, given, allow_drift=allow_drift, plugin=plugin, quiet=quiet, as_json=as_json)
+                resume(folder.name, given, None, allow_drift, plugin, takeover, quiet, as_json)
     _say_drift(changes)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
@@ -113,12 +116,12 @@ def run(
 
 def resume(
     run: Run = "latest", bare: Bare = None, sets: Sets = None, allow_drift: AllowDrift = False,
-    plugin: Plugins = None, quiet: Quiet = False, as_json: AsJson = False,
+    plugin: Plugins = None, takeover: Takeover = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> NoReturn:  # fmt: skip
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
 
     On a CPU it comes out bit for bit as if it had never been interrupted. 'latest' is the newest run that can be
-    resumed.
+    resumed. A run of another machine that may still be training is refused without --takeover.
 
     [bold]runner resume[/]
 
@@ -129,12 +132,12 @@ def resume(
 
     run, bare = run_and_settings(run, bare)
     found, runs = run_folders("resume", quiet), Workspace().runs
-    folder = find(runs, run) if run != "latest" else next((each for each in found if not each.resumable), None)
+    folder = find(runs, run) if run != "latest" else next((each for each in found if not each.obstacle(takeover)), None)
     if folder is None:
         why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
         raise UsageError(f"no run in {runs} can be resumed{':' + why if why else ''}")
     lock, registry = folder.path / LOCK_NAME, registry_of(plugin)
-    if reason := folder.resumable:
+    if reason := folder.obstacle(takeover):
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
     command = f"runner resume {folder.name}"
@@ -154,7 +157,7 @@ def resume(
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.train.run import run as train
 
-        return train(recipe, registry, Workspace(), display, folder, drifted)
+        return train(recipe, registry, Workspace(), display, folder, drifted, takeover=takeover)
 
     say(f"resuming {folder.name}")
     _train(recipe, quiet, as_json, begin)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def run_seeds(
     recipes: "Mapping[int, Recipe]", registry: "Registry", parallel: int, go_on: bool, tags: "Mapping[str, str]",
-    note: str, again: str, quiet: bool, as_json: bool,
+    note: str, again: str, quiet: bool, as_json: bool, takeover: bool,
 ) -> NoReturn:  # fmt: skip
     """Trains a recipe with several seeds before a person's eyes, shows what came of it, and exits."""
     from runner.cli.progress import ProgressDisplay
@@ -35,7 +35,7 @@ def run_seeds(
         from runner.train.seeds import train_seeds
 
         with display.phase("training"):
-            result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note, again)
+            result = train_seeds(recipes, registry, Workspace(), display, parallel, go_on, tags, note, again, takeover)
     output(as_json, result.data, show, result, recipe.headline, again)
     raise Exit(result.exit_code)
 

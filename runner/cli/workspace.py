@@ -21,6 +21,9 @@ Removed = Annotated[
     Argument(metavar="[RUN...]", help="Names, digits or ids, as for resume.", autocompletion=completion.removable),
 ]
 Purge = Annotated[bool, Option("--purge", help="Delete for good; without a run, what is in the trash.")]
+Takeover = Annotated[
+    bool, Option("--takeover", help="Also what another machine is at, on which it must not be running any more.")
+]
 Runs = Annotated[
     list[str],
     Argument(
@@ -78,7 +81,7 @@ def ls(
     output(as_json, lambda: {"runs": runs}, show, runs, none)
 
 
-def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> None:
+def rm(runs: Removed = None, purge: Purge = False, takeover: Takeover = False, as_json: AsJson = False) -> None:
     """Remove runs: their folders go to the workspace's trash, and MLflow deletes its own.
 
     A group of seeds goes with all its runs. MLflow can restore what it has deleted, and forgets it with
@@ -98,7 +101,7 @@ def rm(runs: Removed = None, purge: Purge = False, as_json: AsJson = False) -> N
     run_folders("rm")
     chosen = {folder.name: folder for folder in (find(here.runs, name, *here.places[1:]) for name in runs or ())}
     with working("rm", "removing"):
-        removals = remove(here, list(chosen.values()), purge)
+        removals = remove(here, list(chosen.values()), purge, takeover)
         purged = [] if runs else empty(here)
     if as_json:
         print_json({"runs": [asdict(each) for each in removals], "purged": purged})

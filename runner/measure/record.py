@@ -29,8 +29,8 @@ def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) 
     record = Record(
         kind="ablation", name=folder.name, recipe=recipe.name, digest=experiment.digest, unit="rounds",
         goal=experiment.config.rounds.most * len(experiment.cases), experiment=recipe.tracking.experiment,
-        tracking_uri=shown(workspace.tracking_uri), owner=Owner.this_process(), started=now - log.seconds,
-        heartbeat=now, overrides=params_of(recipe.overrides),
+        tracking_uri=workspace.recorded_uri(shown(workspace.tracking_uri)), owner=Owner.this_process(),
+        started=now - log.seconds, heartbeat=now, overrides=params_of(recipe.overrides),
     )  # fmt: skip
 
     def rounds() -> int:

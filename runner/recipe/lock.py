@@ -68,7 +68,7 @@ def write_lock(
     else:  # an earlier lock may have been here
         (run_dir / PATCH_NAME).unlink(missing_ok=True)
     names = {provider.name for provider in _providers(recipe, catalog).values()}
-    files = sorted(str(Path(name).absolute()) for name in names if name.endswith(".py"))
+    files = sorted(_recorded_path(Path(name), run_dir) for name in names if name.endswith(".py"))
     origins = {path: place.cited() for path, place in recipe.origins.items()}
     head = {"lock": VERSION, "digest": recipe.digest} | ({} if init_from is None else {"init_from": dict(init_from)})
     head |= {} if processor is None else {PROCESSOR: dict(processor)}
@@ -76,6 +76,16 @@ def write_lock(
     # The code comes last: a lock that is cut anywhere lacks of it.
     write_durably(run_dir / LOCK_NAME, dump(facts | {"code": code_of(recipe)}))
     return run_dir / LOCK_NAME
+
+
+def _recorded_path(path: Path, run_dir: Path) -> str:
+    """Returns the path of a plugin file from a run's folder, so that a project can be moved as a whole.
+
+    A file outside of the project, the folder that contains the workspace, has its absolute path.
+    """
+    absolute, folder = path.absolute(), run_dir.absolute()
+    project = folder.parents[2] if len(folder.parents) > 3 else folder
+    return os.path.relpath(absolute, folder) if absolute.is_relative_to(project) else str(absolute)
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:
@@ -101,6 +111,8 @@ def read_lock(lock: Path) -> dict[str, Any]:
     if problems:
         raise RecipeError([*problems, Problem(Place(lock), "", _REMEDY)])
     values: dict[str, Any] = root.plain()
+    recorded = map(str, values.get(PLUGIN_FILES) or ())
+    values[PLUGIN_FILES] = [os.path.normpath(lock.absolute().parent / path) for path in recorded]
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
         raise RecipeError([Problem(root.asked("lock"), "lock", message)])

@@ -34,8 +34,9 @@ def study_record(
     return Record(
         kind="study", name=name, recipe=recipe.name, digest=definition.digest, unit="trials",
         goal=config.budget.trials, step=used.trials, experiment=recipe.tracking.experiment,
-        tracking_uri=shown(here.tracking_uri), owner=Owner.this_process(), started=min(begun, default=now),
-        heartbeat=now, run_id=study.user_attrs.get(PARENT), status=status, seconds=used.seconds,
+        tracking_uri=here.recorded_uri(shown(here.tracking_uri)), owner=Owner.this_process(),
+        started=min(begun, default=now), heartbeat=now,
+        run_id=study.user_attrs.get(PARENT), status=status, seconds=used.seconds,
         overrides=params_of(recipe.overrides), headline=tuple(config.objectives),
         metrics=dict(zip(config.objectives, best, strict=False)),
     )  # fmt: skip

@@ -63,7 +63,9 @@ class Lease(_Base):
     study: Mapped[str] = mapped_column(String(128), primary_key=True)
     trial: Mapped[int] = mapped_column(primary_key=True)
     worker: Mapped[str] = mapped_column(String(64))
-    place: Mapped[str] = mapped_column(String(256))  # machine, boot and process namespace, in which ``pid`` counts
+    place: Mapped[str] = mapped_column(
+        String(256)
+    )  # host, boot, process namespace and machine, in which ``pid`` counts
     pid: Mapped[int] = mapped_column(BigInteger)
     born: Mapped[float]  # when the process began, which tells it from a later one with the same number
     beats: Mapped[int] = mapped_column(BigInteger)
@@ -72,8 +74,8 @@ class Lease(_Base):
     @property
     def owner(self) -> Owner:
         """The process."""
-        host, boot, namespace = self.place.split(" ")
-        return Owner(pid=self.pid, host=host, boot_id=boot, namespace=namespace, born=self.born)
+        host, boot, namespace, machine = self.place.split(" ")
+        return Owner(pid=self.pid, host=host, boot_id=boot, namespace=namespace, born=self.born, machine=machine)
 
 
 class Leases:
@@ -93,7 +95,8 @@ class Leases:
     def claim(self, trial: int) -> bool:
         """Takes a trial that nobody holds, or whose holder is dead; false if it belongs to another."""
         holder, own = self.holder(trial), Owner.this_process()
-        mine = {"worker": self.worker, "place": f"{own.host} {own.boot_id} {own.namespace}", "pid": own.pid,
+        place = " ".join((own.host, own.boot_id, own.namespace, own.machine))
+        mine = {"worker": self.worker, "place": place, "pid": own.pid,
                 "born": own.born, "beats": 0, "seen": time.time()}  # fmt: skip
         if holder is None:
             try:
@@ -143,7 +146,7 @@ class Leases:
 
         Silence is measured by this clock: two clocks need not agree.
         """
-        known = lease.owner.alive(lease.seen)
+        known = lease.owner.alive
         if known is not None:
             return known
         key, now = (lease.worker, lease.trial), time.monotonic()

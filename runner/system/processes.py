@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +13,9 @@ from pydantic import BaseModel
 
 PYTHON = (sys.executable, "-P")
 """An interpreter that imports nothing from the directory it is started in, where other people's files may lie."""
+
+
+_MACHINE_DIGITS = 12
 
 
 def safe_environment() -> dict[str, str]:
@@ -28,6 +32,19 @@ def boot_id() -> str:
         return str(int(psutil.boot_time()))
 
 
+@cache
+def machine_id() -> str:
+    """Returns a digest of what tells this machine from others, also after a restart; empty if nothing does."""
+    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        # machine-id(5) asks that the identifier itself stays confidential.
+        return sha256(f"runner {text}".encode()).hexdigest()[:_MACHINE_DIGITS] if text else ""
+    return ""
+
+
 class Owner(BaseModel, frozen=True):
     """A process to which something belongs."""
 
@@ -39,25 +56,34 @@ class Owner(BaseModel, frozen=True):
     """Of processes, in which ``pid`` means this one."""
     born: float = 0.0
     """When it began, which tells it from a later one with the same number."""
+    machine: str = ""
+    """``machine_id`` of its machine; empty if unknown."""
 
     @classmethod
     def this_process(cls) -> Self:
         """The process that asks."""
         pid = os.getpid()
-        return cls(pid=pid, host=platform.node(), boot_id=boot_id(), namespace=_namespace(), born=_born(pid))
+        return cls(
+            pid=pid,
+            host=platform.node(),
+            boot_id=boot_id(),
+            namespace=_namespace(),
+            born=_born(pid),
+            machine=machine_id(),
+        )
 
     @property
     def here(self) -> bool:
         """Whether it is, or was, a process among those that this one sees."""
         return (self.boot_id, self.namespace) == (boot_id(), _namespace())
 
-    def alive(self, seen: float) -> bool | None:
-        """Whether it lives, ``seen`` last at a time in seconds since 1970; None if that cannot be told from here."""
+    @property
+    def alive(self) -> bool | None:
+        """Whether it is running; None if that cannot be decided from here. No clock is consulted."""
         if self.here:
             return _born(self.pid) == self.born
-        # A container that shares the name of its machine has lived since that was started.
-        is_before_boot = self.host == platform.node() and self.boot_id != boot_id() and seen < psutil.boot_time()
-        return False if is_before_boot else None
+        is_this_machine = self.machine != "" and (self.machine, self.host) == (machine_id(), platform.node())
+        return False if is_this_machine and self.boot_id != boot_id() else None
 
 
 def _namespace() -> str:

@@ -52,7 +52,9 @@ def described(folder: RunFolder) -> dict[str, Any]:
     known: dict[str, Any] = dict.fromkeys(Record.model_fields) | {"status": "UNKNOWN"}
     if record is not None:
         metrics = {name: value if isfinite(value) else str(value) for name, value in record.metrics.items()}
-        known = record.model_dump(mode="json") | {"step": max(record.step, last or 0), "metrics": metrics}
+        workspace = Workspace(folder.path.parents[1])
+        known = record.model_dump(mode="json") | {"tracking_uri": workspace.resolved_uri(record.tracking_uri)}
+        known |= {"step": max(record.step, last or 0), "metrics": metrics}
         if record.kind != "run":
             known["status"] = "KILLED" if record.status == "RUNNING" and not record.at_work else record.status
             again = _SEEDS_AGAIN if record.kind == "seeds" else _AGAIN

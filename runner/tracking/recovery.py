@@ -47,7 +47,7 @@ def reap(workspace: Workspace, telling: Callable[[], AbstractContextManager[obje
 def deliver(workspace: Workspace, runs: list[RunFolder]) -> list[Delivery]:
     """Sends MLflow what it lacks of runs whose process is dead; twice changes nothing. Raises ``StorageError``."""
     store = cache(partial(Store, workspace))  # opened if a run needs it
-    return [_deliver(folder, shown(workspace.tracking_uri), store) for folder in runs]
+    return [_deliver(folder, workspace, store) for folder in runs]
 
 
 def _set_end(folder: RunFolder) -> bool:
@@ -83,12 +83,13 @@ def _set_end(folder: RunFolder) -> bool:
     return True
 
 
-def _deliver(folder: RunFolder, tracking_uri: str, store: Callable[[], Store]) -> Delivery:
+def _deliver(folder: RunFolder, workspace: Workspace, store: Callable[[], Store]) -> Delivery:
     record = folder.record()
     if record is None:
         return Delivery(folder.name, problem="its run.json cannot be read")
-    if record.tracking_uri != tracking_uri:
-        return Delivery(folder.name, problem=f"it is kept in {record.tracking_uri}; name that in MLFLOW_TRACKING_URI")
+    if record.tracking_uri != workspace.recorded_uri(shown(workspace.tracking_uri)):
+        recorded = workspace.resolved_uri(record.tracking_uri)
+        return Delivery(folder.name, problem=f"it is kept in {recorded}; name that in MLFLOW_TRACKING_URI")
     if folder.alive():
         return Delivery(folder.name, alive=True)
     mlflow = store()

@@ -21,10 +21,11 @@ import psutil
 from filelock import FileLock
 
 from runner.system.errors import StorageError
-from runner.system.places import sqlite_path
+from runner.system.places import sqlite_path, sqlite_uri
 from runner.system.secrets import redact
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import setting_keys
+from runner.tracking.relocation import relocate
 from runner.tracking.view import TAG
 from runner.tracking.workspace import Workspace, folder_name
 
@@ -156,6 +157,8 @@ class Store:
                 logging.getLogger("alembic").setLevel(logging.ERROR)
                 from mlflow import MlflowClient
 
+                if uri == sqlite_uri(workspace.database):
+                    relocate(workspace)
                 self.client = MlflowClient(uri)
                 self.client.search_experiments(max_results=1)
         except Exception as error:  # drivers and MLflow raise whatever they like

@@ -110,7 +110,7 @@ class Tracker(Recorder):
         self.began = time.perf_counter()
         """Since when a process is at it."""
         super().__init__(folder.spool, cursor, step)
-        self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, record.tracking_uri
+        self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, shown(store.uri)
         self._store, self._folder, self._warned = store, folder, False
         self._shipper = Shipper(store, self.run_id, folder.spool)
         if cursor is not None:  # a run that MLflow has just made is running
@@ -146,8 +146,8 @@ class Tracker(Recorder):
         (unit, goal), now = recipe.length, time.time()
         record = Record(
             name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
-            experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), owner=Owner.this_process(),
-            started=now, heartbeat=now, overrides=params_of(recipe.overrides), group=group,
+            experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
+            owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(recipe.overrides), group=group,
             tags=params_of(own_tags or {}), note=text(note),
             headline=headline_of(recipe),
         )  # fmt: skip
@@ -185,9 +185,10 @@ class Tracker(Recorder):
         record = folder.record()
         assert record is not None  # the caller has found the run by it
         store = Store(workspace)
-        if shown(store.uri) != record.tracking_uri:
+        if workspace.recorded_uri(shown(store.uri)) != record.tracking_uri:
+            recorded = workspace.resolved_uri(record.tracking_uri)
             raise StorageError(
-                f"run {folder.name} is kept in {record.tracking_uri}, not in {shown(store.uri)}; "
+                f"run {folder.name} is kept in {recorded}, not in {shown(store.uri)}; "
                 "name its store in MLFLOW_TRACKING_URI"
             )
         changed = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": "",

@@ -26,11 +26,12 @@ class Removal:
     """Those that are deleted in MLflow now: its own, and those below it."""
 
 
-def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool) -> list[Removal]:
+def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool, takeover: bool = False) -> list[Removal]:
     """Deletes runs in MLflow, and moves their folders to the trash, or purges them.
 
     An ablation goes with its variants, a group of seeds with its runs. MLflow keeps what is deleted, until
-    ``mlflow gc``, and can restore it.
+    ``mlflow gc``, and can restore it. With ``takeover``, a process on another machine that may be at one of them counts
+    as gone.
 
     Raises:
         UsageError: a process is at one of them, or one is a study; then all stay.
@@ -44,9 +45,12 @@ def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool) -> list
             if record is not None and record.kind == "study":
                 raise UsageError(f"{folder.name} is a study: 'runner study run FILE --fresh' forgets its trials")
             if record is not None and record.kind in _DOING and record.at_work:
-                owner = f"process {record.owner.pid} on {record.owner.host}"
-                raise UsageError(f"{folder.name} is in use: {owner} is {_DOING[record.kind]}")
-            folder.claim(GLANCE_SECONDS)
+                if record.owner.alive:
+                    owner = f"process {record.owner.pid} on {record.owner.host}"
+                    raise UsageError(f"{folder.name} is in use: {owner} is {_DOING[record.kind]}")
+                folder.confirm_abandoned(takeover)
+                takeover = True  # of those below it, whose processes were its own
+            folder.claim(GLANCE_SECONDS, takeover)
             claims.callback(folder.release)
         removals = []
         for folder in chosen:
@@ -89,8 +93,9 @@ def _deleted(workspace: Workspace, record: Record | None) -> tuple[str, list[str
     """Deletes a run in MLflow, and the runs below it; what is to be said of that, and their ids."""
     if record is None:
         return "MLflow was not asked, because its run.json cannot be read", []
-    if record.tracking_uri != shown(workspace.tracking_uri):
-        return f"it stays in {record.tracking_uri}; name that in MLFLOW_TRACKING_URI to delete it there", []
+    if record.tracking_uri != workspace.recorded_uri(shown(workspace.tracking_uri)):
+        recorded = workspace.resolved_uri(record.tracking_uri)
+        return f"it stays in {recorded}; name that in MLFLOW_TRACKING_URI to delete it there", []
     store = Store(workspace)
     run_ids = store.delete_run(record.experiment, record.run_id, record.name)
     return ("deleted in MLflow" if run_ids else "MLflow lists it no more"), run_ids

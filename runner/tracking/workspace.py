@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import re
 import time
@@ -22,7 +23,11 @@ from runner.system.processes import Owner, boot_id
 
 SPOOL = "spool.jsonl"
 STALE_SECONDS = 600.0
-"""A run on another machine is taken for dead when it has not been heard of for so long."""
+"""Age of a heartbeat after which the owner on another machine may be gone; whether it is, is then observed."""
+OBSERVED_SECONDS = 15.0
+"""Three heartbeats: for how long a record is watched before its owner on another machine counts as gone."""
+TAKEOVER = "--takeover"
+"""The option that takes a run over from another machine without watching its record."""
 GLANCE_SECONDS = 1.0
 """Longer than another process looks whether a run is alive, which shares its lock for a moment."""
 _CLAIM_SECONDS = 15.0
@@ -32,6 +37,9 @@ _LONGEST_NAME = 100
 _SHOWN_RUNS = 8
 DIGITS = 8
 """Of MLflow's id, at the end of a name."""
+
+_OWN_DATABASE = "workspace:mlflow.db"
+_log = logging.getLogger(__name__)
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Kind = Literal["run", "ablation", "study", "seeds"]
@@ -53,6 +61,14 @@ class Workspace:
         """Used when ``MLFLOW_TRACKING_URI`` names no other store."""
         self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(self.database)
 
+    def recorded_uri(self, uri: str) -> str:
+        """Returns a store's URI as records have it: the workspace's own database is known by its name alone."""
+        return _OWN_DATABASE if uri == sqlite_uri(self.database) else uri
+
+    def resolved_uri(self, recorded: str) -> str:
+        """Returns the URI that ``recorded_uri`` has shortened."""
+        return sqlite_uri(self.database) if recorded == _OWN_DATABASE else recorded
+
 
 def folder_name(name: str) -> str:
     """The name as a folder can have it on every system."""
@@ -72,7 +88,7 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     """What ``goal`` and ``step`` count."""
     experiment: str
     tracking_uri: str
-    """MLflow's store, without a password."""
+    """MLflow's store, without a password; see ``Workspace.recorded_uri``."""
     owner: Owner
     started: float
     """Seconds since 1970, as all times here."""
@@ -103,8 +119,13 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
 
     @property
     def at_work(self) -> bool:
-        """Whether it runs, as far as its owner's name tells; of a training, the folder's lock tells more."""
-        return self.status == "RUNNING" and self.owner.alive(self.heartbeat) is not False
+        """Whether it runs, as far as its owner tells; the lock of a training's folder tells more."""
+        return self.status == "RUNNING" and self.owner.alive is not False
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the last heartbeat is old, or in the future, where a wrong clock has put it."""
+        return not 0 <= time.time() - self.heartbeat < STALE_SECONDS
 
 
 class RunFolder:
@@ -145,12 +166,20 @@ class RunFolder:
     @property
     def resumable(self) -> str:
         """Empty if the run can be resumed, else why not."""
+        return self.obstacle()
+
+    def obstacle(self, takeover: bool = False) -> str:
+        """Returns why the run cannot be resumed; empty if it can.
+
+        An owner on another machine is no obstacle with ``takeover``, nor if it was silent for long; ``claim`` decides.
+        """
         record = self.record()
         if record is None:
             return "its run.json cannot be read"
         if record.status == "FINISHED":
             return "it is finished"
-        if self.alive():
+        may_be_gone = self._lives_elsewhere() and (takeover or record.is_stale)
+        if self.alive() and not may_be_gone:
             return f"process {record.owner.pid} on {record.owner.host} is training it"
         return "" if (self.path / LOCK_NAME).exists() else "it ended before its lock was written"
 
@@ -187,16 +216,24 @@ class RunFolder:
         """Gives that space to what is written next."""
         self._reserve.unlink(missing_ok=True)
 
-    def claim(self, patience: float = _CLAIM_SECONDS) -> None:
+    def claim(self, patience: float = _CLAIM_SECONDS, takeover: bool = False) -> None:
         """Makes the folder this process's own; waits for one that looks after the run, not for one that trains it.
 
-        A ``UsageError`` if it belongs to another process.
+        Args:
+            patience: Seconds to wait for a process that looks after the run.
+            takeover: Whether to take the run over from a process on another machine, of which nothing is known here.
+
+        Raises:
+            UsageError: It belongs to another process.
         """
+        if not self._lock.is_locked and self._lives_elsewhere():
+            self.confirm_abandoned(takeover)
+            takeover = True
         deadline = time.monotonic() + patience
-        while not self._lock.is_locked and not self.alive() and time.monotonic() < deadline:
+        while not self._lock.is_locked and (takeover or not self.alive()) and time.monotonic() < deadline:
             with suppress(Timeout):
                 self._lock.acquire(timeout=GLANCE_SECONDS)
-        if not self._lock.is_locked or self._lives_elsewhere():
+        if not self._lock.is_locked or (self._lives_elsewhere() and not takeover):
             self._lock.release()
             record = self.record() if self.alive() else None
             owner = f"process {record.owner.pid} on {record.owner.host} is training it" if record else ""
@@ -204,6 +241,37 @@ class RunFolder:
         record = self.record()
         if record is not None and record.name != self.name:
             self._move_to(record.name)
+
+    def confirm_abandoned(self, takeover: bool = False) -> None:
+        """Returns if the owner of a running record is dead, or if it is on another machine and counts as gone.
+
+        No clock decides alone: an owner on another machine counts as gone if its last heartbeat is old and the record
+        does not change while it is watched, or if the user says so with ``takeover``.
+
+        Raises:
+            UsageError: The owner is alive, or may be.
+        """
+        record = self.record()
+        if record is None or not record.at_work:
+            return
+        owner = f"process {record.owner.pid} on {record.owner.host}"
+        if record.owner.alive:
+            raise UsageError(f"{self.name} is in use by {owner}")
+        if takeover:
+            _log.warning("%s is taken over from %s, which must not be running any more", self.name, owner)
+            return
+        age = time.time() - record.heartbeat
+        heard = f"{age:,.0f} s ago" if age >= 0 else f"{-age:,.0f} s in the future"
+        refusal = f"{self.name} may be in use by {owner}, whose last sign of life is {heard}"
+        if age < STALE_SECONDS:
+            raise UsageError(f"{refusal}; if that machine is gone, add {TAKEOVER}")
+        _log.warning("%s was last in use by %s; watching it for %.0f s", self.name, owner, OBSERVED_SECONDS)
+        deadline = time.monotonic() + OBSERVED_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(min(GLANCE_SECONDS, OBSERVED_SECONDS))
+            current = self.record()
+            if current is not None and current.heartbeat != record.heartbeat:
+                raise UsageError(f"{self.name} is in use by {owner}, which has just written to it")
 
     def release(self) -> None:
         """Gives the folder up."""
@@ -215,7 +283,7 @@ class RunFolder:
         if self._lock.is_locked:
             return True
         record = self.record()
-        if record is not None and record.owner.alive(record.heartbeat) is False:
+        if record is not None and record.owner.alive is False:
             return False  # whoever holds the lock looks after what a dead one has left
         try:
             with self._lock_file.open("rb") as file:
@@ -237,12 +305,9 @@ class RunFolder:
         sync(self.path.parent)
 
     def _lives_elsewhere(self) -> bool:
-        """Whether a process of another machine, which the lock may not reach, has lately been alive."""
+        """Whether its process may be alive on another machine, which the lock may not reach."""
         record = self.record()
-        if record is None or record.status != "RUNNING" or record.owner.boot_id == boot_id():
-            return False
-        lately = time.time() - record.heartbeat < STALE_SECONDS
-        return lately and record.owner.alive(record.heartbeat) is not False
+        return record is not None and record.at_work and record.owner.boot_id != boot_id()
 
 
 def folders(*places: Path) -> list[RunFolder]:

@@ -113,14 +113,14 @@ def train(
 def run(
     recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
     drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
-    parent: tuple[str, str] | None = None,
+    parent: tuple[str, str] | None = None, takeover: bool = False,
 ) -> RunResult:  # fmt: skip
     """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
 
     The recipe of a run that goes on is that of its lock; ``drift`` says what has changed since, and is kept on record.
     A run that begins keeps tags and a note of its user. ``parent`` is the name of a group of runs with its run in
-    MLflow, below which this one stands. Should the training fail, the MLflow run, if there is one by then, has its true
-    status.
+    MLflow, below which this one stands. With ``takeover``, a process on another machine counts as gone. Should the
+    training fail, the MLflow run, if there is one by then, has its true status.
 
     Raises:
         UsageError: the run's process is alive.
@@ -134,7 +134,7 @@ def run(
         stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
         if folder is not None:
-            folder.claim()
+            folder.claim(takeover=takeover)
             stack.callback(folder.release)
             state = saved.load_newest(folder.checkpoints)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))

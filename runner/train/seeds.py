@@ -73,7 +73,7 @@ class SeedsResult:
 
 def train_seeds(
     recipes: Mapping[int, Recipe], registry: Registry, workspace: Workspace, display: Display, parallel: int,
-    go_on: bool, tags: Mapping[str, str], note: str, again: str,
+    go_on: bool, tags: Mapping[str, str], note: str, again: str, takeover: bool = False,
 ) -> SeedsResult:  # fmt: skip
     """Trains the same recipe with each of these seeds; so many at a time, which share the processor's cores.
 
@@ -89,6 +89,7 @@ def train_seeds(
         tags: of every run, by its user.
         note: the same.
         again: the command that goes on with them.
+        takeover: whether a process on another machine that may be at the group counts as gone.
 
     Raises:
         StorageError: MLflow's store cannot be reached at the start, or the workspace not be written.
@@ -96,7 +97,7 @@ def train_seeds(
     """
     started, store = time.perf_counter(), Store(workspace)
     recipe = next(iter(recipes.values()))
-    group = _begun(recipes, workspace, store, go_on, tags, note)
+    group = _begun(recipes, workspace, store, go_on, takeover, tags, note)
     folder = RunFolder(workspace.seeds / group.name)
     folder.path.mkdir(parents=True, exist_ok=True)
     published = partial(_publish, store, recipes, group, again)
@@ -163,14 +164,19 @@ def _came_to(
 
 
 def _begun(
-    recipes: Mapping[int, Recipe], workspace: Workspace, store: Store, go_on: bool, tags: Mapping[str, str], note: str
+    recipes: Mapping[int, Recipe],
+    workspace: Workspace,
+    store: Store,
+    go_on: bool,
+    takeover: bool,
+    tags: Mapping[str, str],
+    note: str,
 ) -> Record:
     """A group to go on with, or a new one, which MLflow knows."""
     digests = {seed: recipe.digest for seed, recipe in recipes.items()}
     for group in kept.groups(workspace) if go_on else ():
         if group.digests == digests and group.status != "FINISHED":
-            if group.at_work:
-                raise UsageError(f"{group.name} is in use: process {group.owner.pid} on {group.owner.host} trains it")
+            RunFolder(workspace.seeds / group.name).confirm_abandoned(takeover)
             return group.model_copy(update={"status": "RUNNING", "reason": "", "owner": Owner.this_process()})
     recipe, now = next(iter(recipes.values())), time.time()
     name = f"{folder_name(recipe.name)}-seeds"
@@ -180,8 +186,8 @@ def _begun(
     overrides = {path: value for path, value in recipe.overrides.items() if path != "seed"}
     return Record(
         kind="seeds", name=name, recipe=recipe.name, digest=recipe.digest, digests=digests, goal=len(recipes),
-        unit="seeds", experiment=recipe.tracking.experiment, tracking_uri=shown(store.uri), run_id=run_id,
-        owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(overrides),
+        unit="seeds", experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
+        run_id=run_id, owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(overrides),
         headline=headline_of(recipe), tags=params_of(tags), note=text(note),
     )  # fmt: skip
 
@@ -222,7 +228,8 @@ class _Order:
 
     def carry_out(self, stop: Stop, advance: Callable[[int, dict[str, float]], None]) -> None:
         """Trains in a child process, which is told to stop when this one is; a ``ChildError`` says what went wrong."""
-        begun = self.folder is not None and not self.folder.resumable
+        # The group belongs to this process by now, and with it whatever its former owner had begun.
+        begun = self.folder is not None and not self.folder.obstacle(takeover=True)
         folder = str(self.folder.path) if self.folder and begun else None
         options = {"workspace": str(self.workspace.root), "folder": folder, **self.given}
         threads = max(1, usable_cores() // self.parallel) if self.parallel > 1 else None
@@ -271,7 +278,7 @@ def main(parent: Parent) -> None:
     name, run_id = options["group"]
     result = run(
         recipe, registry, Workspace(options["workspace"]), _Reporting(parent), folder,
-        own_tags=options["tags"], note=options["note"], parent=(name, run_id),
+        own_tags=options["tags"], note=options["note"], parent=(name, run_id), takeover=True,
     )  # fmt: skip
     sys.exit(result.exit_code)
 

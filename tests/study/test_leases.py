@@ -7,12 +7,12 @@ import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from sqlalchemy import create_engine
 
 from runner.study import store as module
 from runner.study.store import Leases
+from runner.system import processes
 from runner.system.processes import Owner
 
 HOLD = """
@@ -178,10 +178,13 @@ def test_a_holder_elsewhere_is_dead_after_a_silence_and_not_before(worker, monke
 
 def test_a_holder_from_before_this_machine_was_started_anew_is_dead_at_once(worker, monkeypatch, clock):
     before, after = worker(), worker(dead_seconds=1e9)
-    with process(monkeypatch, boot_id="another-boot", namespace="pid:[1]"):
+    with process(monkeypatch, boot_id="another-boot", namespace="pid:[1]", machine="another-machine"):
         assert before.claim(0)
-    assert not after.claim(0)  # a container that shares the name of its machine
-    monkeypatch.setattr(psutil, "boot_time", lambda: time.time() + 1)
+    assert not after.claim(0)  # a machine of the same name
+    before.release(0)
+    with process(monkeypatch, boot_id="another-boot", namespace="pid:[1]", machine="this-machine"):
+        assert before.claim(0)
+    monkeypatch.setattr(processes, "machine_id", lambda: "this-machine")
     assert after.claim(0)
 
 
