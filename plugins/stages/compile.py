@@ -5,10 +5,10 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any, ClassVar, Literal
 
-from runner.api import Close, Pipeline, Setting, Stage, StageConfig, UsageError
+from runner.api import Close, Pipeline, Setting, Stage, StageConfig, UsageError, tensors
 
 COMPILERS = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
 RECOMPILE_LIMIT = 64
@@ -70,11 +70,36 @@ class Compile(Stage):
             torch._dynamo.config.trace_autograd_ops = True
         # Torch looks for gradients of whatever a function is given, also of what another one has computed.
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
-        compiled = partial(torch.compile, mode=self.config.mode, dynamic=pipeline.shapes_vary)
-        for name in pipeline.learner.compilable:
-            pipeline.slots.wrap(name, compiled)
         self.recompilations = Recompilations()
+        compile_slot = partial(torch.compile, mode=self.config.mode, dynamic=pipeline.shapes_vary)
+        for name in pipeline.learner.compilable:
+            if pipeline.shapes_vary:
+                pipeline.slots.wrap(name, compile_slot)
+            else:
+                pipeline.slots.wrap(name, partial(self.compiled_once, compile_slot))
         pipeline.slots.wrap("update", self.recompilations.counted)
+
+    def compiled_once(self, compile_slot: Callable[..., Any], step: Callable[..., Any]) -> Callable[..., Any]:
+        """The slot in compiled form, which an evaluation compiles for one set of shapes only.
+
+        The last batch of an evaluation and the last window of a text are smaller than the others. To compile for
+        shapes that come once takes longer than to compute them as they are.
+        """
+        compiled = compile_slot(step)
+        evaluated: list[Any] = []
+
+        @wraps(step)
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self.recompilations.is_updating:
+                return compiled(*arguments, **options)
+            shapes = [tensor.shape for tensor in tensors([arguments, options])]
+            if not evaluated:
+                evaluated.append(shapes)
+            if shapes != evaluated[0]:
+                return step(*arguments, **options)
+            return compiled(*arguments, **options)
+
+        return call
 
     def closing_notes(self) -> list[str]:
         """How often it had to be done again."""
@@ -87,6 +112,7 @@ class Recompilations:
 
     def __init__(self) -> None:
         self.count = self.updates = 0
+        self.is_updating = False
         self._first: dict[str, int] = {}
         """In which update a function was compiled first, by its number."""
 
@@ -96,10 +122,12 @@ class Recompilations:
 
         def update(*arguments: Any) -> Any:
             self.updates += 1
+            self.is_updating = True
             callback_handler.register_start_callback(self.begun)
             try:
                 return step(*arguments)
             finally:
+                self.is_updating = False
                 callback_handler.remove_start_callback(self.begun)
 
         return update
