@@ -28,7 +28,8 @@ def variant_set(of):
     return variants_of(of.recipe, torch.device("cpu"))
 
 
-def entries(of, factors, noise=0.0, lucky=0.0, a_a=1.0, rounds=9, overhead=None, verdicts=None, agents=4):
+def entries(of, factors, noise=0.0, lucky=0.0, a_a=1.0, rounds=12, overhead=None, verdicts=None, agents=4,
+            sampling=None, caught=None):  # fmt: skip
     """The log of a case in which every stage is ``factors[stage]`` times as fast, whatever is beside it.
 
     Args:
@@ -41,6 +42,8 @@ def entries(of, factors, noise=0.0, lucky=0.0, a_a=1.0, rounds=9, overhead=None,
         overhead: seconds of start-up by stage.
         verdicts: outcome by variant.
         agents: the least work grows with them.
+        sampling: seconds of a training step beside its update; as long as that if None.
+        caught: what was caught after the timed updates, by variant.
     """
     draw = random.Random(0)
     variants = {variant.name: variant.stages for variant in variant_set(of).variants} | {AGAIN: ()}
@@ -61,20 +64,24 @@ def entries(of, factors, noise=0.0, lucky=0.0, a_a=1.0, rounds=9, overhead=None,
         if turn % 3 == 1:  # processes live for three rounds
             luck = {name: math.exp(draw.gauss(0, lucky)) for name in variants}
         update = {name: luck[name] * BASE_S / speed[name] * math.exp(draw.gauss(0, noise)) for name in variants}
-        train = {name: block(seconds) for name, seconds in update.items()} if turn % 2 == 0 else {}
+        apart = {name: sampling and sampling * math.exp(draw.gauss(0, noise)) for name in update}
+        train = {name: block(seconds, apart[name]) for name, seconds in update.items()} if turn % 2 == 0 else {}
         yield {**whose, "round": turn, "process": (turn + 2) // 3, "update": update, "train": train}
     for name in variants:
         yield {**whose, "variant": name, "memory": {"host_bytes": 2**28, "device_bytes": None}}
+        said = {"updates": 13, "caught": (caught or {}).get(name, ""), "reason": ""}
+        yield {**whose, "variant": name, "compared": said}
     for name, outcome in (verdicts or {}).items():
         told = {"outcome": outcome, "contract": "Exact", "summary": f"{name} {outcome.lower()}s in critic_step"}
         yield {**whose, "variant": name, "verdict": told}
     yield {**whose, "settled": sorted(variants), "done": f"{rounds} rounds were measured"}
 
 
-def block(seconds):
-    """A moment of training of which half goes into collecting, the other into updates."""
-    spent = {"collect": 8 * seconds, "draw": 0.0, "transfer": 0.0, "update": 8 * seconds}
-    return {"seconds": 16 * seconds, "done": 16, "share": SHARE, "updates": 8, "spent": spent}
+def block(seconds, sampling=None):
+    """A moment of training: eight updates, and what is collected for them."""
+    collected = seconds if sampling is None else sampling
+    spent = {"collect": 8 * collected, "draw": 0.0, "transfer": 0.0, "update": 8 * seconds}
+    return {"seconds": 8 * (collected + seconds), "done": 16, "share": SHARE, "updates": 8, "spent": spent}
 
 
 def analysed(of, factors, **settings):

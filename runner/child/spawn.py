@@ -132,10 +132,10 @@ class Child(AbstractContextManager["Child"]):
         self._end_group()
         self._folder.cleanup()
 
-    def ask(self, command: str, timeout: float = 300.0) -> dict[str, Any]:
-        """Gives a command and waits for the answer, as ``answer`` does."""
+    def ask(self, command: str, timeout: float = 300.0, *arguments: bytes) -> dict[str, Any]:
+        """Gives a command, if needed with arguments, and waits for the answer, as ``answer`` does."""
         with suppress(OSError):  # noticed when it is listened to
-            self.send(command)
+            self.send((command, *arguments) if arguments else command)
         return self.answer(timeout, hung=f"no answer to '{command}'")
 
     def answer(self, timeout: float = START_SECONDS, stop: _Stop = bool, hung: str = "no answer") -> dict[str, Any]:

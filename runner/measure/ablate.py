@@ -229,7 +229,8 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
             figures = {name: getattr(variant, name) for name in _FIGURES}
-            figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high,
+            figures |= {} if variant.caught else {
+                        "ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high,
                         "perf/update_ms": variant.steady_ms}  # fmt: skip
             if (trained := variant.throughput) is not None:
                 figures[f"perf/{case.unit}_per_second"] = trained.per_second
@@ -261,8 +262,9 @@ def _facts(experiment: Experiment, result: Result, shared: Sequence[str]) -> dic
 
 def _of_variant(variant: VariantResult, ablation: str) -> dict[str, str]:
     judged = f"; {variant.verdict}: {variant.verdict_summary}" if variant.verdict else ""
+    said = f"{variant.effect}: {variant.caught}" if variant.caught else f"{variant.ratio}, {variant.effect}"
     return {
         "variant": f"{variant.title} of the ablation {code(ablation)}",
-        "result": f"{variant.ratio}, {variant.effect}{judged}" if variant.stages else "",
+        "result": f"{said}{judged}" if variant.stages else "",
         "stages": code(*variant.stages) or "none",
     }

@@ -26,6 +26,8 @@ class Throughput:
 
     per_second: float  # in the unit that the recipe's training is counted in
     ratio: Ratio  # baseline / variant in time per step
+    effect: Effect  # of that ratio
+    update_s: float  # seconds of training for each update of the recipe, by the ratio
     shares: dict[str, float]  # of its time: what the source does apart, draw, transfer, update, other
 
 
@@ -51,6 +53,31 @@ class VariantResult:
     verdict: str | None  # of the gate: its outcome; None if it was not asked
     verdict_summary: str | None
     notes: tuple[str, ...]  # what its stages have to say
+    compared: int = 0  # updates after the timed ones that were compared with the baseline's
+    caught: str = ""  # what they did otherwise, so that the ratio means nothing
+    not_compared: str = ""  # why none was
+
+    @property
+    def training_s(self) -> float:
+        """Seconds of a whole training for each update; those of the update alone where no more was measured."""
+        return self.steady_ms / 1e3 if self.throughput is None else self.throughput.update_s
+
+    @property
+    def training_ratio(self) -> Ratio:
+        """Baseline / variant in the time of a whole training; in that of an update where no more was measured."""
+        return self.ratio if self.throughput is None else self.throughput.ratio
+
+    @property
+    def training_effect(self) -> Effect:
+        """What the whole training allows to say."""
+        return self.effect if self.throughput is None or self.caught else self.throughput.effect
+
+    @property
+    def shown_ratio(self) -> str:
+        """The ratio of an update as text; none of the baseline, and of what does not do its work."""
+        if self.caught:
+            return "-"
+        return str(self.ratio) if self.stages else "1"
 
     @property
     def title(self) -> str:
@@ -79,6 +106,7 @@ class CaseResult:
     unit: str  # what the recipe's training is counted in; of epochs, it is samples that are counted here
     planned_updates: int  # of the whole training
     a_a: Ratio  # the baseline against the baseline, in processes of their own
+    training_a_a: Ratio  # the same in the time of a whole training; that of an update where no more was measured
     baseline_ms: float
     limit_ms: float  # of one update in float32; a variant that may use 16 bits has a fraction of that type's limit
     cost: UpdateCost
@@ -118,10 +146,10 @@ class Result:
 
     @property
     def exit_code(self) -> ExitCode:
-        """A signal counts most, then a gate that failed, then a time that could not be told; nothing else counts."""
+        """A signal counts most, then what failed or was caught, then a time that could not be told."""
         if self.signal:
             return ExitCode(128 + self.signal)
-        if any(variant.verdict == Outcome.FAIL for case in self.cases for variant in case.variants):
+        if any(variant.verdict == Outcome.FAIL or variant.caught for case in self.cases for variant in case.variants):
             return ExitCode.GATE_FAILED
         for case in self.cases:
             whole = case.named(ALL)
@@ -137,6 +165,9 @@ class Result:
             for own in plain.pop("variants"):
                 ratio = own.pop("ratio")
                 figures = {"ratio": ratio["value"], "ci95": [ratio["low"], ratio["high"]]}
+                if own["caught"]:  # nobody should take it for a ratio of the same work
+                    figures = {"ratio": None, "ci95": None}
+                    own["throughput"] = None
                 figures |= {what: ratio[what] for what in ("rounds", "processes")}
                 whole["variants"].append({"case": case.name, **own, **figures})
         return whole
@@ -162,6 +193,7 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
             unknown = "only one process was measured" if variant.name in prepared else "its turn did not come"
             missing[variant.name] = failed.get(variant.name, unknown)
     trained = [each[BASELINE] for each in log.values("train") if each]
+    training_a_a = log.ratio(AGAIN, [BASELINE], of=_step_s)
     share = sum(each["share"] for each in trained)
     worth, interaction = _worth(case, variants, log)
     unit, _ = case.recipe.length
@@ -170,7 +202,8 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
         device=prepared[BASELINE]["device"], threads=prepared[BASELINE]["threads"],
         unit="samples" if unit == "epochs" else unit,
         planned_updates=max(1, round(sum(each["updates"] for each in trained) / share)) if share else 1,
-        a_a=a_a, baseline_ms=1e3 * base_s, limit_ms=1e3 * cost.limit_s(rates), cost=cost, rates=rates,
+        a_a=a_a, training_a_a=training_a_a or a_a,
+        baseline_ms=1e3 * base_s, limit_ms=1e3 * cost.limit_s(rates), cost=cost, rates=rates,
         variants=tuple(results), worth=worth, interaction=interaction,
         inactive=dict(variants.inactive), refused=dict(variants.refused), missing=missing,
         ended=(log.values("done") or ["interrupted"])[-1],
@@ -192,34 +225,43 @@ def _variant(
     own = prepared[variant.name]
     memory = log.by_variant("memory").get(variant.name, {"host_bytes": 0, "device_bytes": None})
     steady_s = base_s / measured.value  # by the ratio, so that no variant gains from the quieter half of a session
+    compared = log.by_variant("compared").get(variant.name, {"updates": 0, "caught": "", "reason": ""})
     said = effect(measured, a_a) if variant.stages else Effect.UNCLEAR
+    said = Effect.INVALID if compared["caught"] else said
+    throughput = _throughput(log, variant.name)
     break_even = None
     if said is Effect.FASTER:
         extra_s = own["overhead_s"] - prepared[BASELINE]["overhead_s"]
-        break_even = max(0, math.ceil(extra_s / (base_s - steady_s)))
+        saved_s = base_s - steady_s if throughput is None else throughput.update_s * (throughput.ratio.value - 1)
+        break_even = max(0, math.ceil(extra_s / saved_s)) if saved_s > 0 else None
     return VariantResult(
         name=variant.name, also=variant.also, stages=variant.stages, ratio=measured, effect=said,
         compile_s=own["first_s"], warmup_s=own["seconds"], overhead_s=own["overhead_s"], steady_ms=1e3 * steady_s,
         peak_memory=memory["host_bytes"] if memory["device_bytes"] is None else memory["device_bytes"],
         peak_host_memory=memory["host_bytes"],
         break_even_updates=break_even, limit_fraction=limit_s / steady_s,
-        throughput=_throughput(log, variant.name),
+        throughput=throughput,
         published=next((case.published[name] for name in variant.names if name in case.published), None),
         verdict=gate.get("outcome"), verdict_summary=gate.get("summary"),
         notes=tuple(f"{kind}: {note}" for kind, notes in own["notes"].items() for note in notes),
+        compared=compared["updates"], caught=compared["caught"], not_compared=compared["reason"],
     )  # fmt: skip
 
 
 def _throughput(log: CaseLog, name: str) -> Throughput | None:
-    gained = log.ratio(name, of=_step_s)
-    if gained is None:
+    gained, a_a = log.ratio(name, of=_step_s), log.ratio(AGAIN, [BASELINE], of=_step_s)
+    if gained is None or a_a is None:
         return None
     rounds = [each for each in log.rounds if name in each["train"]]
     own = [each["train"][name] for each in rounds]
     seconds = sum(each["seconds"] for each in own)
     shares = {activity: sum(each["spent"][activity] for each in own) / seconds for activity in own[0]["spent"]}
     shares["other"] = max(0.0, 1.0 - sum(shares.values()))
-    return Throughput(1 / statistics.median(_step_s(each)[name] for each in rounds), gained, shares)
+    per_second = 1 / statistics.median(_step_s(each)[name] for each in rounds)
+    baselines = (each["train"][other] for each in rounds for other in BASELINES if other in each["train"])
+    base_s = statistics.median(each["seconds"] / each["updates"] for each in baselines)
+    said = Effect.UNCLEAR if name == BASELINE else effect(gained, a_a)
+    return Throughput(per_second, gained, said, base_s / gained.value, shares)
 
 
 def _step_s(entry: Entry) -> dict[str, float]:
@@ -232,14 +274,17 @@ def _worth(case: Case, variants: VariantSet, log: CaseLog) -> tuple[tuple[StageG
     whole = variants.named(ALL)
     if whole is None:
         return (), None
+    caught = {name for name, told in log.by_variant("compared").items() if told["caught"]}
     gains, pairs = [], []
     for stage in whole.stages:
         below = required(case.recipe.stages, stage)
         alone = _pair(variants.find({stage} | below), variants.find(below))
         together = _pair(whole, variants.named(f"all but {stage}"))
+        # What does not do the baseline's work has no ratio to anything.
+        alone, together = (pair if pair and not caught & {pair[0], *pair[1]} else None for pair in (alone, together))
         gains.append(StageGain(stage, *(log.ratio(*pair) if pair else None for pair in (alone, together))))
         pairs += [alone] if alone else []
-    if len(whole.stages) < 2 or len(pairs) < len(whole.stages):
+    if whole.name in caught or len(whole.stages) < 2 or len(pairs) < len(whole.stages):
         return tuple(gains), None
     gained, adding = log.ratios(whole.name), [log.ratios(*pair) for pair in pairs]
     common = set(gained).intersection(*adding)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import resource
 import time
@@ -17,12 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from runner.child.protocol import Parent
 from runner.compare.stopwatch import Stopwatch, warm_up
+from runner.measure import compared
 from runner.system import generators
 from runner.system.contention import ContentionMeter
 from runner.system.hardware import available_memory
 from runner.system.openmp import WaitControl
 from runner.system.processor import set_threads
-from runner.system.tree import map_tensors
+from runner.system.tree import map_tensors, nbytes
 from runner.train.assemble import Assembly, assemble
 from runner.train.metrics import Activities
 from runner.train.step import Drawn, Step
@@ -30,7 +30,10 @@ from runner.train.step import Drawn, Step
 BLOCK_SECONDS = 0.25  # a block of updates takes about so long
 TRAIN_SECONDS = 0.5
 CONTEXT_BYTES = 2**29  # about what every process takes on a GPU beside torch's own memory
-POOL = 8  # different batches in a block
+DRAW_SECONDS = 1.0  # drawing the batches of a block takes about no longer
+BLOCK_BYTES = 2**30  # and they take about no more memory
+FEWEST_BATCHES = 8  # of a block, however long it takes to draw them, if it has as many updates
+FEW = 4  # updates in a block of those that take long
 
 
 class Measured:
@@ -47,8 +50,12 @@ class Measured:
 
     def prepare(self) -> dict[str, Any]:
         """Counts, compiles and warms up; the first update, the warm-up and the steady state are three figures."""
-        pairs = itertools.cycle(self.pool())
-        warmth = warm_up(lambda: self.step.update(next(pairs)), self.stopwatch)
+        drawn: list[Drawn] = []
+
+        def draw() -> None:
+            drawn[:] = self.draws(1)
+
+        warmth = warm_up(lambda: self.advance(drawn[0]), self.stopwatch, prepare=draw)
         self.count = max(1, round(BLOCK_SECONDS / warmth.steady_s))
         trained = self.train()  # the first time is slower here too
         notes = {report.kind: report.notes for report in self.pipeline.reports.values() if report.notes}
@@ -59,7 +66,7 @@ class Measured:
 
     def cost(self) -> dict[str, Any]:
         """FLOP of one update as torch counts them, and what else the limit needs to know."""
-        (drawn,), learner = self.pool(1), self.pipeline.learner
+        (drawn,), learner = self.draws(1), self.pipeline.learner
         with FlopCounterMode(display=False) as counter:
             self.step.update(drawn)
         moved = optimizer_bytes(optimizer for _, optimizer in learner.optimizers())
@@ -67,19 +74,20 @@ class Measured:
         return {"flop": counter.get_total_flops(), "optimizer_bytes": moved, "least": least}
 
     def update(self) -> dict[str, Any]:
-        """Seconds of one update in the mean over a block, scaled to the recipe's batch size; drawing is not timed.
+        """Seconds of one update in the mean over a block, scaled to the recipe's batch size.
 
-        The answer also has what this process noticed of other programs meanwhile.
+        Every update has a batch of its own; drawing is not timed. The answer also has what this process noticed of
+        other programs meanwhile.
         """
-        draws = list(itertools.islice(itertools.cycle(self.pool(min(POOL, self.count))), self.count))
+        batches = self.draws(self.count)
 
         def block() -> None:
-            for drawn in draws:
-                self.step.update(drawn)
+            for drawn in batches:
+                self.advance(drawn)
 
         scale = self.pipeline.recipe.train.batch_size / self.pipeline.batch_size
         self.meter.read()
-        seconds = self.stopwatch.seconds(block) / self.count * scale
+        seconds = self.stopwatch.seconds(block) / len(batches) * scale
         return {"seconds": seconds, **self.meter.read()._asdict()}
 
     def sleep(self) -> dict[str, Any]:
@@ -91,6 +99,29 @@ class Measured:
         """Makes threads spin while they wait for each other."""
         self.waiting.spin()
         return {}
+
+    def advance(self, drawn: Drawn) -> None:
+        """Makes an update as a training does: with its seed, and counted."""
+        progress = self.pipeline.progress
+        self.step.seed(progress.updates)
+        self.step.update(drawn)
+        progress.updates += 1
+
+    def record(self) -> dict[str, Any]:
+        """Batches with which all variants make the updates that are compared."""
+        return {"batches": compared.record(self.step, few=self.count < FEW)}
+
+    def make(self, recorded: bytes) -> dict[str, Any]:
+        """What updates with these batches did, after all that was timed."""
+        return {"windows": compared.make(self.step, recorded)}
+
+    def judge(self, made: bytes) -> dict[str, Any]:
+        """What is wrong with a variant's updates, by this baseline's."""
+        return compared.judge(self.step, made, statistical=False)
+
+    def judge_number(self, made: bytes) -> dict[str, Any]:
+        """The same of a variant that promises neither bits nor algebra, but as many updates."""
+        return compared.judge(self.step, made, statistical=True)
 
     def train(self) -> dict[str, Any]:
         """Trains as the engine does, and says where the time went; a GPU is waited for at the end.
@@ -122,15 +153,24 @@ class Measured:
             own, free = torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES, torch.cuda.mem_get_info(device)[0]
         return {"host_bytes": host, "device_bytes": on_device, "own_bytes": own, "free_bytes": free}
 
-    def pool(self, size: int = POOL) -> list[Drawn]:
-        """Fresh batches and noise; copies, because a stage may write the next batch in the place of the last."""
-        pool = []
-        for _ in range(size):
+    def draws(self, most: int) -> list[Drawn]:
+        """Fresh batches and noise, as many as there are time and memory for.
+
+        They are copies, because a stage may write the next batch in the place of the last.
+        """
+        found: list[Drawn] = []
+        held = 0
+        started = time.perf_counter()
+        while len(found) < most:
+            is_enough = len(found) >= FEWEST_BATCHES or held > BLOCK_BYTES
+            if found and is_enough and (time.perf_counter() - started > DRAW_SECONDS or held > BLOCK_BYTES):
+                break
             drawn = self.step.next()
-            pool.append(map_tensors(lambda tensor: tensor.clone(), drawn))
+            found.append(map_tensors(lambda tensor: tensor.clone(), drawn))
+            held += nbytes(found[-1])
             self.step.count(drawn.batch)
         self.activities.wait()
-        return pool
+        return found
 
 
 def optimizer_bytes(optimizers: Iterable[Optimizer]) -> int:
@@ -174,4 +214,5 @@ def main(parent: Parent) -> None:
     if parent.options["wait"] == "passive":
         measured.sleep()
     for command in parent.commands():
-        parent.tell(**getattr(measured, command)())
+        name, arguments = (command, ()) if isinstance(command, str) else (command[0], command[1:])
+        parent.tell(**getattr(measured, name)(*arguments))

@@ -55,29 +55,33 @@ class Recommendation:
 
 
 def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendation:
-    """Of what the gate has passed, the variant whose updates take least time over the recipe's whole training.
+    """Of what the gate has passed, the variant with which the recipe's whole training takes least time.
 
-    Compilation and warm-up count, so a stage that is faster in the end may still not be worth it. Between variants that
-    the machine cannot tell apart, the one with the fewest stages wins. What contains something that failed is left out.
+    Whole training steps count, sampling and transfer included: an update that is twice as fast is worth little where
+    updates are a tenth of the time. Compilation and warm-up count, so a stage that is faster in the end may still not
+    be worth it. Between variants that the machine cannot tell apart, the one with the fewest stages wins. What contains
+    something that failed, or that does not do the baseline's work, is left out.
     """
     updates, start_up = result.planned_updates, result.variants[0].overhead_s  # of the baseline, which is the first
-    failed = [set(variant.stages) for variant in result.variants if variant.verdict == Outcome.FAIL]
+    is_failed = {variant.name: variant.verdict == Outcome.FAIL or bool(variant.caught) for variant in result.variants}
+    failed = [set(variant.stages) for variant in result.variants if is_failed[variant.name]]
     possible = [each for each in result.variants if not any(own <= set(each.stages) for own in failed)]
     total = {
-        variant.name: max(0.0, variant.overhead_s - start_up) + updates * variant.steady_ms / 1e3
-        for variant in possible
+        variant.name: max(0.0, variant.overhead_s - start_up) + updates * variant.training_s for variant in possible
     }
-    total[BASELINE] = updates * result.baseline_ms / 1e3
+    total[BASELINE] = updates * result.variants[0].training_s
     stages = {variant.name: variant.stages for variant in possible if variant.verdict == Outcome.PASS} | {BASELINE: ()}
-    fastest, spread = min(total[name] for name in stages), result.a_a.spread
+    fastest, spread = min(total[name] for name in stages), result.training_a_a.spread
     chosen = min(
         (name for name in stages if total[name] <= fastest * spread), key=lambda name: (len(stages[name]), total[name])
     )
     proof = partial(_proof, case, registry, result.inactive)
     unproven = [
-        Unproven(each.name, each.stages, each.ratio, total[each.name], each.verdict, proof(each))
+        Unproven(each.name, each.stages, each.training_ratio, total[each.name], each.verdict, proof(each))
         for each in possible
-        if each.name not in stages and each.effect is Effect.FASTER and total[each.name] * spread < total[chosen]
+        if each.name not in stages
+        and each.training_effect is Effect.FASTER
+        and total[each.name] * spread < total[chosen]
     ]
     kept = stages[chosen]
     reasons = {kind: _reason(kind, case, result, kept) for kind in case.recipe.stages if kind not in kept}
@@ -109,6 +113,8 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
         return "nothing with it was measured"
     below = required(case.recipe.stages, kind)
     alone = next((variant for variant in result.variants if set(variant.stages) == {kind} | below), None)
+    if alone is not None and alone.caught:
+        return f"it does not do the baseline's work: {alone.caught}"
     if alone is not None and alone.verdict == Outcome.FAIL:
         return f"the gate failed: {alone.verdict_summary}"
     if missing := sorted(below - set(kept)):
@@ -121,6 +127,14 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
             if said is Effect.UNCLEAR:
                 return f"no gain that can be told from noise: {measured} {company}, A/A {result.a_a}"
     with_it = result.named(ALL)
+    trained = alone or with_it
+    is_in_vain = trained is not None and trained.effect is Effect.FASTER is not trained.training_effect
+    if trained is not None and kind in trained.stages and is_in_vain:
+        share = 0.0 if trained.throughput is None else trained.throughput.shares.get("update", 0.0)
+        return (
+            f"an update is faster, {trained.ratio}, but updates are {share:.0%} of a training, which is not: "
+            f"{trained.training_ratio}"
+        )
     for variant in (alone, with_it):
         if variant is not None and kind in variant.stages and variant.verdict != Outcome.PASS:
             if variant.effect is Effect.FASTER:

@@ -41,6 +41,7 @@ def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) 
             " ".join(filter(None, (case.name, variant.name))): (variant.name, variant.ratio.value)
             for case in result.cases
             for variant in case.variants
+            if not variant.caught
         }
         ended.update(
             status="KILLED" if result.interrupted else "FINISHED", run_id=result.run_id or None,

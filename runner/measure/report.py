@@ -50,11 +50,14 @@ _NONE = "-"
 _WORDS = frozenset({"variant", "effect", "verdict", "name", "slot", "counted"})  # columns that are no numbers
 _COLOURS = {"draw": ORANGE, "transfer": GREEN, "update": BLUE, "other": GREY}
 _SOURCE_COLOURS = (VERMILLION, PURPLE, SKY)  # for what a source does apart
-_EFFECT_MARKS = {"faster": (BLUE, ">"), "slower": (VERMILLION, "<"), "unclear": (GREY, "o")}
+_EFFECT_MARKS = {"faster": (BLUE, ">"), "slower": (VERMILLION, "<"), "unclear": (GREY, "o"), "invalid": (BLACK, "x")}
 _VISIBLE = 0.002  # the share of a bar that is a dot wide
 _INCH_A_ROW = 0.32
 _HOW_TO_READ = """\
-**ratio** is the baseline's time of one update over the variant's: above 1 is faster. Every variant was measured in
+**ratio** is the baseline's time of one update over the variant's: above 1 is faster; **training** is the same of whole
+training steps, with sampling and transfer, and it is what the recommendation rests on. No update gets a batch that
+another one has had. After the timed updates, a few more are compared with the baseline's from the same state: a variant
+that skips some, or returns earlier results, has no ratio and is *invalid*. Every variant was measured in
 several processes, one after the other, for two that do the same differ as long as they live; the ratio is the mean of
 their medians, with Student's 95 % interval over processes. **effect** is unclear where the interval holds 1, or
 where the effect is no larger than that of the baseline against itself (A/A); one in twenty variants that do nothing is
@@ -138,9 +141,10 @@ def _case(case: CaseResult, published_by: str) -> list[str]:
     worth = [{"stage": each.stage, "adds alone, to what it requires": str(each.alone or _NONE),
               "adds to all others": str(each.together or _NONE)} for each in case.worth]  # fmt: skip
     trained = [
-        {"whole training": each.name, f"{unit}/s": f"{own.per_second:,.0f}", "ratio": str(own.ratio)}
+        {"whole training": each.name, f"{unit}/s": f"{own.per_second:,.0f}", "ratio": str(own.ratio),
+         "effect": str(own.effect) if each.stages else _NONE}
         | {activity: f"{share:.1%}" for activity, share in own.shares.items()}
-        for each in case.variants if (own := each.throughput) is not None
+        for each in case.variants if (own := each.throughput) is not None and not each.caught
     ]  # fmt: skip
     half = "Products in {}: {:.0f} GFLOP/s, by which variants are judged that may use them."
     return [
@@ -172,8 +176,13 @@ def _variants(case: CaseResult, wide: bool) -> list[Row]:
     """The table of all variants; ``wide`` has all that there is something to say in."""
     rows: list[Row] = []
     for each in case.variants:
-        row = {"variant": each.title, "ratio": str(each.ratio) if each.stages else "1", "ms": f"{each.steady_ms:.3g}",
+        row = {"variant": each.title, "ratio": each.shown_ratio, "ms": "-" if each.caught else f"{each.steady_ms:.3g}",
                "effect": str(each.effect) if each.stages else _NONE, "verdict": each.verdict or _NONE}  # fmt: skip
+        if each.throughput is not None:
+            trains = each.stages and not each.caught
+            row["training"] = str(each.throughput.ratio) if trains else _NONE if each.caught else "1"
+        elif any(other.throughput is not None for other in case.variants):
+            row["training"] = _NONE
         if wide:
             even, trained = each.break_even_updates, each.throughput
             row |= {"compile s": f"{each.compile_s:.2g}", "warm-up s": f"{each.warmup_s:.2g}",
@@ -197,6 +206,11 @@ def _remarks(case: CaseResult) -> Iterator[str]:
         for reason in dict.fromkeys(reasons.values()):
             names = ", ".join(name for name, own in reasons.items() if own == reason)
             yield f"{what}: {names}: {(reason.strip().splitlines() or [''])[-1]}"
+    for variant in case.variants:
+        if variant.caught:
+            yield f"{variant.name} has no ratio, because it does not do the baseline's work: {variant.caught}"
+        if variant.not_compared:
+            yield f"{variant.name}: its updates were not compared with the baseline's: {variant.not_compared}"
     if unasked := [variant.name for variant in case.variants if variant.stages and variant.verdict is None]:
         yield f"the gate was not asked about {', '.join(unasked)}"
     yield from dict.fromkeys(note for variant in case.variants for note in variant.notes)
@@ -220,7 +234,7 @@ def write_recipe(recommendation: Recommendation, case: Case, result: CaseResult,
         f"{recommendation.baseline_seconds:,.0f} s without stages.",
     ]
     if measured is not None and measured.stages:
-        lines.insert(1, f"# An update is {measured.ratio} as fast as without stages.")
+        lines.insert(1, f"# Whole training steps are {measured.training_ratio} as fast as without stages.")
     extended = os.path.relpath(recipe.path.resolve(), path.parent.resolve())
     if (ships := shipped().get(recipe.path.stem)) is not None and ships.resolve() == recipe.path.resolve():
         extended = recipe.path.name
@@ -288,7 +302,7 @@ def _ratios(result: Result, figure: Any) -> None:
             1 / case.a_a.spread, case.a_a.spread, color="#dddddd", zorder=0, label="A/A: baseline against itself"
         )
         axes.axvline(1, color=BLACK, linewidth=0.8)
-        for variant in (variant for variant in case.variants if variant.stages):
+        for variant in (variant for variant in case.variants if variant.stages and not variant.caught):
             row, ratio, (colour, mark) = rows.index(variant.name), variant.ratio, _EFFECT_MARKS[variant.effect]
             axes.plot([ratio.low, ratio.high], [row, row], color=colour, linewidth=2.5, solid_capstyle="butt")
             axes.plot(ratio.value, row, mark, color=colour, markersize=5, label=str(variant.effect))

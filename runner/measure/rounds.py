@@ -43,6 +43,7 @@ from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weak
 ROUNDS, HEAD = "rounds.jsonl", "ablation.json"
 MEMORY_SHARE = 0.8
 LIMIT_SECONDS = 10.0  # about what it takes to measure what the machine can do at best
+COMPARE_SECONDS = 120.0  # that a variant has for the updates that are compared, and the baseline for the same ones
 TRAIN_EVERY = 2  # every second round of a process also trains a moment, for the throughput of a whole training
 Gate = Callable[[Recipe, Registry, Sequence[str], float], Verdict]
 """Is a recipe with exactly these stages harmless? It has so many seconds to say so."""
@@ -190,6 +191,7 @@ class Measurement:
         self.stages = {AGAIN: (), **{variant.name: variant.stages for variant in self.variants.variants}}
         self.children: dict[str, Child] = {}
         self.waits = SharedWait(self.case.recipe.system, self._command)
+        self.sizes: dict[str, int] = {}  # of batches, by variant
         self.title = f"{self.case.name}: " if self.case.name else ""  # begins what is said of a case among others
 
     @property
@@ -271,8 +273,30 @@ class Measurement:
         for name, child in self.children.items():
             self.add(variant=name, memory=child.ask("memory"))
         if not self.stop:
+            self._compare()
+        if not self.stop:
             self.add(settled=squad, done=ended)
         return left[side_by_side:]
+
+    def _compare(self) -> None:
+        """Compares a few updates of every variant, after all that was timed, with the baseline's from its states."""
+        with self.phase("comparing updates with the baseline's"):
+            recorded = self.children[BASELINE].ask("record")["batches"]
+            for name, child in self.children.items():
+                if name in BASELINES or self.stop:
+                    continue
+                if self.sizes[name] != self.case.recipe.train.batch_size:
+                    reason = f"its batches have {self.sizes[name]} samples"
+                    self.add(variant=name, compared={"updates": 0, "caught": "", "reason": reason})
+                    continue
+                is_statistical = isinstance(weakest(self.case.recipe, self.stages[name]), Statistical)
+                judge = "judge_number" if is_statistical else "judge"
+                try:
+                    made = child.ask("make", COMPARE_SECONDS, recorded)["windows"]
+                    told = self.children[BASELINE].ask(judge, COMPARE_SECONDS, made)
+                except ChildError as error:
+                    told = {"updates": 0, "caught": "", "reason": str(error)}
+                self.add(variant=name, compared=told)
 
     def _fitting(self, left: list[str], pace: Pace, deadline: float, side_by_side: int) -> tuple[list[str], Pace]:
         """Those that there is time for, the most important ones first; the others are said, and not measured.
@@ -321,6 +345,7 @@ class Measurement:
         answers = ((name, self._ask(name, "prepare", timeout)) for name in names)
         found, known = {name: prepared for name, prepared in answers if prepared is not None}, self.lines
         for name, prepared in found.items():
+            self.sizes[name] = prepared["batch_size"]
             if name in known.failed or name not in known.by_variant("prepared"):
                 self.add(variant=name, prepared=prepared)
         return found

@@ -38,7 +38,7 @@ def test_while_it_measures_and_after_its_end(experiment):
         take(result(analysed(case(), FACTORS), run_id="a" * 32))
 
     record = measured(experiment, act)
-    assert (record.status, record.run_id, record.step, record.goal) == ("FINISHED", "a" * 32, 9, 9)
+    assert (record.status, record.run_id, record.step, record.goal) == ("FINISHED", "a" * 32, 12, 12)
     assert record.overrides == {"seed": "3", "optimization.compile": "off"}
     assert record.headline == ("all",)
     assert record.metrics["all"] == pytest.approx(3.0)

@@ -78,9 +78,9 @@ def test_cases_are_on_one_scale_with_every_number_and_the_counts_and_no_point_is
     for name in ("ratios", "training"):
         one, other = figures[name].axes
         assert (one.get_xlim(), one.get_ylim()) == (other.get_xlim(), other.get_ylim())
-        assert one.get_title().startswith("2 agents: 3 processes, ")
-    assert figures["ratios"].axes[0].get_title().endswith("3 processes, 9 rounds")
-    assert figures["training"].axes[0].get_title().endswith("3 processes, 4 rounds")
+        assert one.get_title().startswith("2 agents: 4 processes, ")
+    assert figures["ratios"].axes[0].get_title().endswith("4 processes, 12 rounds")
+    assert figures["training"].axes[0].get_title().endswith("4 processes, 6 rounds")
     assert told(figures["ratios"]) == {"faster", "slower", "unclear", "published", "A/A: baseline against itself"}
     assert told(figures["training"]) == {"collect", "update"}  # nothing that no bar shows
     assert told(figures["scaling"]) == {"baseline", "all stages", "limit of this machine"}
@@ -103,7 +103,7 @@ def test_a_variant_that_one_case_lacks_has_its_row_in_both(measured, tmp_path, m
     assert rows[1] == rows[0][1:]
     alone = replace(second, variants=second.variants[:1])
     assert draw(replace(measured, cases=(first, alone), slope=None), tmp_path) == ["ratios.png", "training.png"]
-    assert [axes.get_title() for axes in figures["ratios"].axes] == ["2 agents: 3 processes, 9 rounds", "4 agents"]
+    assert [axes.get_title() for axes in figures["ratios"].axes] == ["2 agents: 4 processes, 12 rounds", "4 agents"]
     assert draw(replace(measured, cases=(alone,), slope=None), tmp_path) == ["training.png"]
 
 

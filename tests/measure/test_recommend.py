@@ -1,11 +1,16 @@
+import re
 from dataclasses import replace
 
-from ablations import OFF, SHARE, analysed, case, variant_set
+import pytest
+from ablations import BASE_S, OFF, SHARE, analysed, case, entries, result, variant_set
 
+from runner.measure.analysis import analyse
 from runner.measure.recommend import recommend
-from runner.measure.report import write_recipe
+from runner.measure.report import summary, write_recipe
+from runner.measure.rounds import CaseLog
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
+from runner.system.errors import ExitCode
 
 REGISTRY = Registry()
 CASE = case()
@@ -128,3 +133,53 @@ def test_what_cannot_be_told_from_the_recommended_is_not_listed():
     chosen, _ = recommended({"stacked_agents": 3.0}, {"phases 1-2": "PASS"}, a_a=1.02)
     assert chosen.variant == "phases 1-2"
     assert chosen.unproven == ()
+
+
+@pytest.mark.parametrize(("sampling", "used"), [(0.0, True), (BASE_S, True), (100 * BASE_S, False)])
+def test_what_is_recommended_makes_the_whole_training_faster(sampling, used):
+    """An update of half the time saves a half of a training, a quarter, or a two-hundredth."""
+    chosen, found = recommended({"fused_optimizer": 2.0}, sampling=sampling, noise=0.02, a_a=1.02)
+    assert found.named("fused_optimizer").ratio.value == pytest.approx(2.0, rel=0.1)
+    assert ("fused_optimizer" in chosen.stages) is used
+    expected = chosen.updates * (sampling + BASE_S * (0.5 if used else 1.0))
+    assert chosen.seconds == pytest.approx(expected, rel=0.1)
+    assert chosen.baseline_seconds == pytest.approx(chosen.updates * (sampling + BASE_S), rel=0.1)
+    if not used:
+        assert re.search(r"updates are 1% of a training, which is not: (0\.9|1\.0)", chosen.reasons["fused_optimizer"])
+
+
+def test_a_stage_that_makes_sampling_slower_is_not_recommended_for_its_update():
+    """Whole training steps are compared: what an update saves is lost elsewhere."""
+    log = list(entries(CASE, {"fused_optimizer": 1.5}, verdicts=PASSED, sampling=BASE_S))
+    stages = {variant.name: variant.stages for variant in variant_set(CASE).variants}
+    for entry in log:
+        for name, trained in entry.get("train", {}).items():
+            if "fused_optimizer" in stages.get(name, ()):
+                trained["seconds"] += 8 * BASE_S
+    found = analyse(CASE, variant_set(CASE), CaseLog(log))
+    chosen = recommend(CASE, found, REGISTRY)
+    assert found.named("fused_optimizer").effect == "faster"
+    assert found.named("fused_optimizer").throughput.effect == "slower"
+    assert "fused_optimizer" not in chosen.stages
+    assert "but updates are 25% of a training, which is not: 0.75x" in chosen.reasons["fused_optimizer"]
+
+
+@pytest.mark.parametrize("verdict", ["PASS", "INCONCLUSIVE", None])
+def test_what_does_not_do_the_baselines_work_is_neither_recommended_nor_listed(verdict):
+    verdicts = {name: outcome for name, outcome in PASSED.items() if name != "fused_optimizer"}
+    verdicts |= {} if verdict is None else {"fused_optimizer": verdict}
+    said = "'modules model.weight' did not change in 6 of 13 updates"
+    with_it = [each.name for each in variant_set(CASE).variants if "fused_optimizer" in each.stages]
+    caught = dict.fromkeys(with_it, said)
+    chosen, found = recommended({"fused_optimizer": 634.0}, verdicts, caught=caught)
+    fake = found.named("fused_optimizer")
+    assert fake.effect == "invalid"
+    assert fake.shown_ratio == "-"
+    assert "fused_optimizer" not in chosen.stages
+    assert all("fused_optimizer" not in each.stages for each in chosen.unproven)
+    assert chosen.reasons["fused_optimizer"].startswith("it does not do the baseline's work: 'modules model.weight'")
+    assert result(found).exit_code is ExitCode.GATE_FAILED
+    rows = {row["name"]: row for row in result(found).data()["variants"]}
+    assert rows["fused_optimizer"]["ratio"] is None
+    assert "634" not in summary(result(found))
+    assert "fused_optimizer has no ratio, because it does not do the baseline's work" in summary(result(found))

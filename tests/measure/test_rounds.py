@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 import time
@@ -209,6 +210,7 @@ class Actor:
 
     def __init__(self, module, recipe=None, *, plugin_files=(), options=None):
         self.options, self.stages = options, tuple(recipe.stages) if recipe else ()
+        self.batch_size = recipe and recipe.train.batch_size
         if recipe:
             self.started.append((self.stages, options["compiled"]))
             self.life = sum(each == self.started[-1] for each in self.started)
@@ -224,12 +226,21 @@ class Actor:
         Actor.now += LIMIT_SECONDS
         return {"default_flops": 1.0, "relaxed_flops": 1.0, "relaxed_error": 0.0, "copy_bytes": 1.0, "half_flops": {}}
 
-    def ask(self, command, timeout=300.0):
+    def ask(self, command, timeout=300.0, *arguments):
         if command == "prepare" and (self.stages[-1:], self.life) in self.failing:
             raise ChildError(Cause.CRASHED, "no luck at all")
         Actor.now += command in ("prepare", "update")
         return {
-            "prepare": {"first_s": 0.0, "overhead_s": 0.0, "block_s": 1.0, "train_s": 0.0},
+            "prepare": {
+                "first_s": 0.0,
+                "overhead_s": 0.0,
+                "block_s": 1.0,
+                "train_s": 0.0,
+                "batch_size": self.batch_size,
+            },
+            "record": {"batches": b""},
+            "make": {"windows": b""},
+            "judge": {"updates": 13, "caught": "", "reason": ""},
             "cost": {"flop": 1, "optimizer_bytes": 1, "least": None},
             "memory": {"free_bytes": 2**40, "own_bytes": 1, "host_bytes": 1, "device_bytes": None},
             "update": {"seconds": self.seconds},
@@ -311,9 +322,9 @@ def test_a_machine_that_becomes_slower_gets_fewer_processes(acted, monkeypatch):
     """And the budget is kept to."""
     ask = Actor.ask
 
-    def slower(self, command, timeout=300.0):
+    def slower(self, command, timeout=300.0, *arguments):
         Actor.now += command == "update" and Actor.now > 60
-        return ask(self, command, timeout)
+        return ask(self, command, timeout, *arguments)
 
     monkeypatch.setattr(Actor, "ask", slower)
     log = acted(135.0, least=60, most=60)
@@ -324,11 +335,11 @@ def test_a_machine_that_becomes_slower_gets_fewer_processes(acted, monkeypatch):
 def test_what_takes_too_long_to_compile_is_left_out_and_the_others_go_on(acted, monkeypatch):
     ask = Actor.ask
 
-    def compiling(self, command, timeout=300.0):
+    def compiling(self, command, timeout=300.0, *arguments):
         if command == "prepare" and self.stages[-1:] == ("forward_cache",):
             Actor.now += timeout
             raise ChildError(Cause.HUNG, "no answer")
-        return ask(self, command, timeout)
+        return ask(self, command, timeout, *arguments)
 
     monkeypatch.setattr(Actor, "ask", compiling)
     log = acted(140.0)
@@ -420,3 +431,34 @@ def test_memory_of_a_child_is_its_own(tmp_path):
     )
     peak = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert 20 * 2**20 < peak < 500 * 2**20
+
+
+FAKES = Path(__file__).parent / "fakes.py"
+CAUGHT = {
+    "skips_every_second": r"'modules model\.weight' did not change in \d+ of 13 updates",
+    "replays": r"'modules model\.weight' did not change in 13 of 13 updates",
+    "old_gradients": r"of the baseline's way and differed from it by|output 'loss.* differs by",
+}
+
+
+@pytest.mark.usefixtures("migrated_workspace", "quick_children")
+def test_what_does_not_do_the_baselines_work_has_no_ratio(tmp_path):
+    """And a cache of the last eight batches is never hit, but does the work."""
+    registry = Registry([FAKES])
+    path = tmp_path / "experiment.yaml"
+    stages = (*CAUGHT, "remembers_eight")
+    sets = ["device=cpu", "model.widths=[8]", "optimization={}", *(f"optimization.{kind}=on" for kind in stages)]
+    settings = {"kind": "ablation", "name": "fakes", "recipe": "digits_classifier", "set": sets,
+                "variants": ["alone"], "budget": 600, "rounds": {"least": 3, "most": 3}}  # fmt: skip
+    path.write_text(yaml.safe_dump(settings))
+    done = measure(load_experiment(path, (), registry), registry)
+    (case,) = done.cases
+    for kind, said in CAUGHT.items():
+        assert re.search(said, case.named(kind).caught), case.named(kind).caught
+        assert case.named(kind).effect == "invalid"
+    honest = case.named("remembers_eight")
+    assert (honest.caught, honest.not_compared, honest.compared) == ("", "", 13)
+    assert done.exit_code is ExitCode.GATE_FAILED
+    report = (Path(done.folder) / "README.md").read_text()
+    assert "skips_every_second has no ratio, because it does not do the baseline's work" in report
+    assert re.search(r"\| skips_every_second \| - \| - \| invalid \|", report)
