@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import resource
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from runner.compare.stopwatch import Stopwatch, warm_up
 from runner.measure import compared
 from runner.system import generators
 from runner.system.contention import ContentionMeter
-from runner.system.hardware import available_memory
+from runner.system.hardware import available_memory, peak_host_memory
 from runner.system.openmp import WaitControl
 from runner.system.processor import set_threads
 from runner.system.tree import map_tensors, nbytes
@@ -146,7 +144,7 @@ class Measured:
 
     def memory(self) -> dict[str, Any]:
         """Most bytes that this process, and on a GPU torch, ever held; and what is free where memory is scarcest."""
-        device, host = self.pipeline.device, _peak_host_bytes()
+        device, host = self.pipeline.device, peak_host_memory()
         own, free, on_device = host, available_memory(), None
         if device.type == "cuda":
             on_device = torch.cuda.max_memory_allocated(device)
@@ -190,14 +188,6 @@ def _bytes(value: Any) -> int:
     if value.layout == torch.sparse_coo:
         return value._values().nbytes + value._indices().nbytes
     return value.nbytes
-
-
-def _peak_host_bytes() -> int:
-    """Of this program alone: what ``getrusage`` says on Linux includes the process that it was started from."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
 
 
 def main(parent: Parent) -> None:

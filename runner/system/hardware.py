@@ -3,6 +3,7 @@
 import math
 import platform
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,14 @@ def available_memory() -> int:
     """Bytes of host memory that this process can still take: what is free, or the tightest limit of its cgroups."""
     left = [_left_in(folder, *_MEMORY_FILES[kind]) for kind, folder in _cgroups("memory")]
     return max(0, int(min([psutil.virtual_memory().available, *left])))
+
+
+def peak_host_memory() -> int:
+    """Most bytes that this program ever held; ``getrusage`` on Linux includes the process that started it."""
+    status = _PROCESS / "status"
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
 
 
 def _cgroups(controller: str) -> Iterator[tuple[str, Path]]:

@@ -17,17 +17,15 @@ from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
 from runner.train.checkpoint import CHECKPOINTS, Writer
 from runner.train.guards import FiniteGuard, GradientGuard
-from runner.train.metrics import RESERVED, Activities, Means
+from runner.train.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, peak_memory, speeds, split_time
 from runner.train.rehearsal import OF_STAGES, check_loaded, rehearse
-from runner.train.step import Drawn, Step
+from runner.train.step import Step
 
 if TYPE_CHECKING:
     from runner.plugin.source import State
     from runner.train.assemble import Assembly
     from runner.train.signals import Stop
 
-OWN_ACTIVITIES = ("update", "evaluate", "checkpoint")
-"""What the loop times beside the activities of a source."""
 LOOK_EVERY = 50
 """Updates between two looks at the losses of a GPU."""
 
@@ -105,9 +103,13 @@ class Loop:
         self.activities = Activities(pipeline.device)
         who = f"{type(pipeline.source).__name__}.activities"
         refuse_names(who, pipeline.source.activities, OWN_ACTIVITIES, "the runner times itself")
+        for name in ("draw", "next_batch"):
+            self.activities.time(pipeline.slots, name)
         for name, said in pipeline.source.activities.items():
             self.activities.time(pipeline.slots, name)
             pipeline.slots.wrap(name, partial(self._shown, said))
+        self.untimed: dict[str, int] = {}
+        """What the first update in this process counted, whose time is no update's."""
         self.timed_from = self.progress.state_dict()
         """Counts when the clock was last read; it knows nothing of what came before this process."""
         self.complete = False
@@ -130,7 +132,7 @@ class Loop:
         """
         with self.display.phase("training"), self.warm_up:
             self.warm_up.enter_context(self.display.phase("warm-up"))
-            progress, step, activities = self.progress, self.step, self.activities
+            progress, step = self.progress, self.step
             position, end = progress.position, progress.whole
             try:
                 if not position:
@@ -140,13 +142,10 @@ class Loop:
                 while position < end and self.stop.asked is None:
                     before = position
                     while position == before:  # a stretch of work, in the midst of which no training ends
-                        started, apart = perf_counter(), activities.inner
-                        drawn = None if self.begun else self._begin()
-                        output = step(drawn) if self.begun else None
-                        if drawn is not None:
-                            self.warm_up.close()  # of what the first update took
-                        if output is not None:
-                            self.follow(output, perf_counter() - started - (activities.inner - apart))
+                        if not self.begun:
+                            self._begin()
+                        elif (output := step()) is not None:
+                            self.follow(output)
                         position = progress.position
                     self.display.advance(progress.done, self.metrics)
                     if not self.next_due <= position < end:  # at the end, all of this is done anyway
@@ -168,8 +167,11 @@ class Loop:
                         raise RunnerError(f"the training ended before its first update: {why}")
                     if not self.gradients.done:
                         self.gradients.end(progress.updates, self.pipeline.learner.idle(progress))
-                    self.report()
-                    self.evaluate()
+                    self.check()
+                    try:
+                        self.evaluate()
+                    finally:  # the last report has the last evaluation in it
+                        self.report()
                     self.complete = True
                 self.save()
             finally:
@@ -181,15 +183,28 @@ class Loop:
                     f"free some space and continue with: {self.again}"
                 )
 
-    def _begin(self) -> Drawn | None:
+    def _begin(self) -> None:
         """Draws as long as there was no update in this process: the source may warm up, and then stages compile."""
         drawn = self.step.draw()
-        if drawn is not None:
-            self.begun = True
+        if drawn is None:
+            return
+        self.begun = True
+        self.warm_up.close()
+        compiling = any(self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages)
+        self.warm_up.enter_context(self.display.phase("compiling" if compiling else "first update"))
+        before = self.progress.state_dict()
+        with self.activities.measure("startup"):
+            started = perf_counter()
+            output = self.step(drawn)
+            self.activities.wait()
+            seconds = perf_counter() - started
             self.warm_up.close()
-            compiling = any(self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages)
-            self.warm_up.enter_context(self.display.phase("compiling" if compiling else "first update"))
-        return drawn
+            assert output is not None  # there was a batch
+            self.follow(output)
+            if self.progress.updates == 1:
+                self._publish({"perf/first_update_seconds": seconds})
+                self._rehearse()
+        self.untimed = {unit: count - before[unit] for unit, count in self.progress.state_dict().items()}
 
     def _shown(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         """A slot that is shown as a phase of that name."""
@@ -200,8 +215,8 @@ class Loop:
 
         return shown
 
-    def follow(self, output: dict[str, Any], seconds: float) -> None:
-        """What has to be done after each update: it took ``seconds``, without what the source reports apart."""
+    def follow(self, output: dict[str, Any]) -> None:
+        """What has to be done after each update."""
         self.output = output
         self.means.add(output)
         updates = self.progress.updates
@@ -209,16 +224,15 @@ class Loop:
             self.check()
         if not self.gradients.done:
             self.gradients.check(self.progress, self.pipeline.learner.idle(self.progress))
-        self.activities.seconds["update"] += seconds
-        if updates == 1:
-            self._publish({"perf/first_update_seconds": seconds})
-            # What will be needed later is tried once, so that a mistake shows at once.
-            self.pipeline.refuse_unread()
-            with self.display.phase("rehearsing the evaluation"):
-                metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
-            if metrics is not None:
-                checked(metrics, self.pipeline)
-            self._rehearse_learner()
+
+    def _rehearse(self) -> None:
+        """Tries once what will be needed later, so that a mistake shows at once."""
+        self.pipeline.refuse_unread()
+        with self.display.phase("rehearsing the evaluation"):
+            metrics = self.pipeline.source.rehearse(self.pipeline.learner, self.step.batch)
+        if metrics is not None:
+            checked(metrics, self.pipeline)
+        self._rehearse_learner()
 
     def _rehearse_checkpoint(self) -> None:
         """Raises a RunnerError if the state before the first update does not survive a checkpoint."""
@@ -275,13 +289,12 @@ class Loop:
         metrics["train/updates"] = float(self.progress.updates)
         counts = self.progress.state_dict()
         if elapsed > 0:
-            added = {unit: count - self.timed_from[unit] for unit, count in counts.items()}
-            shown = dict.fromkeys(("updates", "samples" if self.progress.unit == "epochs" else self.progress.unit))
-            metrics |= {f"perf/{unit}_per_second": added[unit] / elapsed for unit in shown}
-            if added["updates"]:
-                metrics["perf/update_ms"] = 1e3 * seconds["update"] / added["updates"]
-            activities = (*self.pipeline.source.activities, *OWN_ACTIVITIES)
-            metrics |= {f"perf/{name}_share": seconds[name] / elapsed for name in activities}
+            parts = split_time(elapsed, seconds, self.pipeline.source.activities)
+            added = {unit: count - self.timed_from[unit] - self.untimed.get(unit, 0) for unit, count in counts.items()}
+            always = ("updates", "samples" if self.progress.unit == "epochs" else self.progress.unit)
+            metrics |= speeds(elapsed, parts, added, always)
+            metrics["perf/peak_memory_mib"] = peak_memory(self.pipeline.device) / 2**20
+            self.untimed = {}
         self.timed_from = counts
         self._publish(metrics)
 

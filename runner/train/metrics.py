@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from runner.plugin.contract import Mean
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.plugin.source import State
 from runner.system.errors import RunnerError
+from runner.system.hardware import peak_host_memory
 from runner.system.tree import map_tensors
 
 RESERVED = frozenset({"updates"})
@@ -99,18 +100,22 @@ class Means:
 
 
 class Activities:
-    """Adds up seconds by activity, between two readings; an activity inside another counts towards itself alone."""
+    """Adds up seconds by activity, between two readings.
+
+    Work on a GPU is waited for where an activity begins and ends, so that seconds are those until it was done. What is
+    launched in a step is not waited for: seconds of a slot are those on the host, and what a training step takes beside
+    its sampling and transfer follows from the time that has passed.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.last = perf_counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.inner = 0.0
-        """Seconds of all slots that are timed."""
 
     @contextmanager
     def measure(self, activity: str) -> Iterator[None]:
-        """Counts the time inside the ``with`` towards ``activity``."""
+        """Counts the time inside the ``with`` towards ``activity``, and nothing that was launched before."""
+        self.wait()
         before = perf_counter()
         yield
         self.wait()
@@ -123,9 +128,7 @@ class Activities:
             def timed(*args: Any, **kwargs: Any) -> Any:
                 before = perf_counter()
                 output = step(*args, **kwargs)
-                seconds = perf_counter() - before
-                self.inner += seconds
-                self.seconds[name] += seconds
+                self.seconds[name] += perf_counter() - before
                 return output
 
             return timed
@@ -144,3 +147,55 @@ class Activities:
         """Lets a GPU finish what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+BESIDE_STEPS = ("startup", "evaluate", "checkpoint")
+"""Activities beside training steps: the first update with what is tried after it, evaluations, checkpoints."""
+OWN_ACTIVITIES = (*BESIDE_STEPS, "draw", "next_batch", "sample", "transfer", "update")
+"""All that the loop times beside the activities of a source."""
+
+
+def split_time(elapsed: float, seconds: Mapping[str, float], source_activities: Iterable[str]) -> dict[str, float]:
+    """Splits elapsed seconds by activity; they add up to all of them.
+
+    Args:
+        elapsed: Seconds by the wall clock, in which all work was done.
+        seconds: By activity, with the slots ``draw`` and ``next_batch``.
+        source_activities: What the source reports apart, inside of ``draw``.
+
+    Returns:
+        Seconds of the source's activities, ``sample`` (the rest of drawing a batch), ``transfer``, everything beside
+        training steps, and ``update``: what remains.
+    """
+    parts = {name: seconds[name] for name in source_activities}
+    parts["sample"] = max(0.0, seconds["draw"] - sum(parts.values()))
+    parts["transfer"] = max(0.0, seconds["next_batch"] - seconds["draw"])
+    parts |= {name: seconds[name] for name in BESIDE_STEPS}
+    parts["update"] = max(0.0, elapsed - sum(parts.values()))
+    return parts
+
+
+def speeds(
+    elapsed: float, parts: Mapping[str, float], added: Mapping[str, int], always: Collection[str]
+) -> dict[str, float]:
+    """Returns the speeds of training steps, and the shares of all activities, as metrics.
+
+    Args:
+        elapsed: Seconds by the wall clock.
+        parts: Seconds by activity, as ``split_time`` returns them.
+        added: What training steps have counted meanwhile, by unit, without the first update.
+        always: Units that are reported also if nothing was counted in them.
+    """
+    metrics = {f"perf/{name}_share": part / elapsed for name, part in parts.items()}
+    training_s = elapsed - sum(parts[name] for name in BESIDE_STEPS)
+    for unit, count in added.items():
+        if count or unit in always:
+            metrics[f"perf/{unit}_per_second"] = count / training_s if training_s > 0 else 0.0
+    if added["updates"]:
+        metrics["perf/update_ms"] = 1e3 * parts["update"] / added["updates"]
+    return metrics
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that torch ever held on a GPU, or this process in the host's memory."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_host_memory()

@@ -1,6 +1,7 @@
 """Means of what updates return, by name."""
 
 import math
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Mean, RunnerError
-from runner.train.metrics import Means
+from runner.plugin.context import Slots
+from runner.train import metrics
+from runner.train.metrics import Activities, Means, split_time
 
 CPU = torch.device("cpu")
 FORMS = {
@@ -118,3 +121,62 @@ def test_sums_go_on_where_they_were_saved(on_host):
     for each in (means, resumed):
         each.add({"loss": torch.tensor(0.1)})
     assert resumed.take() == means.take()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({"draw": 0.6, "next_batch": 0.6}, {"sample": 0.6, "transfer": 0.0, "update": 0.4}),
+        ({"draw": 0.1, "next_batch": 0.3}, {"sample": 0.1, "transfer": 0.2, "update": 0.7}),
+        ({"draw": 0.5, "next_batch": 0.5, "collect": 0.3}, {"collect": 0.3, "sample": 0.2, "update": 0.5}),
+        ({"startup": 0.5, "evaluate": 0.2, "checkpoint": 0.1}, {"startup": 0.5, "evaluate": 0.2, "update": 0.2}),
+        ({}, {"sample": 0.0, "update": 1.0}),
+    ],
+)
+def test_all_of_the_time_is_split(seconds, expected):
+    parts = split_time(1.0, defaultdict(float, seconds), ("collect",))
+    assert {name: parts[name] for name in expected} == pytest.approx(expected)
+    assert math.fsum(parts.values()) == pytest.approx(1.0)
+
+
+class Device:
+    """Does what it is given later, and a clock that knows of both."""
+
+    type = "cuda"
+
+    def __init__(self):
+        self.now = self.queued = 0.0
+
+    def launch(self, launching, computing):
+        self.now += launching
+        self.queued += computing
+
+    def synchronize(self, *_):
+        self.now += self.queued
+        self.queued = 0.0
+
+
+@pytest.fixture
+def device(monkeypatch):
+    device = Device()
+    monkeypatch.setattr(metrics, "perf_counter", lambda: device.now)
+    monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
+    return device
+
+
+def test_work_that_is_launched_takes_until_it_is_done(device):
+    activities, slots = Activities(device), Slots()
+    slots.define(draw=lambda: device.launch(0.1, 0.0))
+    activities.time(slots, "draw")
+    for _ in range(10):
+        slots.draw()
+        device.launch(0.2, 0.7)  # an update
+    with activities.measure("evaluate"):  # which has to wait for all of them first
+        device.launch(0.5, 1.0)
+    elapsed, seconds = activities.read()
+    assert elapsed == pytest.approx(11.5)
+    parts = split_time(elapsed, defaultdict(float, seconds | {"next_batch": seconds["draw"]}), ())
+    assert parts["sample"] == pytest.approx(1.0)
+    assert parts["evaluate"] == pytest.approx(1.5)
+    assert parts["update"] == pytest.approx(9.0)  # of which 2 are spent launching
+    assert activities.read() == (0.0, {})
