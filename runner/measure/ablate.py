@@ -228,13 +228,7 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
                     DESCRIPTION: describe(_of_variant(variant, folder.name))}  # fmt: skip
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
-            figures = {name: getattr(variant, name) for name in _FIGURES}
-            figures |= {} if variant.caught else {
-                        "ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high,
-                        "perf/update_ms": variant.steady_ms}  # fmt: skip
-            if (trained := variant.throughput) is not None:
-                figures[f"perf/{case.unit}_per_second"] = trained.per_second
-                figures |= {f"{name}_share": share for name, share in trained.shares.items()}
+            figures = _variant_figures(variant, case.unit)
             metrics = [(name, float(value), now, 0) for name, value in figures.items() if value is not None]
             metrics += [("rounds/update_ms", 1e3 * each["update"][variant.name], now, each["round"])
                         for each in log.of(case.name).rounds if variant.name in each["update"]]  # fmt: skip
@@ -245,6 +239,18 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
             store.client.log_artifact(parent, str(path))
     store.set_status(parent, "KILLED" if result.interrupted else "FINISHED", now)
     return parent
+
+
+def _variant_figures(variant: VariantResult, unit: str) -> dict[str, float | None]:
+    """The metrics of a variant's run; no ratio of what does not do the baseline's work."""
+    figures: dict[str, float | None] = {name: getattr(variant, name) for name in _FIGURES}
+    if not variant.caught:
+        figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high}
+        figures["perf/update_ms"] = variant.steady_ms
+    if (trained := variant.throughput) is not None:
+        figures[f"perf/{unit}_per_second"] = trained.per_second
+        figures |= {f"{name}_share": share for name, share in trained.shares.items()}
+    return figures
 
 
 def _facts(experiment: Experiment, result: Result, shared: Sequence[str]) -> dict[str, str]:

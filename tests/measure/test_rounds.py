@@ -433,32 +433,20 @@ def test_memory_of_a_child_is_its_own(tmp_path):
     assert 20 * 2**20 < peak < 500 * 2**20
 
 
-FAKES = Path(__file__).parent / "fakes.py"
-CAUGHT = {
-    "skips_every_second": r"'modules model\.weight' did not change in \d+ of 13 updates",
-    "replays": r"'modules model\.weight' did not change in 13 of 13 updates",
-    "old_gradients": r"of the baseline's way and differed from it by|output 'loss.* differs by",
-}
-
-
 @pytest.mark.usefixtures("migrated_workspace", "quick_children")
 def test_what_does_not_do_the_baselines_work_has_no_ratio(tmp_path):
-    """And a cache of the last eight batches is never hit, but does the work."""
-    registry = Registry([FAKES])
+    registry = Registry([Path(__file__).parent / "fakes.py"])
     path = tmp_path / "experiment.yaml"
-    stages = (*CAUGHT, "remembers_eight")
-    sets = ["device=cpu", "model.widths=[8]", "optimization={}", *(f"optimization.{kind}=on" for kind in stages)]
+    off = [f"optimization.{kind}=off" for kind in ("fused_optimizer", "heap_retention")]
+    sets = ["device=cpu", "model.widths=[8]", *off, "optimization.skips_every_second={after: 4}"]
     settings = {"kind": "ablation", "name": "fakes", "recipe": "digits_classifier", "set": sets,
-                "variants": ["alone"], "budget": 600, "rounds": {"least": 3, "most": 3}}  # fmt: skip
+                "variants": ["all"], "budget": 6000, "rounds": {"least": 3, "most": 3}}  # fmt: skip
     path.write_text(yaml.safe_dump(settings))
     done = measure(load_experiment(path, (), registry), registry)
-    (case,) = done.cases
-    for kind, said in CAUGHT.items():
-        assert re.search(said, case.named(kind).caught), case.named(kind).caught
-        assert case.named(kind).effect == "invalid"
-    honest = case.named("remembers_eight")
-    assert (honest.caught, honest.not_compared, honest.compared) == ("", "", 13)
+    fake = done.cases[0].variants[1]
+    assert fake.effect == "invalid"
+    assert "'modules model.weight' did not change in" in fake.caught
     assert done.exit_code is ExitCode.GATE_FAILED
     report = (Path(done.folder) / "README.md").read_text()
-    assert "skips_every_second has no ratio, because it does not do the baseline's work" in report
-    assert re.search(r"\| skips_every_second \| - \| - \| invalid \|", report)
+    assert f"{fake.name} has no ratio, because it does not do the baseline's work" in report
+    assert re.search(r"\| - \| - \| invalid \|", report)
