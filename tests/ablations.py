@@ -9,8 +9,8 @@ import torch
 from running import tiny
 
 from runner.measure.analysis import Result, analyse
+from runner.measure.case_log import CaseLog
 from runner.measure.experiment import Case
-from runner.measure.rounds import CaseLog
 from runner.verify.variants import AGAIN, variants_of
 
 OFF = tuple(f"optimization.{kind}=off" for kind in ("amp", "compile", "float32_matmul", "heap_retention"))

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from runner.compare.ratio import Effect, effect, of_rounds
+from runner.measure.case_log import CaseLog
 from runner.measure.experiment import PROCESSES, RoundsConfig
-from runner.measure.rounds import CaseLog, order
+from runner.measure.pace import order
 from runner.verify.variants import AGAIN, BASELINE
 
 HERE = Path(__file__).parent

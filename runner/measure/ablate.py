@@ -228,8 +228,8 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
                     DESCRIPTION: describe(_of_variant(variant, folder.name))}  # fmt: skip
             values = given.recipe.values()
             values["optimization"] = {kind: values["optimization"][kind] for kind in variant.stages}
-            figures = _variant_figures(variant, case.unit)
-            metrics = [(name, float(value), now, 0) for name, value in figures.items() if value is not None]
+            known_figures = _variant_figures(variant, case.unit).items()
+            metrics = [(name, float(value), now, 0) for name, value in known_figures if value is not None]
             metrics += [("rounds/update_ms", 1e3 * each["update"][variant.name], now, each["round"])
                         for each in log.of(case.name).rounds if variant.name in each["update"]]  # fmt: skip
             store.send(below, metrics, params_of(values), params_of(tags))

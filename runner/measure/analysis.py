@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from runner.compare.ratio import Effect, Ratio, effect, of_processes
 from runner.compare.verdict import Outcome
+from runner.measure.case_log import CaseLog, Entry
 from runner.measure.experiment import Case
 from runner.measure.limit import Rates, UpdateCost
-from runner.measure.rounds import CaseLog, Entry
 from runner.system.errors import ExitCode, RunnerError
 from runner.verify.variants import AGAIN, ALL, BASELINE, BASELINES, Variant, VariantSet, required
 

@@ -28,7 +28,7 @@ OTHER_NUMBERS = 1_000_003
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedBatch:
     """A batch of the baseline's training with its noise, and the counts before its update."""
 
     drawn: Drawn
@@ -46,7 +46,7 @@ def record(step: Step, few: bool) -> bytes:
         batches = []
         for _ in range(length + number % 2):
             drawn = step.next()
-            batches.append(Recorded(on_host(drawn), step.progress.state_dict()))
+            batches.append(RecordedBatch(on_host(drawn), step.progress.state_dict()))
             step.count(drawn.batch)
             step.progress.updates += 1
         windows.append(batches)
@@ -101,11 +101,11 @@ def load_learner(step: Step, state: State) -> None:
         stage.load_state_dict(stage.state_dict())
 
 
-def _window(step: Step, batches: list[Recorded], other: int = 0) -> Window:
+def _window(step: Step, batches: list[RecordedBatch], other: int = 0) -> Window:
     return observe(partial(_parts, step), [partial(_update, step, recorded, other) for recorded in batches])
 
 
-def _update(step: Step, recorded: Recorded, other: int) -> Mapping[str, Any]:
+def _update(step: Step, recorded: RecordedBatch, other: int) -> Mapping[str, Any]:
     batch, noise = step.pipeline.transfer(clones(recorded.drawn))
     step.progress.load_state_dict(recorded.counts)
     step.seed(recorded.counts["updates"] + other)

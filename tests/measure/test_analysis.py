@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runner.compare.ratio import Effect
 from runner.measure.analysis import analyse, slope
-from runner.measure.rounds import CaseLog
+from runner.measure.case_log import CaseLog
 from runner.system.errors import ExitCode, RunnerError
 from runner.verify.variants import BASELINES
 

@@ -5,9 +5,9 @@ import pytest
 from ablations import BASE_S, OFF, SHARE, analysed, case, entries, result, variant_set
 
 from runner.measure.analysis import analyse
+from runner.measure.case_log import CaseLog
 from runner.measure.recommend import recommend
 from runner.measure.report import summary, write_recipe
-from runner.measure.rounds import CaseLog
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.errors import ExitCode

@@ -20,9 +20,10 @@ from running import TINY_UAV
 from runner.child.spawn import Cause, Child, ChildError
 from runner.compare.verdict import Outcome, Verdict
 from runner.measure.ablate import RESULT, ablate
+from runner.measure.case_log import CaseLog
 from runner.measure.experiment import load_experiment
 from runner.measure.pace import order
-from runner.measure.rounds import LIMIT_SECONDS, ROUNDS, CaseLog, Measurement, MeasurementLog
+from runner.measure.rounds import LIMIT_SECONDS, ROUNDS, Measurement, MeasurementLog
 from runner.plugin.registry import Registry
 from runner.plugins.stages.amp import AmpConfig
 from runner.recipe.loader import load

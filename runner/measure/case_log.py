@@ -1,0 +1,65 @@
+"""What was measured of one case, line by line, and the ratios that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from statistics import fmean, median
+from typing import Any
+
+from runner.compare.ratio import Ratio, of_processes
+from runner.verify.variants import BASELINES
+
+Entry = dict[str, Any]  # one line: whose it is (``case``, ``variant``) and what was measured
+Times = Callable[[Entry], Mapping[str, float]]  # seconds by variant, in the line of a round
+
+
+@dataclass(frozen=True)
+class CaseLog:
+    """The lines about one case."""
+
+    entries: Sequence[Entry]
+
+    def values(self, key: str) -> list[Any]:
+        """What lines have under a key, in their order."""
+        return [entry[key] for entry in self.entries if key in entry]
+
+    def by_variant(self, key: str) -> dict[str, Any]:
+        """The last value that every variant has under a key."""
+        return {entry["variant"]: entry[key] for entry in self.entries if key in entry}
+
+    @property
+    def rounds(self) -> list[Entry]:
+        """The lines of rounds; ``update`` has the seconds of one update by variant."""
+        return [entry for entry in self.entries if "update" in entry]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Variants that have failed and were not started again since, with the reason."""
+        last = {each["variant"]: each.get("failed") for each in self.entries if each.keys() & {"failed", "prepared"}}
+        return {name: str(reason) for name, reason in last.items() if reason is not None}
+
+    def ratios(
+        self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")
+    ) -> dict[int, float]:
+        """Seconds of others / seconds of a variant by process: the median over its rounds, of all others in the mean.
+
+        Not of the others' mean: where load comes in bursts, the median of that ratio favours who is compared with it.
+        """
+        found = {}
+        for process, rounds in groupby(self._with({name, *others}, of), itemgetter("process")):
+            times = list(map(of, rounds))
+            medians = (median(math.log(own[other] / own[name]) for own in times) for other in others)
+            found[process] = math.exp(fmean(medians))
+        return found
+
+    def ratio(self, name: str, others: Sequence[str] = BASELINES, of: Times = itemgetter("update")) -> Ratio | None:
+        """What all processes say; None where there is but one, of which nobody can tell how lucky it is."""
+        found, rounds = self.ratios(name, others, of), self._with({name, *others}, of)
+        return of_processes(list(found.values()), len(rounds)) if len(found) > 1 else None
+
+    def _with(self, names: set[str], of: Times) -> list[Entry]:
+        return [each for each in self.rounds if names <= of(each).keys()]
