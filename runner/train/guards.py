@@ -168,7 +168,8 @@ class GradientGuard:
             self._refuse_unstepped(progress.updates, FIRST_UPDATES)
         if late and not self.warned:
             self.warned = True
-            _log.warning("%s", self._message(progress.updates, late))
+            message = self._message(progress.updates, late)
+            _log.warning("%s; the training continues for now, and is stopped if none arrives", message)
 
     def watch_unfrozen(self) -> None:
         """Watches parameters that were unfrozen since the last call.
