@@ -52,12 +52,14 @@ class MasacConfig(LearnerConfig):
 
     hidden: list[Width] = Field(default_factory=lambda: [256, 256], min_length=1)
     """Widths of the hidden layers of every actor and critic."""
-    gamma: Fraction = 0.95
-    """Discount factor."""
+    gamma: Fraction | Annotated[list[Fraction], Field(min_length=1)] = 0.95
+    """Discount factor of all agents, or a list: one for each agent, the last one for all that follow."""
     tau: Fraction = 0.01
     """Share of the critics that goes into their targets at every update (Polyak averaging)."""
     target_entropy: float = -0.5
     """Entropy that the temperatures steer every policy to, in nats."""
+    initial_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of every policy before the first update."""
     update_order: Literal["simultaneous", "sequential"] = "simultaneous"
     """Whether all agents learn from the same parameters, or each sees the new ones of those before it."""
 

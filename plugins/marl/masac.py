@@ -4,6 +4,7 @@ Shapes: B batch, N agents, n the agents in the slice ``agents``, o observation, 
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -51,20 +52,22 @@ class Masac(Learner):
         """How agents are worked through: one after the other, unless a stage takes them together."""
         self.action = shapes["action"][1]
         self.hidden = config.hidden
-        self.gamma, self.tau, self.target_entropy = config.gamma, config.tau, config.target_entropy
+        self.gamma = self._discounts(config.gamma)
+        self.tau, self.target_entropy = config.tau, config.target_entropy
         self.sequential = config.update_order == "sequential"
         if self.sequential:
             self.story = ("target", "critic_loss", "actor_loss")
 
         initial = context.generator("parameters", "cpu")
         joint = self.agents * (self.observation + self.action)
+        log_temperature = math.log(config.initial_temperature)
         self.actors = [Mlp(self.observation, config.hidden, 2 * self.action, initial) for _ in range(self.agents)]
         self.critics = {"online": [TwinCritic(joint, config.hidden, initial) for _ in range(self.agents)]}
         self.model = nn.ModuleDict(
             {
                 "actors": nn.ModuleList(self.actors),
                 "critics": nn.ModuleList(self.critics["online"]),
-                "log_temperatures": nn.ParameterList(torch.zeros(()) for _ in range(self.agents)),
+                "log_temperatures": nn.ParameterList(torch.tensor(log_temperature) for _ in range(self.agents)),
             }
         ).to(self.device)
         self.critics["target"] = copy.deepcopy(self.critics["online"])
@@ -166,7 +169,8 @@ class Masac(Learner):
         observation, action = batch["next_observation"].flatten(1), actions.transpose(0, 1).flatten(1)
         q = self.slots.critic_forward("target", observation, action, agents).amin(1)
         alpha = self.slots.temperatures(agents).exp()[:, None]
-        discount = self.gamma * (1 - batch["terminated"])
+        gamma = self.gamma if isinstance(self.gamma, float) else self.gamma[agents]
+        discount = gamma * (1 - batch["terminated"])
         y: Tensor = batch["reward"].transpose(0, 1)[agents] + discount * (q - alpha * log_prob[agents])
         return y
 
@@ -336,6 +340,21 @@ class Masac(Learner):
     def target_networks(self) -> list[list[nn.Parameter]]:
         """The same of the target critics."""
         return _twins(self.critics["target"])
+
+    def _discounts(self, gamma: float | list[float]) -> float | Tensor:
+        """The discount factor of all agents, or one for each, [N, 1].
+
+        Raises:
+            UsageError: there are more than agents.
+        """
+        if isinstance(gamma, float):
+            return gamma
+        if len(gamma) > self.agents:
+            raise UsageError(
+                f"model.gamma: {len(gamma)} discount factors exceed the {self.agents} agents of the data; remove some"
+            )
+        factors = [*gamma, *gamma[-1:] * (self.agents - len(gamma))]
+        return torch.tensor(factors, device=self.device)[:, None]
 
     # --- for one slice of agents --------------------------------------------------------------------------------------
 

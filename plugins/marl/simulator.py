@@ -108,6 +108,8 @@ class SimulatorSource(Source):
         generator = context.generator("replay", storage)
         self._replay = make_replay(config.replay, stored, self._device, generator)
         self._finished: Tensor | None = None
+        self._reward_squares = torch.zeros(agents, dtype=torch.float64, device=self._device)
+        """Sums over all steps so far of every agent's squared rewards, [N]."""
 
     @abstractmethod
     def make_environment(
@@ -131,7 +133,15 @@ class SimulatorSource(Source):
         self._due -= 1
         self._open += 1
         whole = progress.length if progress.unit == "env_steps" else None
-        return self._replay.sample(batch_size, min(1.0, self._steps / whole) if whole else progress.fraction)
+        batch = self._replay.sample(batch_size, min(1.0, self._steps / whole) if whole else progress.fraction)
+        if self.config.normalize_rewards:
+            batch["reward"] = batch["reward"] / self.reward_scale().to(batch["reward"].device)
+        return batch
+
+    def reward_scale(self) -> Tensor:
+        """Root mean square of every agent's rewards so far, [N]; 1 for an agent that had none but zeros."""
+        scale = (self._reward_squares / self._steps).sqrt()
+        return torch.where(scale > 0, scale, 1.0).float()
 
     def _advance(self, batch_size: int) -> int:
         """Steps all environments once; returns how many updates are due."""
@@ -187,6 +197,8 @@ class SimulatorSource(Source):
                 "terminated": step.terminated.to(step.reward.dtype),
             }
         )
+        squares = step.reward.square().sum(0, dtype=torch.float64)
+        self._reward_squares = self._reward_squares + squares
         self._observation = step.observation.clone()
         finished = step.episodes.sum(0, dtype=torch.float64)
         self._finished = finished if self._finished is None else self._finished + finished
@@ -259,6 +271,7 @@ class SimulatorSource(Source):
             "environment": self._environment.state_dict(),
             "observation": self._observation,
             "finished": self._finished,
+            "reward_squares": self._reward_squares,
             "replay": self._replay.state_dict(),
             "counters": {name: getattr(self, name) for name in _COUNTERS},
         }
@@ -268,6 +281,7 @@ class SimulatorSource(Source):
         self._environment.load_state_dict(state["environment"])
         self._observation = state["observation"].to(self._device, copy=True)
         self._finished = None if state["finished"] is None else state["finished"].to(self._device)
+        self._reward_squares = state["reward_squares"].to(self._device)
         self._replay.load_state_dict(state["replay"])
         for name in _COUNTERS:
             setattr(self, name, state["counters"][name])

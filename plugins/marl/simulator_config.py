@@ -39,6 +39,8 @@ class SimulatorConfig(SourceConfig):
     """Environment steps with random actions before the first update."""
     updates_per_step: Annotated[float, Field(gt=0)] = 0.5
     """Updates for every environment step; with another batch size than the recipe's, as many fewer as it is larger."""
+    normalize_rewards: bool = False
+    """Whether every agent's rewards are divided by their root mean square so far, in batches only."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """How the deterministic policy is measured."""
 

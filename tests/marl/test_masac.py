@@ -6,7 +6,7 @@ from builders import build_masac, parameters, random_batch, train
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.api import Progress
+from runner.api import Progress, UsageError
 from runner.plugins.marl.networks import Mlp, TwinCritic, squash
 
 
@@ -55,6 +55,30 @@ def test_targets_are_reward_and_discounted_soft_value():
         value = q - learner.log_temperatures[i].exp() * log_prob[i]
         expected = batch["reward"][:, i] + learner.gamma * (1 - batch["terminated"]) * value
         assert torch.allclose(learner.targets(batch, noise)[i], expected)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "factors"),
+    [
+        ([0.9], [0.9, 0.9, 0.9]),
+        ([0.98, 0.5], [0.98, 0.5, 0.5]),
+        ([1.0, 0.0, 0.25], [1.0, 0.0, 0.25]),
+    ],
+)
+@pytest.mark.parametrize("order", ["simultaneous", "sequential"])
+def test_agents_may_discount_differently(gamma, factors, order):
+    learner = build_masac(gamma=gamma, update_order=order)
+    batch = random_batch(0)
+    noise = learner.noise(batch, torch.Generator().manual_seed(0))
+    for agent, factor in enumerate(factors):
+        alone = build_masac(gamma=factor, update_order=order)
+        agents = slice(agent, agent + 1)
+        assert torch.allclose(learner.target(batch, noise, agents), alone.target(batch, noise, agents))
+
+
+def test_more_discount_factors_than_agents_are_refused():
+    with pytest.raises(UsageError, match=r"model\.gamma: 4 discount factors exceed the 3 agents of the data"):
+        build_masac(gamma=[0.9, 0.9, 0.9, 0.9])
 
 
 def test_an_actor_loss_reaches_its_own_actor_only():
@@ -141,3 +165,9 @@ def test_targets_follow_by_polyak_averaging(order):
         before, learner.target_critics.parameters(), learner.model["critics"].parameters(), strict=True
     ):
         assert torch.allclose(target, 0.75 * old + 0.25 * online, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.05, 3.0])
+def test_temperatures_begin_where_the_recipe_has_them(temperature):
+    learner = build_masac(initial_temperature=temperature)
+    assert [float(value.detach().exp()) for value in learner.log_temperatures] == pytest.approx([temperature] * 3)

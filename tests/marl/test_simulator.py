@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from runner.api import Context, Progress, Slots, UsageError
 from runner.plugins.marl.replay.config import PrioritizedConfig, UniformConfig
 from runner.plugins.marl.simulator_config import EvaluationConfig
-from runner.plugins.marl.uav.config import UavConfig
+from runner.plugins.marl.uav.config import RewardConfig, UavConfig
 from runner.plugins.marl.uav.environment import UavEnvironment
 from runner.plugins.marl.uav.source import UavSource
 
@@ -94,6 +94,64 @@ def test_random_actions_fill_the_whole_range_and_depend_on_the_seed():
     assert not torch.equal(actions[0], actions[2])
     assert -1 <= actions[0].min() < -0.9
     assert 0.9 < actions[0].max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("followers", "reward"),
+    [
+        (2, RewardConfig()),
+        (1, RewardConfig(preset="seed", goal=1e5)),  # agents whose rewards differ by magnitudes
+        (3, RewardConfig(step=-7.0)),
+    ],
+)
+@pytest.mark.parametrize("replay", [UniformConfig(capacity=1000), PrioritizedConfig(capacity=1000)])
+def test_normalized_rewards_are_divided_by_the_root_mean_square_of_each_agent(followers, reward, replay):
+    settings = {"followers": followers, "reward": reward, "replay": replay, "warmup": 4 * 60, "updates_per_step": 1.0}
+    (plain, _), (normalized, _) = make(**settings), make(**settings, normalize_rewards=True)
+    collected = []
+    environment_step = plain._environment.step
+
+    def step(action):
+        result = environment_step(action)
+        collected.append(result.reward)
+        return result
+
+    plain._environment.step = step
+    batches = []
+    for source in (plain, normalized):
+        source.bind(StraightOn())
+        progress = Progress("env_steps", 1000)
+        batch = None
+        while batch is None:
+            batch = source.draw(64, progress)
+        batches.append(batch)
+    scale = torch.cat(collected).double().square().mean(0).sqrt().float()
+    assert torch.allclose(batches[1]["reward"], batches[0]["reward"] / scale)
+    assert torch.equal(batches[1]["observation"], batches[0]["observation"])
+    assert plain.statistics() == normalized.statistics()
+
+
+def test_rewards_that_are_all_zero_stay_zero_when_normalized():
+    nothing = dict.fromkeys(("collision", "obstacle", "border", "goal", "goal_distance"), 0.0)
+    nothing |= dict.fromkeys(("formation", "speed_match", "step"), 0.0)
+    source, _ = make(reward=RewardConfig(**nothing), normalize_rewards=True, warmup=0)
+    source.bind(StraightOn())
+    batch = None
+    while batch is None:
+        batch = source.draw(8, Progress("updates", 10))
+    assert torch.equal(batch["reward"], torch.zeros(8, 3))
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(1, 1), (7, 7), (29, 29), (1000, 30)])
+def test_training_episodes_may_be_shorter_than_evaluated_ones(limit, steps):
+    (source, _), (plain, _) = make(training_limit=limit, envs=64), make(envs=64)
+    for _ in range(steps - 1):
+        source.collect(None)
+    ended = source.statistics()["episodes"]
+    source.collect(None)
+    assert ended + source.statistics()["episodes"] >= 64
+    assert ended < 64
+    assert source.evaluate(StraightOn()) == plain.evaluate(StraightOn())
 
 
 def test_td_errors_become_priorities():
@@ -188,6 +246,7 @@ def test_a_restored_source_continues_bit_for_bit(replay):
     for name, value in numbers.items():
         context.generators[name].set_state(value)
     actual = follow(other)
+    assert torch.equal(other.reward_scale(), source.reward_scale())
     assert actual[0] == expected[0]
     assert all(torch.equal(actual[1][name], expected[1][name]) for name in expected[1])
 

@@ -58,6 +58,8 @@ class UavConfig(SimulatorConfig):
     """Agents that follow the one leader."""
     episode_limit: int = Field(default=1000, ge=1)
     """Steps after which an episode is truncated."""
+    training_limit: Annotated[int, Field(ge=1)] | None = None
+    """Steps after which an episode that is learned from is truncated, if that is sooner; evaluation does not use it."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """What the agents are rewarded for."""
     legacy_timing: bool = False

@@ -56,7 +56,7 @@ class UavEnvironment:
         self._device = device
         self._generator = generator
         self._coefficients = coefficients(config.reward)
-        self._episode_limit = config.episode_limit
+        self.episode_limit = config.episode_limit
         self._legacy_timing = config.legacy_timing
 
         def table(leader: tuple[float, ...], follower: tuple[float, ...], *rest: tuple[float, ...]) -> Tensor:
@@ -89,7 +89,7 @@ class UavEnvironment:
         formed = geometry.in_formation
         sums = self._sums + torch.stack([one, reward[:, 0], formed.float().mean(1), formed.all(1).float()], 1)
         steps = sums[:, 0]
-        truncated = (steps >= self._episode_limit) & ~terminated
+        truncated = (steps >= self.episode_limit) & ~terminated
         done = terminated | truncated
         outcome = torch.stack([one, success, collision, truncated, steps * success], 1)
         episodes = torch.cat([outcome, sums[:, 1:2], sums[:, 2:] / steps.unsqueeze(1)], 1) * done.unsqueeze(1)
@@ -149,7 +149,7 @@ class UavEnvironment:
             "success_rate": success / episodes,
             "collision_rate": collision / episodes,
             "timeout_rate": timeout / episodes,
-            "steps_to_goal": steps / success if success else float(self._episode_limit),
+            "steps_to_goal": steps / success if success else float(self.episode_limit),
             "return": leader_return / episodes,
             "formation_rate": formation / episodes,
             "formation_strict": strict / episodes,

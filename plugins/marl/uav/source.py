@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from runner.api import Learner
+from runner.api import Context, Learner
 
 from ..simulator import SimulatorSource
 from .config import UavConfig
@@ -18,6 +18,12 @@ OUTCOMES = ("goal", "collision", "cut off")
 
 class UavSource(SimulatorSource):
     """Batched UAV simulations with a replay buffer."""
+
+    def __init__(self, config: UavConfig, context: Context) -> None:
+        super().__init__(config, context)
+        if config.training_limit is not None:
+            assert isinstance(self._environment, UavEnvironment)
+            self._environment.episode_limit = min(config.training_limit, config.episode_limit)
 
     def make_environment(
         self, config: UavConfig, envs: int, device: torch.device, generator: torch.Generator

@@ -56,6 +56,15 @@ def test_float64_updates_agree_with_the_baseline(combination, device, request):
     assert counters["stats"]["unique_graphs"] - graphs == GRAPHS.get(combination, 0)
 
 
+@pytest.mark.usefixtures("float64")
+def test_stacked_agents_that_discount_differently_agree_with_the_baseline():
+    settings = {"hidden": [16], "gamma": [0.98, 0.5], "initial_temperature": 0.1}
+    baseline, staged = build_masac(**settings), build_masac(COMBINATIONS["all but compile"](), **settings)
+    train(baseline, 10)
+    train(staged, 10)
+    assert largest_difference(parameters(baseline), parameters(staged)) < 1e-9
+
+
 @pytest.mark.parametrize("combination", [name for name in COMBINATIONS if "compile" not in name])
 def test_single_float32_updates_are_as_near_to_the_truth_as_the_baseline(combination):
     torch.set_default_dtype(torch.float64)
