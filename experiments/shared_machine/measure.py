@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -94,7 +95,11 @@ def train_side_by_side(options: argparse.Namespace, wait: str, seeds: Sequence[i
         started = time.monotonic()
         settings = [*options.settings, f"system.wait={wait}"]
         runs = [start(options.recipe, folder, f"seed={seed}", *settings) for seed in seeds]
-        printed = [finish(run, started + options.limit) for run in runs]
+        try:
+            printed = [finish(run, started + options.limit) for run in runs]
+        finally:
+            for run in runs:
+                run.kill()
         seconds = time.monotonic() - started
     return {
         "seconds": seconds,
@@ -171,16 +176,19 @@ def baseline_ratio(options: argparse.Namespace, wait: str, count: int) -> dict:
         command = [RUNNER, "ablate", "marl_baseline", "optimization={forward_cache: on}", f"system.wait={wait}"]
         command += ["--budget", str(options.budget), "--out", f"{folder}/out", "--quiet", "--json"]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        lines = Path(folder, "out", "rounds.jsonl").read_text().splitlines()
+        log = Path(folder, "out", "rounds.jsonl")
+        lines = log.read_text().splitlines() if log.exists() else []
     rounds = [entry for entry in map(json.loads, lines) if "update" in entry]
+    if not rounds:
+        raise RuntimeError(ended.stderr)
     pairs = [(entry["update"][BASELINE], entry["update"][AGAIN]) for entry in rounds]
     ratios = [first / second for first, second in pairs]
     return {
         "exit_code": ended.returncode,
         "rounds": len(ratios),
-        "update_ms": 1e3 * statistics.median(seconds for pair in pairs for seconds in pair) if pairs else None,
-        "ratio": statistics.median(ratios) if ratios else None,
-        "spread": statistics.stdev(ratios) if len(ratios) > 1 else None,
+        "update_ms": 1e3 * statistics.median(seconds for pair in pairs for seconds in pair),
+        "ratio": statistics.median(ratios),
+        "spread": statistics.stdev(ratios),
         "passive_rounds": sum(entry.get("wait") == "passive" for entry in rounds),
     }
 
@@ -232,7 +240,7 @@ def noise_table(values: dict[str, dict]) -> list[str]:
     groups: dict[tuple[str, str], list[dict]] = {}
     for name, taken in values.items():
         kind, wait, *rest = name.split()
-        if kind == "noise" and taken["ratio"] is not None:
+        if kind == "noise":
             groups.setdefault((rest[0], wait), []).append(taken)
     for (count, wait), taken in sorted(groups.items()):
         numbers = [
@@ -272,9 +280,11 @@ def main() -> None:
     parser.add_argument("--waits", nargs="*", choices=WAITS, default=WAITS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds for one measurement")
-    parser.add_argument("--budget", type=float, default=120.0, help="seconds of an ablation")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds of an ablation")
     parser.add_argument("--results", type=Path, default=FOLDER / "results.json")
     options = parser.parse_args()
+    # Ends what was started, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     MEASUREMENTS[options.measurement](options, Results(options.results))
 
 
