@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
+import struct
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +22,11 @@ from runner.api import Batch, DatasetSource, UsageError
 from .config import EXTRA
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
     from .config import ImageFolderConfig
 
+_log = logging.getLogger(__name__)
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 
 
@@ -26,23 +34,70 @@ class Images(Dataset[tuple[Tensor, int]]):
     """Files with their labels; an item is decoded and scaled."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], side: int, grey: bool) -> None:
-        self.files, self.side, self.mode = list(files), side, "L" if grey else "RGB"
+        self.files, self.side, self.grey = list(files), side, grey
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """The image [C, side, side] in bytes, and its label."""
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         path, label = self.files[index]
         try:
             with Image.open(path) as opened:
-                image = opened.convert(self.mode).resize((self.side, self.side), Image.Resampling.BILINEAR)
-        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-            raise UsageError(f"data.folder: {path} cannot be read as an image: {error}; remove or repair it") from error
-        pixels = np.array(image).reshape(self.side, self.side, -1)
+                pixels = decode(opened, self.side, self.grey)
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            problem = f"{printable(path)} cannot be read as an image: {printable(error)}"
+            raise UsageError(f"data.folder: {problem}; remove or repair it") from error
         return torch.from_numpy(pixels).permute(2, 0, 1), label
+
+
+def decode(image: PillowImage, side: int, grey: bool) -> np.ndarray:
+    """Converts an image to what a viewer shows of it, in bytes [side, side, channels].
+
+    EXIF orientation is applied. What is transparent is white. Grey levels of 16 bits are divided by 65,535, and floats
+    range from 0 to 1; 32-bit integers are read as 16-bit levels, which many programs store in them. Of several frames,
+    the first counts. Colour profiles are ignored.
+
+    Raises:
+        ValueError: The levels exceed these ranges, or Pillow cannot convert the image.
+    """
+    from PIL import Image, ImageOps
+
+    with suppress(struct.error, SyntaxError, KeyError, TypeError, ValueError):
+        # A viewer shows images with damaged EXIF data as they are.
+        ImageOps.exif_transpose(image, in_place=True)
+    size = side, side
+    if image.mode == "F" or image.mode.startswith("I"):
+        levels = Image.fromarray(_eight_bit_levels(image)).resize(size, Image.Resampling.BILINEAR)
+        pixels = np.asarray(levels).round().clip(0, 255).astype(np.uint8)[..., None]
+        return pixels if grey else pixels.repeat(3, axis=2)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    scaled = image.convert("L" if grey else "RGB").resize(size, Image.Resampling.BILINEAR)
+    return np.array(scaled).reshape(side, side, -1)
+
+
+def _eight_bit_levels(image: PillowImage) -> np.ndarray:
+    """Levels of an image of more than 8 bits, from 0 to 255 in float32.
+
+    Raises:
+        ValueError: A level is outside of the range.
+    """
+    levels = np.asarray(image).astype(np.float64)
+    largest, kind = (1, "floats from 0 to 1") if image.mode == "F" else (65_535, "16-bit levels from 0 to 65,535")
+    lowest, highest = levels.min(), levels.max()
+    # Not true of NaN either.
+    if not (lowest >= 0 and highest <= largest):
+        raise ValueError(f"its values range from {lowest:,g} to {highest:,g}; convert them to {kind}")
+    return (levels * (255 / largest)).astype(np.float32)
+
+
+def printable(value: object) -> str:
+    """The text of a path or an error; bytes of a file name that are not UTF-8 appear as escapes."""
+    return str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class ImageFolder(DatasetSource):
@@ -65,22 +120,23 @@ class ImageFolder(DatasetSource):
         if len(classes) < 2:
             raise UsageError(f"data.folder: {folder} should have a subfolder for each of two classes or more")
         self.sizes = {"classes": len(classes)}
-        parts: tuple[list[tuple[Path, int]], list[tuple[Path, int]]] = [], []
+        train: list[tuple[Path, int]] = []
+        held_out: list[tuple[Path, int]] = []
         for label, path in enumerate(classes):
-            found = sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES and each.name[0] != ".")
-            if not found:
-                raise UsageError(f"data.folder: {path} holds no image ({', '.join(sorted(SUFFIXES))})")
-            for each in found:
-                parts[is_held_out(each, config.held_out)].append((each, label))
-        for part, share in zip(parts, ("smaller", "larger"), strict=True):
-            if not part:
-                raise UsageError(f"data.held_out: so few images need a {share} share")
+            files = images_in(path)
+            evaluated = [file for file in files if is_held_out(file, config.held_out)]
+            trained = [file for file in files if not is_held_out(file, config.held_out)]
+            _check_parts(path, trained, evaluated, config.held_out)
+            train += [(file, label) for file in trained]
+            held_out += [(file, label) for file in evaluated]
+        if not held_out:
+            raise UsageError(f"data.held_out: no image is held out of so few; raise it ({config.held_out:g})")
         digest = hashlib.sha256()
-        for each, _ in sorted(parts[0] + parts[1]):
-            digest.update(f"{each.relative_to(folder).as_posix()}\0{each.stat().st_size}\0".encode())
+        for file, _ in sorted(train + held_out):
+            digest.update(os.fsencode(file.relative_to(folder).as_posix()) + f"\0{file.stat().st_size}\0".encode())
         self._digest = digest.hexdigest()
         side, grey = config.side, config.grey
-        return Images(parts[0], side, grey), Images(parts[1], side, grey)
+        return Images(train, side, grey), Images(held_out, side, grey)
 
     def collate(self, samples: Sequence[tuple[Tensor, int]]) -> Batch:
         """Images [B, C, side, side] in [0, 1], labels [B]."""
@@ -92,7 +148,35 @@ class ImageFolder(DatasetSource):
         return self._digest
 
 
+def images_in(folder: Path) -> list[Path]:
+    """The images of a class, sorted by name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+    if not files:
+        raise UsageError(f"data.folder: {printable(folder)} holds no image ({', '.join(sorted(SUFFIXES))})")
+    return files
+
+
 def is_held_out(path: Path, share: float) -> bool:
     """Whether an image is held out, by its class and name alone."""
-    digest = hashlib.sha256(f"{path.parent.name}/{path.name}".encode()).digest()
+    digest = hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def _check_parts(folder: Path, trained: Sequence[Path], evaluated: Sequence[Path], share: float) -> None:
+    """Raises a UsageError if no image of a class is trained on; logs a warning if none is held out."""
+    name = printable(folder.name)
+    if not trained:
+        problem = f"all {len(evaluated):,} images of class '{name}' are held out, so it would never be trained on"
+        raise UsageError(f"data.held_out: {share:g}: {problem}; lower it, or add images")
+    if not evaluated:
+        _warn(f"data.held_out: none of the {len(trained):,} images of class '{name}' is held out: it is not evaluated")
+
+
+@cache
+def _warn(text: str) -> None:
+    """Logs a warning once, although a process may build many pipelines to compare them."""
+    _log.warning(text)

@@ -1,3 +1,6 @@
+import os
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +8,7 @@ from PIL import Image
 
 from runner.api import UsageError
 from runner.plugin.registry import Registry
-from runner.plugins.vision.image_folder import is_held_out
+from runner.plugins.vision.image_folder import Images, is_held_out
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.step import Step
@@ -106,3 +109,155 @@ def test_a_file_that_is_no_image_is_named(folder):
         path.write_text("broken")
     with pytest.raises(UsageError, match=r"\.png cannot be read as an image"):
         pipeline(folder)
+
+
+# --- pixels -----------------------------------------------------------------------------------------------------------
+
+RAMP = np.linspace(0, 1, 64).reshape(8, 8)
+"""What a viewer shows of every image below, as shares of white."""
+
+
+def saved(path, image, **options):
+    image.save(path, **options)
+    return Images([(path, 0)], 8, False)[0][0].permute(1, 2, 0).float() / 255
+
+
+def in_bytes(shares):
+    return (shares * 255).round().astype(np.uint8)
+
+
+def repeated(shares):
+    return np.repeat(shares[..., None], 3, axis=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        ("16.png", Image.fromarray((RAMP * 65535).round().astype(np.uint16))),
+        ("16.tif", Image.fromarray((RAMP * 65535).round().astype(">u2").astype(np.uint16))),
+        ("32.tif", Image.fromarray((RAMP * 65535).round().astype(np.int32))),
+        ("float.tif", Image.fromarray(RAMP.astype(np.float32))),
+        ("8.png", Image.fromarray(in_bytes(RAMP))),
+        ("8.tif", Image.fromarray(in_bytes(RAMP))),
+        ("palette.png", Image.fromarray(in_bytes(RAMP)).convert("P")),
+        ("rgb.bmp", Image.fromarray(in_bytes(repeated(RAMP)))),
+        ("cmyk.tif", Image.fromarray(in_bytes(repeated(RAMP))).convert("CMYK")),
+        ("lossless.webp", Image.fromarray(in_bytes(repeated(RAMP)))),
+    ],
+)
+def test_levels_are_shares_of_white_whatever_the_format(tmp_path, name, image):
+    options = {"lossless": True} if name.endswith("webp") else {}
+    pixels = saved(tmp_path / name, image, **options)
+    assert np.abs(pixels.numpy() - repeated(RAMP)).max() <= 1 / 255
+    grey = Images([(tmp_path / name, 0)], 8, True)[0][0]
+    assert np.abs(grey[0].numpy() / 255 - RAMP).max() <= 1.5 / 255
+
+
+@pytest.mark.parametrize("name", ["photo.png", "photo.tif", "photo.jpg"])
+@pytest.mark.parametrize(
+    ("orientation", "upright"),
+    [(1, lambda x: x), (3, lambda x: x[::-1, ::-1]), (6, lambda x: x.T[:, ::-1]), (8, lambda x: x.T[::-1])],
+)
+def test_the_orientation_of_a_camera_is_applied(tmp_path, name, orientation, upright):
+    stored = np.zeros((8, 8))
+    stored[:4] = stored[:, :2] = 1
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = saved(tmp_path / name, Image.fromarray(in_bytes(repeated(stored))), exif=exif)
+    assert np.abs(pixels.numpy() - repeated(upright(stored))).max() <= (0.2 if name.endswith("jpg") else 0)
+
+
+def transparent(below):
+    pixels = np.full((8, 8, 4), below, np.uint8)
+    pixels[..., 3] = in_bytes(RAMP)
+    return Image.fromarray(pixels)
+
+
+def test_what_is_transparent_is_white(tmp_path):
+    palette = Image.new("P", (8, 8), 1)
+    palette.putpalette([255, 0, 0, 0, 0, 0])
+    palette.paste(0, (0, 0, 4, 8))
+    half = np.ones((8, 8))
+    half[:, 4:] = 0
+    # Black with an alpha of one half is grey on white.
+    assert np.abs(saved(tmp_path / "black.png", transparent(0)).numpy() - repeated(1 - RAMP)).max() <= 1 / 255
+    assert saved(tmp_path / "white.png", transparent(255)).eq(1).all()
+    assert np.abs(saved(tmp_path / "grey.png", transparent(0).convert("LA")).numpy() - repeated(1 - RAMP)).max() < 0.01
+    shown = saved(tmp_path / "palette.png", palette, transparency=0)
+    assert np.array_equal(shown.numpy(), repeated(half))
+
+
+@pytest.mark.parametrize(
+    ("levels", "text"),
+    [
+        (np.full((8, 8), 70_000, np.int32), "its values range from 70,000 to 70,000; convert them to 16-bit levels"),
+        (np.full((8, 8), -3, np.int32), "its values range from -3 to -3; convert them to 16-bit levels"),
+        (np.full((8, 8), 255, np.float32), "its values range from 255 to 255; convert them to floats from 0 to 1"),
+        (np.full((8, 8), np.nan, np.float32), "its values range from nan to nan; convert them to floats from 0 to 1"),
+    ],
+)
+def test_levels_of_an_unknown_range_are_refused(tmp_path, levels, text):
+    with pytest.raises(UsageError, match=re.escape(text)):
+        saved(tmp_path / "unknown.tif", Image.fromarray(levels))
+
+
+# --- names and classes ------------------------------------------------------------------------------------------------
+
+
+def fill(folder, names):
+    os.makedirs(folder)
+    for name in names:
+        with open(os.path.join(folder, name), "wb") as file:
+            Image.new("L", (8, 8)).save(file, "PNG")
+
+
+@pytest.mark.parametrize("odd", [b"caf\xe9", b"\xff\xfe", "été".encode(), b"two\nlines"])
+def test_names_that_are_not_utf_8_are_read(tmp_path, odd):
+    many = [b"%d.png" % number for number in range(16)]
+    root = os.fsencode(tmp_path / "images")
+    fill(os.path.join(root, b"a"), [*many, odd + b".png"])
+    fill(os.path.join(root, odd), many)
+    source = pipeline(tmp_path / "images").source
+    assert len(names(source.train) | names(source.held_out)) == 33
+    assert source.fingerprint() == pipeline(tmp_path / "images").source.fingerprint()
+
+
+@pytest.mark.parametrize(("workers", "content"), [(0, b"no image"), (1, b"\x89PNG\r\n\x1a\n"), (1, "truncated")])
+def test_a_damaged_image_is_one_line_with_its_name_and_number(tmp_path, workers, content):
+    root = os.fsencode(tmp_path / "images")
+    many = [b"%d.png" % number for number in range(16)]
+    fill(os.path.join(root, b"a"), many)
+    fill(os.path.join(root, b"b"), many)
+    train = pipeline(tmp_path / "images").source.train
+    number = len(train) - 1
+    damaged = train.files[number][0].with_name("zz\udce9.png")
+    os.rename(train.files[number][0], damaged)
+    if content == "truncated":
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), dtype=np.uint8)).save(damaged, "PNG")
+        content = damaged.read_bytes()[:1000]
+    damaged.write_bytes(content)
+    made = pipeline(tmp_path / "images", workers)
+    batches = (made.slots.next_batch(8, made.progress) for _ in range(4))
+    with pytest.raises(UsageError) as caught:
+        list(batches)
+    message = str(caught.value)
+    assert re.search(r"b/zz\\xe9\.png cannot be read as an image: .*; remove or repair it \(sample \d+ of the", message)
+    assert "\n" not in message
+
+
+def test_a_class_that_would_never_be_trained_on_is_refused(tmp_path):
+    many = [b"%d.png" % number for number in range(16)]
+    fill(os.fsencode(tmp_path / "images" / "common"), many)
+    held_out = next(f"{n}.png" for n in range(99) if is_held_out(tmp_path / "rare" / f"{n}.png", 0.3))
+    fill(os.fsencode(tmp_path / "images" / "rare"), [held_out.encode()])
+    with pytest.raises(UsageError, match="all 1 images of class 'rare' are held out, so it would never be trained on"):
+        pipeline(tmp_path / "images")
+
+
+def test_a_class_that_would_never_be_evaluated_is_reported(tmp_path, caplog):
+    many = [b"%d.png" % number for number in range(16)]
+    fill(os.fsencode(tmp_path / "images" / "common"), many)
+    trained = next(f"{n}.png" for n in range(99) if not is_held_out(tmp_path / "rarest" / f"{n}.png", 0.3))
+    fill(os.fsencode(tmp_path / "images" / "rarest"), [trained.encode()])
+    assert pipeline(tmp_path / "images").source.sizes == {"classes": 2}
+    assert "none of the 1 images of class 'rarest' is held out: it is not evaluated" in caplog.text
