@@ -34,24 +34,26 @@ from runner.plugin.stage import Pipeline, Plan, Probe, Stage
 from runner.system.errors import RunnerError, UsageError
 from runner.system.files import replacing
 from runner.system.hardware import available_memory, slow_bf16
-from runner.system.tree import map_tensors, nbytes, stored_tensors, tensors
+from runner.system.tree import BatchLayout, map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
-    from runner.plugin.dataset import DatasetSource, TensorRows
+    from runner.plugin.dataset import DatasetSource
     from runner.plugin.learner import GradientLearner, Learner
     from runner.plugin.loss import Loss
     from runner.plugin.role import Role
+    from runner.plugin.rows import TensorRows
 
 _HEAVY = {
-    **dict.fromkeys(("DatasetSource", "TensorRows"), "runner.plugin.dataset"),
+    "DatasetSource": "runner.plugin.dataset",
     **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
     "Loss": "runner.plugin.loss",
     "Role": "runner.plugin.role",
+    "TensorRows": "runner.plugin.rows",
 }
 """Where the names are that need torch."""
 
 __all__ = [
-    "Anchor", "Batch", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig",
+    "Anchor", "Batch", "BatchLayout", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig",
     "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
     "LearnerConfig", "Loss", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath",
     "Ring", "Role", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig",

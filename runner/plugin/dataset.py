@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import default_collate
 
+from runner.plugin.batches import NumberedBatches, Opening, StreamedBatches, seeded
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.contract import Mean
 from runner.plugin.faces import DatasetConfig
+from runner.plugin.inspection import Facts, Inspection, is_stream, shapes_and_layout
 from runner.plugin.learner import Learner
+from runner.plugin.loading import load_batches
 from runner.plugin.metric_names import join_metrics
 from runner.plugin.progress import Progress
+from runner.plugin.rows import Rows, TensorRows
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import method_named
@@ -28,50 +29,8 @@ from runner.system.tree import leaves, map_tensors
 
 _RESIDENT_SHARE = 0.25
 """Of an accelerator's memory; data that take no more are kept there."""
-
-
-@runtime_checkable
-class Rows(Protocol):
-    """Data that are in memory as a whole, of which many samples can be had at once."""
-
-    nbytes: int
-
-    def __len__(self) -> int: ...
-
-    def take(self, index: Tensor) -> Batch:
-        """The samples with these numbers, [B], as a batch."""
-
-    def to(self, device: torch.device) -> Rows:
-        """The same data on a device."""
-
-
-class TensorRows:
-    """Tensors by name, with one row for each sample."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keeps the tensors; a RunnerError if one is none, or if they have not as many rows as one another."""
-        self.tensors = dict(tensors)
-        given: Mapping[str, Any] = self.tensors
-        for name, each in given.items():
-            if not isinstance(each, Tensor):
-                remedy = "; torch.from_numpy makes it one" if isinstance(each, np.ndarray) else ""
-                raise RunnerError(f"'{name}' should be a tensor, got {type(each).__name__}{remedy}")
-        rows = {name: len(tensor) if tensor.dim() else 0 for name, tensor in self.tensors.items()}
-        if len(set(rows.values())) != 1:
-            counted = ", ".join(f"'{name}' has {count:,}" for name, count in rows.items()) or "there are no tensors"
-            raise RunnerError(f"every tensor should have one row for each sample, but {counted}")
-        self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def __len__(self) -> int:
-        return len(next(iter(self.tensors.values())))
-
-    def take(self, index: Tensor) -> Batch:
-        """The rows with these numbers."""
-        return {name: tensor.index_select(0, index) for name, tensor in self.tensors.items()}
-
-    def to(self, device: torch.device) -> TensorRows:
-        """The same rows on a device."""
-        return TensorRows({name: tensor.to(device) for name, tensor in self.tensors.items()})
+_TRAINING, _HELD_OUT = "training data", "held-out data"
+"""Names of the two parts in messages."""
 
 
 class DatasetSource(Source):
@@ -90,13 +49,41 @@ class DatasetSource(Source):
         self._batch_size, self.consumed = context.batch_size, 0
         self._stream: Iterator[Batch] | None = None
         """Batches of that size, from the first that was not consumed; more may be drawn than are consumed yet."""
+        self._opening: Opening | None = None
+        facts = self._inspected()
+        self._samples = facts.train
+        self._held_out_samples = facts.held_out
+        self.shapes = facts.shapes
+        if type(self).layout is Source.layout:
+            self.layout = facts.layout
+
+    def _inspected(self) -> Facts:
+        """Reads what has to be known before the first batch: in a worker if there are any.
+
+        A process that has read from a dataset must not start workers: they would inherit its open files and
+        connections.
+        """
+        train = None if isinstance(self.train, Rows) else self.train
+        held_out = None if isinstance(self.held_out, Rows) else self.held_out
+        inspection = Inspection(train, held_out, self.collate)
+        workers = min(self.config.workers, 1)
+        if is_stream(train) and not workers:
+            self._opening = Opening(train, self.context.batch_size, self.context.seed, _TRAINING)
+            inspection.samples = self._opening.samples
+        facts = Facts()
+        if train is not None or held_out is not None:
+            (facts,) = load_batches(inspection, [0], workers, self._generator("inspection"))
+        if not isinstance(self.train, Rows):
+            return facts
+        rows = self.train
+
+        def repeat(times: int) -> Batch:
+            index = torch.zeros(times, dtype=torch.int64, device=self._home(rows))
+            return rows.take(index)
+
         with seeded(0):
-            if isinstance(self.train, Rows):
-                sample = self.train.take(torch.zeros(1, dtype=torch.int64, device=self._home(self.train)))
-            else:
-                iterable = isinstance(self.train, IterableDataset)
-                sample = self.collate([next(iter(self.train)) if iterable else self.train[0]])
-        self.shapes = {name: tuple(leaf.shape[1:]) for name, leaf in leaves(sample) if isinstance(leaf, Tensor)}
+            shapes, layout = shapes_and_layout(repeat)
+        return Facts(len(rows), facts.held_out, shapes, layout)
 
     @abstractmethod
     def datasets(self, config: Any) -> tuple[Any, Any]:
@@ -109,8 +96,8 @@ class DatasetSource(Source):
         if not isinstance(given, tuple | list) or len(given) != 2:
             pair = "a pair, what to train on and what to evaluate on"
             raise RunnerError(f"{who} should return {pair}, got {type(given).__name__}")
-        if isinstance(given[0], IterableDataset) and config.workers > 1:
-            why = "each would deliver all samples of an IterableDataset; use 1 at most, or a map-style Dataset"
+        if not isinstance(given[0], Mapping) and is_stream(given[0]) and config.workers > 1:
+            why = "each would deliver all samples of a stream; use 1 at most, or a map-style Dataset"
             raise UsageError(f"data.workers: {config.workers} are too many for '{config.kind}': {why}")
         try:
             train, held_out = map(self._kept, given)
@@ -127,7 +114,7 @@ class DatasetSource(Source):
         return 0
 
     def __getstate__(self) -> State:  # what collate may need in a worker; data go there by themselves
-        stays = ("context", "train", "held_out", "_stream")
+        stays = ("context", "train", "held_out", "_stream", "_opening")
         return {name: value for name, value in vars(self).items() if name not in stays}
 
     # --- drawing ------------------------------------------------------------------------------------------------------
@@ -135,7 +122,9 @@ class DatasetSource(Source):
     def draw(self, batch_size: int, progress: Progress) -> Batch:
         """The next batch of the present epoch, or the first of the next one."""
         if self._stream is None or batch_size != self._batch_size:
-            self._batch_size, self._stream = batch_size, self._batches(batch_size, self.consumed)
+            self._batch_size = batch_size
+            epochs_count = progress.unit == "epochs"
+            self._stream = self._batches(batch_size, self.consumed, epochs_count=epochs_count)
         return next(self._stream)
 
     def ahead(self) -> int:
@@ -148,12 +137,12 @@ class DatasetSource(Source):
         return {"samples": self._batch_size} | ({"tokens": self.tokens(batch)} if self._in_tokens else {})
 
     def epoch_samples(self, batch_size: int) -> int | None:
-        """All samples but those of a smaller last batch."""
-        if isinstance(self.train, IterableDataset):
+        """All samples except those of a smaller last batch; None for a stream that does not report its length."""
+        samples = self._samples
+        if samples is None:
             return None
-        samples = len(self.train)
         if samples < batch_size:
-            problem = f"{batch_size:,} is more than the {samples:,} samples that '{self.config.kind}' has to train on"
+            problem = f"{batch_size:,} exceeds the {samples:,} samples that '{self.config.kind}' has to train on"
             raise UsageError(f"train.batch_size: {problem}")
         return samples // batch_size * batch_size
 
@@ -165,46 +154,73 @@ class DatasetSource(Source):
         """Goes on with the batch after those that were learnt from."""
         self.consumed, self._stream = state["consumed"], None
 
-    def _batches(self, size: int, first: int) -> Iterator[Batch]:
+    def _batches(self, size: int, first: int, *, epochs_count: bool) -> Iterator[Batch]:
         """Batches without end, from the one with that number."""
-        if isinstance(self.train, IterableDataset):
-            return itertools.islice(self._streamed(size), first, None)
         if isinstance(self.train, Rows):
-            return (self.train.take(index) for _, index in self._numbered(size, first))
+            rows, seed = self.train, derived_seed(self.context.seed, "samples")
+            return (_taken(rows, index, seed, number) for number, index in self._numbered(size, first))
+        if is_stream(self.train):
+            return itertools.islice(self._streamed(size, epochs_count=epochs_count), first, None)
         plan = ((number, index.tolist()) for number, index in self._numbered(size, first))
-        seeding = _Seeding(self.train, self.collate, derived_seed(self.context.seed, "samples"))
-        return iter(self._loader(seeding, "workers", sampler=plan, batch_size=None))
+        seed = derived_seed(self.context.seed, "samples")
+        data = NumberedBatches(self.train, self.collate, seed, _TRAINING, workers=self.config.workers)
+        return self._loaded(data, "workers", plan)
 
     def _numbered(self, size: int, first: int) -> Iterator[tuple[int, Tensor]]:
         """The number of every batch and which samples are in it."""
-        each = (self.epoch_samples(size) or 0) // size  # only an iterable dataset has none
-        for epoch in itertools.count(first // each):
+        epoch_samples = self.epoch_samples(size)
+        # Only streams may not report their length.
+        assert epoch_samples is not None
+        batches = epoch_samples // size
+        for epoch in itertools.count(first // batches):
             generator = self._generator(f"epoch/{epoch}")
-            order = torch.randperm(len(self.train), generator=generator).to(self._home(self.train))
-            for number in range(max(first, epoch * each), (epoch + 1) * each):
-                begun = number % each * size
+            order = torch.randperm(self._samples or 0, generator=generator).to(self._home(self.train))
+            for number in range(max(first, epoch * batches), (epoch + 1) * batches):
+                begun = number % batches * size
                 yield number, order[begun : begun + size]
 
-    def _streamed(self, size: int) -> Iterator[Batch]:
-        """The batches of an iterable dataset, from the very first one: it cannot begin elsewhere."""
+    def _streamed(self, size: int, *, epochs_count: bool) -> Iterator[Batch]:
+        """The batches of a stream, from the very first one: it cannot begin elsewhere.
+
+        Args:
+            size: Samples of a batch.
+            epochs_count: Whether the training is counted in epochs, so that their length must be right.
+        """
         number = 0
         for epoch in itertools.count():
-            if hasattr(self.train, "set_epoch"):
-                self.train.set_epoch(epoch)
-            begun = number
-            stream = _Stream(self.train, self.collate, size, self.context.seed, begun)
-            for batch in self._loader(stream, f"epoch/{epoch}", batch_size=None):
+            first = number
+            opening, self._opening = self._opening, None
+            stream = StreamedBatches(
+                self.train, self.collate, size, self.context.seed, _TRAINING,
+                first=first, epoch=epoch, opening=opening, workers=min(self.config.workers, 1),
+            )  # fmt: skip
+            for batch in self._loaded(stream, f"epoch/{epoch}"):
                 number += 1
                 yield batch
-            if number == begun:
-                raise UsageError(f"data: '{self.config.kind}' has not a single batch of {size:,} samples")
+            if number == first:
+                raise UsageError(self._empty_pass(epoch, size))
+            if epochs_count and (number - first) * size != self.epoch_samples(size):
+                delivered = f"{number - first:,} batches of {size:,} in epoch {epoch + 1}"
+                problem = f"the stream delivered {delivered}, and its __len__ is {self._samples:,}"
+                hint = "correct it, or use train.updates"
+                raise UsageError(f"train.epochs: '{self.config.kind}': {problem}; {hint}")
 
-    def _loader(self, data: Any, seeded_for: str, **options: Any) -> DataLoader[Any]:
-        workers, pinned = self.config.workers, self.device.type == "cuda"
-        if isinstance(data, IterableDataset):
-            workers = min(workers, 1)  # each would read all of it
-        options |= {"num_workers": workers, "pin_memory": pinned, "prefetch_factor": 4 if workers else None}
-        return DataLoader(data, generator=self._generator(seeded_for), **options)
+    def _empty_pass(self, epoch: int, size: int) -> str:
+        """The message about a pass over a stream without a batch."""
+        kind = self.config.kind
+        if not epoch:
+            return f"data: '{kind}' has not a single batch of {size:,} samples"
+        problem = f"the stream of '{kind}' delivered no batch in pass {epoch + 1}"
+        hint = "return a new iterator from __iter__, or train for fewer updates"
+        return f"data: {problem}, so it may be one that can be read only once: {hint}"
+
+    def _loaded(self, data: Any, seeded_for: str, plan: Iterable[Any] | None = None) -> Iterator[Any]:
+        workers = self.config.workers
+        if plan is None:
+            # Each worker would read all of a stream.
+            workers = min(workers, 1)
+        pinned = self.device.type == "cuda"
+        return load_batches(data, plan, workers, self._generator(seeded_for), pinned=pinned)
 
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(derived_seed(self.context.seed, name))
@@ -213,7 +229,7 @@ class DatasetSource(Source):
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
         """The learner's metrics over all held-out batches, sums and counts added up."""
-        return self._measure(learner, self.held_out_batches())
+        return self._measure(learner, self._existing(self.held_out_batches()))
 
     def with_own_metrics(
         self, learner: Learner, metrics: Mapping[str, float], own: Mapping[str, float]
@@ -226,17 +242,60 @@ class DatasetSource(Source):
         return join_metrics(f"{type(learner).__name__}.metrics", metrics, type(self).__name__, own)
 
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float]:
-        """Evaluates a single held-out batch."""
+        """Evaluates a single held-out batch.
+
+        Raises:
+            UsageError: The held-out data are a stream that this process can read only once.
+        """
         super().rehearse(learner, batch)
-        return self._measure(learner, itertools.islice(self.held_out_batches(), 1))
+        first = next(self._existing(self.held_out_batches()))
+        if is_stream(self.held_out) and not self.config.workers:
+            self._refuse_one_pass(first)
+        return self._measure(learner, [first])
+
+    def _existing(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yields the batches; raises a UsageError if there is none."""
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise UsageError(
+                f"data: there is no held-out sample in '{self.config.kind}' (any more): evaluation needs some"
+            )
+
+    def _refuse_one_pass(self, first: Batch) -> None:
+        """Raises if a stream does not begin with the same batch when it is read again."""
+        again = next(iter(self.held_out_batches()), None)
+        if again is not None and _same_tensors(first, again):
+            return
+        problem = f"the held-out stream of '{self.config.kind}' begins with other samples when it is read again"
+        hint = "return a new iterator from __iter__, seed what is random in it there, or use data.workers: 1"
+        raise UsageError(f"data: {problem}, so evaluations would differ: {hint}")
 
     def held_out_batches(self) -> Iterator[Batch]:
-        """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller."""
-        size = self.context.batch_size
+        """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller.
+
+        The number of a batch seeds what is random in it, so every evaluation sees the same samples, whatever the
+        number of workers.
+        """
+        size, seed = self.context.batch_size, derived_seed(self.context.seed, "held_out")
         if isinstance(self.held_out, Rows):
-            index = torch.arange(len(self.held_out), device=self._home(self.held_out))
-            return (self.held_out.take(part) for part in torch.split(index, size) if len(part))
-        return iter(self._loader(self.held_out, "workers", batch_size=size, collate_fn=self.collate))
+            rows = self.held_out
+            index = torch.arange(len(rows), device=self._home(rows))
+            parts = (part for part in torch.split(index, size) if len(part))
+            return (_taken(rows, part, seed, number) for number, part in enumerate(parts))
+        if is_stream(self.held_out):
+            workers = min(self.config.workers, 1)
+            stream = StreamedBatches(
+                self.held_out, self.collate, size, seed, _HELD_OUT, drop_last=False, workers=workers
+            )
+            return self._loaded(stream, "workers")
+        samples = self._held_out_samples or 0
+        starts = range(0, samples, size)
+        plan = ((number, [*range(start, min(start + size, samples))]) for number, start in enumerate(starts))
+        data = NumberedBatches(self.held_out, self.collate, seed, _HELD_OUT, workers=self.config.workers)
+        return self._loaded(data, "workers", plan)
 
     @torch.no_grad()
     def _measure(self, learner: Learner, batches: Iterable[Batch]) -> dict[str, float]:
@@ -267,60 +326,18 @@ class DatasetSource(Source):
         return self.device if data.nbytes <= _RESIDENT_SHARE * memory else torch.device("cpu")
 
 
-class _Seeding(Dataset[Any]):
-    """A map-style dataset that is asked for whole batches: each by its number, which seeds what is random in it."""
-
-    def __init__(self, data: Any, collate: Any, seed: int) -> None:
-        self.data, self.collate, self.seed = data, collate, seed
-
-    def __getitem__(self, numbered: tuple[int, list[int]]) -> Batch:
-        number, indices = numbered
-        with seeded(derived_seed(self.seed, str(number))):
-            if hasattr(self.data, "__getitems__"):
-                return self.collate(self.data.__getitems__(indices))
-            return self.collate([self.data[index] for index in indices])
+def _taken(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:
+    """Returns these rows; the number of the batch seeds what is random in them."""
+    if type(rows) is TensorRows:
+        return rows.take(index)
+    with seeded(derived_seed(seed, str(number))):
+        return rows.take(index)
 
 
-class _Stream(IterableDataset[Any]):
-    """One pass over an iterable dataset, in whole batches: each is seeded by its number, whoever makes it."""
-
-    def __init__(self, data: Any, collate: Any, size: int, seed: int, first: int) -> None:
-        self.data, self.collate, self.size, self.seed, self.first = data, collate, size, seed, first
-
-    def __iter__(self) -> Iterator[Batch]:
-        with seeded(derived_seed(self.seed, f"stream/{self.first}")):
-            stream = iter(self.data)
-        for number in itertools.count(self.first):
-            with seeded(derived_seed(self.seed, f"batch/{number}")):
-                samples = list(itertools.islice(stream, self.size))
-                if len(samples) < self.size:
-                    return
-                batch = self.collate(samples)
-            yield batch
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seeds the global generators inside the ``with`` and restores them afterwards.
-
-    Args:
-        seed: For the generators of Python, NumPy and torch.
-        device: A GPU whose generator is seeded, too; without one, torch's is seeded on the host alone.
-    """
-    torch_generators = [torch.default_generator]
-    if device is not None and device.type == "cuda":
-        torch_generators.append(torch.cuda.default_generators[device.index or 0])
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_states = [generator.get_state() for generator in torch_generators]
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    for generator in torch_generators:
-        generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        for generator, state in zip(torch_generators, torch_states, strict=True):
-            generator.set_state(state)
+def _same_tensors(first: Batch, second: Batch) -> bool:
+    """Whether two batches have the same tensors, to the bit."""
+    entries, others = ([leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)] for batch in (first, second))
+    if len(entries) != len(others):
+        return False
+    pairs = zip(entries, others, strict=True)
+    return all(entry.shape == other.shape and torch.equal(entry, other) for entry, other in pairs)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.system.errors import RunnerError
 from runner.system.names import method_named
-from runner.system.tree import map_tensors, tensors
+from runner.system.tree import BatchLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +60,8 @@ class Source(ABC):
     """What else a learner may need to know, by name (``classes``, ``vocabulary``)."""
     tables: Mapping[str, Tensor] = {}
     """What else a learner may need to know, as tensors (how targets are scaled, the measures of a machine)."""
+    layout: BatchLayout = BatchLayout()
+    """Which entries of a batch have one row per sample: all tensors with dimensions unless declared otherwise."""
     activities: ClassVar[Mapping[str, str]] = {}
     """Slots that the source defines and whose time is reported apart, each with the word for it while it lasts."""
 
@@ -79,21 +80,29 @@ class Source(ABC):
         return 0
 
     def size(self, batch: Batch) -> int:
-        """How many samples a batch holds: unless told, the first dimension of its first tensor."""
-        return len(next(tensors(batch)))
+        """Number of samples in a batch: the rows of the first entry that has one for each of them."""
+        try:
+            return self.layout.size(batch)
+        except ValueError as error:
+            raise RunnerError(f"{type(self).__name__}: {error}") from None
+
+    def take(self, batch: Batch, index: slice | Tensor) -> Batch:
+        """Returns a batch of the samples with these numbers. The ``layout`` decides what they consist of.
+
+        Raises:
+            RunnerError: An entry of the batch has not one row per sample.
+        """
+        try:
+            return self.layout.take(batch, index)
+        except ValueError as error:
+            owner = type(self).__name__
+            hint = f"name what belongs to a batch as a whole in {owner}.layout = BatchLayout(shared={{...}})"
+            raise RunnerError(f"{owner}: a batch cannot be cut into parts: {error}; {hint}") from None
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """Cuts a batch into parts of so many samples; the last may be smaller.
-
-        Unless told, every tensor whose first dimension is the batch's size is cut, and others go into every part.
-        """
-        rows = self.size(batch)
-
-        def part(start: int, tensor: Tensor) -> Tensor:
-            return tensor[start : start + size] if tensor.dim() and len(tensor) == rows else tensor
-
-        for start in range(0, rows, size):
-            yield map_tensors(partial(part, start), batch)
+        """Cuts a batch into parts of that many samples; the last may be smaller."""
+        for start in range(0, self.size(batch), size):
+            yield self.take(batch, slice(start, start + size))
 
     def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         """Cuts a batch into parts whose samples are about equally large, each padded no more than it needs.

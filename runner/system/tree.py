@@ -1,13 +1,16 @@
-"""Trees of tensors: mappings, lists and tuples in one another."""
+"""Trees of tensors: mappings, lists and tuples in one another; and which of their entries have one row per sample."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    Index = slice | Tensor
 
 
 def children(tree: Any) -> Mapping[Any, Any] | None:
@@ -75,3 +78,152 @@ def map_leaves(change: Callable[[Any], Any], tree: Any, types: tuple[type, ...])
         make = getattr(tree, "_make", type(tree))  # a named tuple takes its fields one by one
         return make([map_leaves(change, child, types) for child in tree])
     return tree
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Which entries of a batch have one row per sample; all have that are not named here.
+
+    A number without dimensions and anything else without rows belongs to the batch as a whole.
+
+    Attributes:
+        shared: Dotted names of entries that belong to the batch as a whole (a table, a mask over positions).
+        lists: Dotted names of lists with one item per sample. A list of strings or numbers need not be named.
+        unknown: Dotted names of entries of which this is not known; a batch that has one is never cut.
+    """
+
+    shared: Collection[str] = frozenset()
+    lists: Collection[str] = frozenset()
+    unknown: Collection[str] = frozenset()
+
+    def size(self, batch: Any) -> int:
+        """Number of samples of a batch: the rows of its first entry that has rows."""
+        sizes = (len(entry) for _, entry in self._entries(batch, ""))
+        size = next(sizes, None)
+        if size is None:
+            raise ValueError("no entry of the batch has one row per sample, so its size is unknown")
+        return size
+
+    def take(self, batch: Any, index: Index, size: int | None = None) -> Any:
+        """Returns a batch of the samples with these numbers.
+
+        Args:
+            batch: The batch.
+            index: A slice, or the numbers of samples, on any device.
+            size: Number of samples of the batch; None infers it.
+
+        Raises:
+            ValueError: An entry has not one row per sample.
+        """
+        return _taken(self, batch, index, self.size(batch) if size is None else size, "")
+
+    def _entries(self, tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+        """Entries with one row per sample, by dotted name."""
+        if name in self.shared:
+            return
+        if name in self.unknown or self._has_rows(tree, name):
+            yield name, tree
+            return
+        for key, child in (children(tree) or {}).items():
+            yield from self._entries(child, f"{name}.{key}" if name else str(key))
+
+    def _has_rows(self, entry: Any, name: str) -> bool:
+        import torch
+
+        if isinstance(entry, torch.Tensor):
+            return entry.dim() > 0
+        if not isinstance(entry, list | tuple) or hasattr(entry, "_fields"):
+            return False
+        return name in self.lists or (bool(entry) and not any(map(_is_nested, entry)))
+
+
+def _is_nested(item: Any) -> bool:
+    import torch
+
+    return isinstance(item, torch.Tensor) or children(item) is not None
+
+
+def _taken(layout: BatchLayout, tree: Any, index: Index, size: int, name: str) -> Any:
+    if name in layout.shared:
+        return tree
+    if name in layout.unknown:
+        raise ValueError(f"'{name}' may not have one row per sample")
+    if layout._has_rows(tree, name):
+        if len(tree) != size:
+            raise ValueError(f"'{name}' has {len(tree):,} rows in a batch of {size:,} samples")
+        return _rows(tree, index)
+    if isinstance(tree, MutableMapping):
+        result = copy.copy(tree)
+        for key, child in tree.items():
+            result[key] = _taken(layout, child, index, size, f"{name}.{key}" if name else str(key))
+        return result
+    if isinstance(tree, list | tuple):
+        make = getattr(tree, "_make", type(tree))
+        items = (children(tree) or {}).items()
+        return make([_taken(layout, item, index, size, f"{name}.{key}" if name else str(key)) for key, item in items])
+    return tree
+
+
+def _rows(entry: Any, index: Index) -> Any:
+    import torch
+
+    if isinstance(entry, torch.Tensor):
+        return entry[index if isinstance(index, slice) else index.to(entry.device)]
+    if isinstance(index, slice):
+        return entry[index]
+    return type(entry)(entry[number] for number in index.tolist())
+
+
+def inferred_layout(batch: Any, repeat: Callable[[int], Any]) -> BatchLayout:
+    """Infers a layout from batches of different sizes.
+
+    Args:
+        batch: A batch of one sample.
+        repeat: Makes a batch of one sample, repeated that many times.
+    """
+    try:
+        double = repeat(2)
+    except Exception:
+        # Some data can only be trained on sample by sample. Such batches need not be cut.
+        return BatchLayout(unknown={""})
+    differences = list(_differences(batch, double, ""))
+    shared, lists, unknown = (
+        frozenset(name for kind, name in differences if kind == attribute)
+        for attribute in ("shared", "lists", "unknown")
+    )
+    has_rows = lists or unknown or any(kind == "rows" for kind, _ in differences)
+    # Data that ignore which samples are requested consist of one sample (a graph).
+    return BatchLayout(shared, lists, unknown) if has_rows else BatchLayout()
+
+
+def _differences(single: Any, double: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Compares a batch of one sample with one of two.
+
+    Yields:
+        For every entry, the attribute of ``BatchLayout`` to which its dotted name belongs, or "rows".
+    """
+    import torch
+
+    if isinstance(single, torch.Tensor) and isinstance(double, torch.Tensor):
+        if single.dim() or double.dim():
+            yield _tensor_difference(single, double), name
+        return
+    entries, others = children(single), children(double)
+    if entries is None or others is None:
+        return
+    is_list = isinstance(single, list | tuple) and not hasattr(single, "_fields")
+    if is_list and (len(entries), len(others)) == (1, 2):
+        yield "lists", name
+    elif entries.keys() != others.keys():
+        yield "unknown", name
+    elif is_list and entries and not any(map(_is_nested, entries.values())):
+        yield "shared", name
+    else:
+        for key, child in entries.items():
+            yield from _differences(child, others[key], f"{name}.{key}" if name else str(key))
+
+
+def _tensor_difference(single: Tensor, double: Tensor) -> str:
+    if single.shape[:1] == (1,) and double.shape[:1] == (2,) and single.shape[1:] == double.shape[1:]:
+        return "rows"
+    return "shared" if single.shape == double.shape else "unknown"

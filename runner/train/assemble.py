@@ -133,6 +133,7 @@ class Assembly:
         self.start = None if first is None else self._start_from(first)
         self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
         self.context.progress = self.progress
+        self._refuse_unknown_epochs()
         update = self.learner.update if train.ema is None else self.learner.averaged_update
         self.slots.define(draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=update)
         watch = Watch(self.slots, outside | recipe.model.answering)
@@ -156,6 +157,15 @@ class Assembly:
         asked = {kind: stage for kind, stage in self.stages.items() if resumed is None or not active[kind].prepares}
         self._recorded = {f"optimization.{kind}": stage.config for kind, stage in asked.items()}
         self._recorded |= {"model": model, "data": data}
+
+    def _refuse_unknown_epochs(self) -> None:
+        """Raises a RecipeError if the training is counted in epochs, and the source does not report their length."""
+        if self.progress.unit != "epochs" or self.progress.epoch_samples is not None:
+            return
+        problem = f"'{self.recipe.data.kind}' does not report how long an epoch is"
+        hint = "use train.updates or train.samples, or give its IterableDataset a __len__"
+        path = "train.epochs"
+        raise RecipeError([Problem(self.recipe.origins.get(path, DEFAULT), path, f"{problem}: {hint}")])
 
     def _refuse_unmade(self) -> None:
         """Raises a RunnerError if a role has settings, and no optimizer reads them: its module would stay as it is."""

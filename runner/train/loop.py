@@ -10,8 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from runner.plugin.batches import seeded
 from runner.plugin.context import derived_seed
-from runner.plugin.dataset import seeded
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError

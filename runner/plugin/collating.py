@@ -1,0 +1,78 @@
+"""Samples made into a batch, and which of them does not fit."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from runner.plugin.failures import add_place, is_shortage
+from runner.plugin.source import Batch
+from runner.system.errors import RunnerError
+from runner.system.tree import leaves
+
+Collate = Callable[[Sequence[Any]], Batch]
+_LISTED_SAMPLES = 8
+
+
+def collated(collate: Collate, samples: Sequence[Any], indices: Sequence[int], part: str) -> Batch:
+    """Makes samples into a batch; an error names the sample that differs from the first one.
+
+    Args:
+        collate: Makes samples into a batch.
+        samples: What it is called with.
+        indices: Their numbers.
+        part: Name of the data in messages.
+
+    Raises:
+        RunnerError: The samples do not fit together, and ``collate`` is torch's.
+    """
+    try:
+        return collate(samples)
+    except Exception as error:
+        place = f"{part}: {_odd_sample(samples, indices) or f'samples {list_indices(indices)}'}"
+        if is_shortage(error) or not _is_of_torch(error):
+            add_place(error, place)
+            raise
+        reason = str(error).partition("\n")[0]
+        hint = "write collate(samples) to pad, crop or select them"
+        raise RunnerError(f"no batch can be made of samples of the {place}; {hint} ({reason})") from error
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Whether an exception was raised without any code of a plugin."""
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__))
+    return all(module.startswith(("runner.plugin.", "torch.")) for module in modules)
+
+
+def _odd_sample(samples: Sequence[Any], indices: Sequence[int]) -> str | None:
+    """Describes the first sample whose form differs from that of the first; None if all have the same form."""
+    if not isinstance(samples, list | tuple) or not samples:
+        return None
+    first = _form(samples[0])
+    for sample, index in zip(samples, indices, strict=True):
+        form = _form(sample)
+        for entry in dict.fromkeys((*first, *form)):
+            if form.get(entry) != first.get(entry):
+                name = f"'{entry}' of " if entry else ""
+                odd, usual = (each.get(entry, "missing") for each in (form, first))
+                return f"{name}sample {index} is {odd}, that of sample {indices[0]} is {usual}"
+    return None
+
+
+def _form(sample: Any) -> dict[str, str]:
+    """Type and shape of every leaf of a sample, by its dotted name."""
+    forms = {}
+    for name, leaf in leaves(sample):
+        has_shape = isinstance(leaf, Tensor | np.ndarray)
+        forms[name] = str(list(leaf.shape)) if has_shape else type(leaf).__name__
+    return forms
+
+
+def list_indices(indices: Sequence[int]) -> str:
+    """Returns the first of some numbers as text, and how many more there are."""
+    more = len(indices) - _LISTED_SAMPLES
+    return ", ".join(map(str, indices[:_LISTED_SAMPLES])) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,118 @@
+"""Facts about a dataset that only reading it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from runner.plugin.batches import Plugins, as_tensors, fail, next_samples, read_sample, seeded
+from runner.plugin.collating import Collate, collated
+from runner.plugin.failures import Failure
+from runner.plugin.source import Batch
+from runner.system.errors import RunnerError, UsageError
+from runner.system.tree import BatchLayout, inferred_layout, leaves
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a dataset that only reading it shows.
+
+    Attributes:
+        train: Number of samples to train on; None if a stream does not report it.
+        held_out: Number of held-out samples, likewise.
+        shapes: Shape of every tensor of a batch without the batch dimension, by dotted name.
+        layout: Which entries of a batch have one row per sample.
+    """
+
+    train: int | None = None
+    held_out: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    layout: BatchLayout = field(default_factory=BatchLayout)
+
+
+@dataclass
+class Inspection(Dataset[Any]):
+    """Reads the first sample of a dataset, in whichever process it is requested.
+
+    Attributes:
+        plugins: Stands first, because attributes are unpickled in order.
+        train: What is trained on, a map-style dataset or a stream; None if it is not to be read.
+        held_out: What is evaluated on, likewise.
+        collate: Makes samples into a batch.
+        samples: First samples that were read already; None reads one.
+    """
+
+    plugins: Plugins = field(default_factory=Plugins, init=False)
+    train: Any
+    held_out: Any
+    collate: Collate
+    samples: Sequence[Any] | None = None
+
+    def __getitem__(self, number: int) -> Facts | Failure:
+        """The facts."""
+        try:
+            with seeded(number):
+                return self._facts()
+        except Exception as error:
+            return fail(error)
+
+    def _facts(self) -> Facts:
+        held_out = None if self.held_out is None else length(self.held_out)
+        if self.train is None:
+            return Facts(held_out=held_out)
+        count = length(self.train)
+        if count == 0:
+            raise UsageError("data: there is no sample to train on")
+        sample = self._first_sample()
+
+        def repeat(times: int) -> Batch:
+            return as_tensors(collated(self.collate, times * [sample], times * [0], "training data"))
+
+        return Facts(count, held_out, *shapes_and_layout(repeat))
+
+    def _first_sample(self) -> Any:
+        if self.samples is not None:
+            samples = list(self.samples)
+        elif is_stream(self.train):
+            samples = next_samples(iter(self.train), 1, 0, "training data")
+        else:
+            samples = [read_sample(self.train, 0, "training data")]
+        if not samples:
+            raise UsageError("data: the stream to train on has no sample")
+        return samples[0]
+
+
+def shapes_and_layout(
+    repeat: Callable[[int], Batch],
+) -> tuple[dict[str, tuple[int, ...]], BatchLayout]:
+    """Infers the shapes of a batch, without the batch dimension, and its layout.
+
+    Args:
+        repeat: Makes a batch of one sample, repeated that many times.
+    """
+    batch = repeat(1)
+    layout = inferred_layout(batch, repeat)
+    tensors = [(name, leaf) for name, leaf in leaves(batch) if isinstance(leaf, Tensor)]
+    shapes = {}
+    for name, tensor in tensors:
+        shape = tuple(tensor.shape)
+        shapes[name] = shape if name in layout.shared else shape[1:]
+    return shapes, layout
+
+
+def is_stream(data: Any) -> bool:
+    """Whether data can only be iterated, not indexed."""
+    return isinstance(data, IterableDataset) or (isinstance(data, Iterable) and not hasattr(data, "__getitem__"))
+
+
+def length(data: Any) -> int | None:
+    """Number of samples; None for a stream that does not report it."""
+    if hasattr(type(data), "__len__"):
+        return len(data)
+    if is_stream(data):
+        return None
+    raise RunnerError(f"data: a map-style dataset needs __len__, which '{type(data).__name__}' has not")

@@ -1,0 +1,138 @@
+"""Batches of a dataset, loaded in this process or by worker processes.
+
+Worker processes begin with data that nobody has read: their parent never does, and file descriptors that a fork hands
+on are reopened. What fails in a worker is raised in the parent as the original exception.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pickle
+import signal
+import stat
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from runner.plugin.batches import deliver
+from runner.plugin.failures import Failure, describe_full_shared_memory
+from runner.plugin.inspection import Inspection
+from runner.system.errors import RunnerError, UsageError
+
+
+def own_files(worker: int = 0) -> None:  # noqa: ARG001 (DataLoader passes the worker's number)
+    """Gives this process its own position in every file that a fork has handed on.
+
+    Forked processes share the position of an open file: each read of one moves it for all of them.
+    """
+    descriptors = Path("/proc/self/fd")
+    for name in os.listdir(descriptors) if descriptors.is_dir() else ():
+        descriptor = int(name)
+        # Some are closed by now (that of the listing), and some may not be opened again.
+        with suppress(OSError):
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            is_readable = flags & os.O_ACCMODE != os.O_WRONLY
+            if not (stat.S_ISREG(os.fstat(descriptor).st_mode) and is_readable):
+                continue
+            position = os.lseek(descriptor, 0, os.SEEK_CUR)
+            inheritable = os.get_inheritable(descriptor)
+            reopened = os.open(descriptors / name, flags & (os.O_ACCMODE | os.O_APPEND))
+            os.lseek(reopened, position, os.SEEK_SET)
+            os.dup2(reopened, descriptor, inheritable)
+            os.close(reopened)
+
+
+def load_batches(
+    data: Dataset[Any], plan: Iterable[Any] | None, workers: int,
+    generator: torch.Generator, *, pinned: bool = False,
+) -> Iterator[Any]:  # fmt: skip
+    """Loads batches in order.
+
+    Args:
+        data: Makes the batches.
+        plan: What is requested of a map-style dataset, one entry a batch; None for a stream.
+        workers: Worker processes; 0 loads in this process.
+        generator: Seeds what torch draws for the workers.
+        pinned: Whether tensors are copied into pinned memory.
+
+    Raises:
+        RunnerError: A worker was lost, or the data cannot be sent to one.
+    """
+    options: dict[str, Any] = {"num_workers": workers, "pin_memory": pinned, "generator": generator}
+    if workers:
+        options |= {"prefetch_factor": 4, "worker_init_fn": own_files}
+    if plan is not None:
+        options["sampler"] = plan
+    loader = DataLoader(data, batch_size=None, collate_fn=deliver, **options)
+    iterator = _started(loader, workers)
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except (RuntimeError, OSError) as error:
+            if workers and (message := _lost_worker(error, iterator, data)):
+                raise RunnerError(message) from error
+            raise
+        if isinstance(batch, Failure):
+            batch.reraise()
+        yield batch
+
+
+def _started(loader: DataLoader[Any], workers: int) -> Iterator[Any]:
+    """Starts the workers of a loader, and leaves the signal handler alone by which torch raises in any statement."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        with warnings.catch_warnings():
+            # The message below has more to say.
+            warnings.filterwarnings("ignore", "Got pickle error", UserWarning)
+            iterator = iter(loader)
+    except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
+        if not workers or not _is_of_pickling(error):
+            raise
+        data: Any = loader.dataset
+        kept = type(data.train if isinstance(data, Inspection) else data.data).__name__
+        hint = "open files, connections and iterators at the first access, in the worker, or use data.workers: 0"
+        raise UsageError(f"data.workers: {workers}: '{kept}' cannot be sent to workers ({error}): {hint}") from error
+    if workers and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
+    return iterator
+
+
+def _is_of_pickling(error: Exception) -> bool:
+    return isinstance(error, pickle.PicklingError) or "pickle" in str(error)
+
+
+def _lost_worker(error: Exception, iterator: Any, data: Any) -> str | None:
+    """The message about a worker that ended; None if the error is another one."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "data.workers: too many open files: raise the limit (ulimit -n 65536), or use fewer data.workers"
+    if "DataLoader worker" not in str(error):
+        return None
+    exit_codes = [worker.exitcode for worker in getattr(iterator, "_workers", ())]
+    worker = next((number for number, code in enumerate(exit_codes) if code), None)
+    if worker is None:
+        return f"data.workers: {error}"
+    code = exit_codes[worker]
+    if code == -signal.SIGBUS:
+        return describe_full_shared_memory()
+    reading = getattr(data, "reading", None)
+    sample = None if reading is None else reading.of(worker)
+    place = "" if sample is None else f" while it read sample {sample} of the {data.part}"
+    hint = "data.workers: 0 shows where"
+    if code == -signal.SIGKILL:
+        ending = f"was killed (SIGKILL){place}"
+        hint = "the kernel does this when memory runs out; use fewer data.workers, or data.workers: 0"
+    elif code < 0:
+        ending = f"was killed by {signal.Signals(-code).name}{place}"
+    else:
+        ending = f"ended with exit code {code}{place}"
+    return f"data.workers: a worker process {ending}: {hint}"

@@ -1,0 +1,57 @@
+"""Data that are in memory as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner.plugin.source import Batch
+from runner.system.errors import RunnerError
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Data that are in memory as a whole, of which many samples can be had at once."""
+
+    nbytes: int
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: Tensor) -> Batch:
+        """The samples with these numbers, [B], as a batch."""
+
+    def to(self, device: torch.device) -> Rows:
+        """The same data on a device."""
+
+
+class TensorRows:
+    """Tensors by name, with one row for each sample."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keeps the tensors; a RunnerError if one is none, or if they have not as many rows as one another."""
+        self.tensors = dict(tensors)
+        given: Mapping[str, Any] = self.tensors
+        for name, each in given.items():
+            if not isinstance(each, Tensor):
+                remedy = "; torch.from_numpy makes it one" if isinstance(each, np.ndarray) else ""
+                raise RunnerError(f"'{name}' should be a tensor, got {type(each).__name__}{remedy}")
+        rows = {name: len(tensor) if tensor.dim() else 0 for name, tensor in self.tensors.items()}
+        if len(set(rows.values())) != 1:
+            counted = ", ".join(f"'{name}' has {count:,}" for name, count in rows.items()) or "there are no tensors"
+            raise RunnerError(f"every tensor should have one row for each sample, but {counted}")
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def take(self, index: Tensor) -> Batch:
+        """The rows with these numbers."""
+        return {name: tensor.index_select(0, index) for name, tensor in self.tensors.items()}
+
+    def to(self, device: torch.device) -> TensorRows:
+        """The same rows on a device."""
+        return TensorRows({name: tensor.to(device) for name, tensor in self.tensors.items()})
