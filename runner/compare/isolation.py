@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from runner.compare.states import clones, leaves, load, named_parameters, on_host, put, to_float64, widen
+from runner.compare.states import clones, leaves, load, named_parameters, on_host, put, saved, to_float64, widen
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 from runner.system import generators, settings
@@ -79,8 +79,13 @@ class StepError(Exception):
 class Isolation:
     """One subject, and all that is global to it."""
 
-    def __init__(self, build: Build, seed: int, float64: bool = False, watching: bool = False) -> None:
-        """Builds the subject with this seed, if told in float64, or with slots that can be watched."""
+    def __init__(
+        self, build: Build, seed: int, float64: bool = False, watching: bool = False, as_trained: bool = False
+    ) -> None:
+        """Builds the subject with this seed, if told in float64, or with slots that can be watched.
+
+        Compiled code draws what eager code draws, unless it is to draw as it does in a training.
+        """
         if torch.cuda.is_available():
             gc.collect()  # the one before may hold the device's memory in a circle of references
         self.build, self.float64, self.updates = build, float64, 0
@@ -95,7 +100,8 @@ class Isolation:
         self.autocasts: dict[str, int] = {}  # types to which autocast casts, with the update in which it did first
         self.overwritten: dict[str, int] = {}  # outputs that did not outlive the next step, with the step they were of
         with self._own.apart(), self._failing() if float64 else nullcontext():
-            settings.inductor().fallback_random = True  # compiled code draws what eager code draws
+            if not as_trained:
+                settings.inductor().fallback_random = True
             generators.seed(seed)
             if float64:
                 torch.set_default_dtype(torch.float64)
@@ -164,6 +170,19 @@ class Isolation:
             if seed is not None:
                 generators.seed(seed)
                 self._number = seed - self.updates
+
+    def sizes(self) -> dict[str, float]:
+        """The Euclidean size of every trainable parameter."""
+        return {name: float(each.detach().norm()) for name, each in named_parameters(self.subject).items()}
+
+    def moved(self, states: Mapping[str, Any], direction: Mapping[str, Tensor], distance: float) -> dict[str, Any]:
+        """Returns these states with parameters that are moved by so much in a direction; loads them on the way."""
+        self.load(states)
+        with self._own.apart(), torch.no_grad():
+            for name, parameter in named_parameters(self.subject).items():
+                if name in direction:
+                    parameter.add_(direction[name].to(parameter.device, parameter.dtype), alpha=distance)
+            return saved(self.subject)
 
     def draws_as(self, other: Isolation) -> bool:
         """Whether both can have drawn the same in their last step: as many numbers on the host, and none on a GPU."""
@@ -297,6 +316,7 @@ class Trajectory:
     batches: Sequence[Any]  # or an ``Update``, where a state is loaded
     seed: int
     float64: bool = False
+    as_trained: bool = False  # whether compiled code draws as it does in a training
 
     def __post_init__(self) -> None:
         if not self.batches:
@@ -309,7 +329,7 @@ class Trajectory:
 
     def isolated(self, build: Build) -> Isolation:
         """A subject that has not moved yet."""
-        return Isolation(build, self.seed, self.float64)
+        return Isolation(build, self.seed, self.float64, as_trained=self.as_trained)
 
     def watched(self, build: Build, number: int) -> tuple[Frame, list[str]]:
         """What can be seen of one update, also what the slots return; and the names of the subject's parts."""
@@ -322,7 +342,7 @@ class Trajectory:
 
     def endless(self) -> Iterator[Any]:
         """The batches, in copies, again and again."""
-        return itertools.cycle(list(self._copies().values()))
+        return itertools.cycle(list(self.copies().values()))
 
     def frames(self, isolation: Isolation) -> Iterator[Frame]:
         """What can be seen before the first update, and after each."""
@@ -331,7 +351,7 @@ class Trajectory:
 
     def updated(self, isolation: Isolation) -> Iterator[Frame]:
         """What can be seen after each update; ``StepError`` if the subject fails."""
-        own = self._copies()
+        own = self.copies()
         for update in self.updates:
             if update.states is not None:
                 isolation.load(update.states, update.seed)
@@ -340,7 +360,7 @@ class Trajectory:
                 given = put(given, own[id(update.place)], update.in_memory)
             yield isolation.step(given)
 
-    def _copies(self) -> dict[int, Any]:
-        """Of every batch one, by the number of the object."""
+    def copies(self) -> dict[int, Any]:
+        """A copy of every batch, by the number of the object."""
         copied = to_float64 if self.float64 else clones
         return {id(update.batch): copied(update.batch) for update in self.updates}

@@ -13,6 +13,7 @@ from runner.compare.close import close
 from runner.compare.difference import Difference, comparable, locate, newly_untrained, not_same_bits, shared
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observed, parting, side_effects
 from runner.compare.isolation import StepError, Trajectory
+from runner.compare.randomness import same_randomness
 from runner.compare.subject import Build
 from runner.compare.turns import ends, hidden, turns
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
@@ -28,8 +29,9 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
 
     It passes if the change keeps its contract (``exact``, ``close``), if gradients reach every parameter that they
     reach in the baseline (``health``), if parameters that change between steps take effect in the next (``fresh``), if
-    single updates come to the same where trainings seldom go (``ends``) and what is not a number is not hidden, if what
-    a step returns outlives the next three, and if every part of the baseline's state has its counterpart.
+    single updates come to the same where trainings seldom go (``ends``) and what is not a number is not hidden, if the
+    random numbers that compiled code draws in a training do what the baseline's do (``same_randomness``), if what a
+    step returns outlives the next three, and if every part of the baseline's state has its counterpart.
 
     Args:
         baseline: makes what to compare with.
@@ -51,7 +53,10 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     if kept:
         at_ends = ends(baseline, changed, batches[-1], name, seed, isinstance(contract, Close))
         found = at_ends and hidden(baseline, changed, batches[0], name, seed)
-        kept = kept if found else replace(found, evidence=kept.evidence | found.evidence)
+        found = found and same_randomness(baseline, changed, batches, name, seed)
+        kept = replace(kept if found else found, evidence=kept.evidence | found.evidence)
+        if "random_updates" in found.evidence and found:
+            kept = replace(kept, summary=f"{kept.summary}; {found.summary}")
     verdicts = [kept, reached, *objections(kept.evidence, name)]
     outcome = worst(verdict.outcome for verdict in verdicts)
     summaries = dict.fromkeys(verdict.summary for verdict in verdicts if verdict.outcome is outcome)

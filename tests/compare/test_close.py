@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import Counter, Loop, Net, batches
 from torch import nn
-from torch._inductor import config as inductor
 
 from runner.compare.isolation import StepError
 from runner.proof import Close, Exact, Outcome, Subject, close, verify
@@ -269,17 +268,6 @@ def test_a_baseline_that_rounds_in_float64_is_no_measure_of_rounding_but_still_o
     assert re.search(r"itself rounds to torch.float32 \(test_close.py:\d+, in rounded\); cast to the w", str(verdict))
     assert judge(Loop(forward=wrong, named=True), baseline).outcome is Outcome.FAIL
     assert judge(baseline, Loop(named=True)).outcome is Outcome.FAIL, "this baseline does not round"
-
-
-def test_compiled_code_draws_what_eager_code_draws():
-    class Dropped(nn.Sequential):
-        def __init__(self):
-            super().__init__(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-
-    compiled = Loop(net=lambda: torch.compile(Dropped(), dynamic=False))
-    verdict = judge(compiled, Loop(net=Dropped))
-    assert verdict.outcome is Outcome.PASS, verdict
-    assert inductor.fallback_random is False
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD])

@@ -1,0 +1,403 @@
+"""Random numbers as a changed step trains with them: compiled code draws others than eager code."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from runner.compare.difference import (
+    LOADED_TOLERANCE,
+    MISSING,
+    as_float64,
+    comparable,
+    described,
+    differing,
+    not_same_bits,
+    shared,
+)
+from runner.compare.isolation import Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.states import on_host, saved
+from runner.compare.subject import Build
+from runner.compare.verdict import Outcome, Verdict
+
+AS_TRAINED = "with the random numbers that it trains with, "
+_FIRST = 2  # updates before the one that is looked at, so that nothing is zero any more
+_SEEDS = 6  # of single updates whose gradients are compared with differences of their outputs
+_SIGNS = 4  # directions in each of them, beside that of the gradient
+_STEP = {torch.float64: 1e-6, torch.float32: 1e-3}  # of a difference, as a share of all parameters
+_SLOPE = {torch.float64: 1e-3, torch.float32: 0.05}  # by which a slope may be off, if the baseline's is exact
+_LUCK = 10.0  # times as far off as the baseline's worst slope
+_FEWEST, _MOST = 128, 256  # updates whose outputs and gradients are compared by their statistics
+_SECONDS = 20.0  # that they may take
+_ELEMENTS, _FIBRES, _LENGTH = 512, 4, 48  # of a tensor that are looked at: alone, and in rows along each dimension
+_TENSORS = 24  # that are looked at, the largest ones
+_SURE, _CONFIRMED = 6.0, 5.0  # standard errors, in a first sample and in another one
+_CLIP = 8.0  # standard deviations, beyond which an element counts no more
+
+
+def same_randomness(
+    baseline: Build, changed: Build, batches: Sequence[Any], contract: str, seed: int, seconds: float = _SECONDS
+) -> Verdict:
+    """Compares both with the random numbers that compiled code draws in a training.
+
+    Everywhere else compiled code draws what eager code draws, so that numbers can be compared. Here it does not. If it
+    comes to the same numbers nevertheless, nothing is left to ask. If not, and the baseline draws as well, then
+
+    * every gradient has to be the slope of the output that it belongs to: that of a dropout whose backward pass draws
+      another mask is not;
+    * means, variances and the dependence of elements on each other and on the update before have to be those of the
+      baseline: a wrong keep rate, a mask that is repeated along a dimension, and one that comes again differ there.
+
+    Args:
+        baseline: Makes what to compare with.
+        changed: Makes the same with the change.
+        batches: One for each update.
+        contract: The name of the contract for the verdict.
+        seed: Of the global random generators.
+        seconds: How long updates may be sampled.
+
+    Raises:
+        StepError: The baseline itself fails.
+    """
+    passed = Verdict(Outcome.PASS, contract, "the same with the random numbers of a training")
+    float64 = contract == "Close"
+    start, drew = _begin(baseline, batches, seed)
+    if not drew and _compiled_graphs():  # to compile again takes long, and there is nothing to draw
+        return passed
+    with _as_in_a_training():
+        try:
+            found = _first_difference(baseline, changed, start, seed, float64)
+            if found is None:
+                return passed
+            if not drew or not float64:
+                return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{found}")
+            for precise in (True, False):
+                if wrong := _compare_slopes(baseline, changed, start, seed, precise):
+                    return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{wrong}")
+            updates, wrong = _compare_samples(baseline, changed, start, seed, seconds)
+        except StepError as error:
+            verdict = error.verdict(contract, baseline)
+            return Verdict(verdict.outcome, contract, f"{AS_TRAINED}{verdict.summary}")
+    if wrong:
+        return Verdict(Outcome.FAIL, contract, f"{AS_TRAINED}{wrong}", {"random_updates": updates})
+    summary = f"its own random numbers do what the baseline's do in {updates} updates"
+    return Verdict(Outcome.PASS, contract, summary, {"random_updates": updates})
+
+
+def _compiled_graphs() -> int:
+    """How many graphs torch has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+
+
+@contextmanager
+def _as_in_a_training() -> Iterator[None]:
+    """Forgets compiled code before and after, which draws as it did when it was compiled."""
+    _forget_compiled_code()
+    try:
+        yield
+    finally:
+        _forget_compiled_code()
+
+
+def _forget_compiled_code() -> None:
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def _begin(baseline: Build, batches: Sequence[Any], seed: int) -> tuple[Update, bool]:
+    """An update from a state on the baseline's way, and whether the baseline draws random numbers in an update."""
+    trajectory = Trajectory([*batches[:_FIRST]], seed)
+    isolation = trajectory.isolated(baseline)
+    drew = False
+    for _ in trajectory.updated(isolation):
+        drew = drew or isolation.drew
+    return Update(batches[min(_FIRST, len(batches) - 1)], on_host(saved(isolation.subject)), seed + _FIRST), drew
+
+
+def _first_difference(baseline: Build, changed: Build, start: Update, seed: int, float64: bool) -> str | None:
+    """The first difference between two updates, in float64 if only the algebra was promised."""
+    trajectory = Trajectory([start], seed, float64, as_trained=True)
+    isolations = [trajectory.isolated(build) for build in (baseline, changed)]
+    frame, other = (next(trajectory.updated(isolation)) for isolation in isolations)
+    names = shared(*(isolation.subject.state for isolation in isolations))
+    values = {location: frame[location] for location in comparable(frame, other, names)}
+    locations = differing(values, other, LOADED_TOLERANCE) if float64 else not_same_bits(values, other)
+    location = next(locations, None)
+    return location and str(described(1, location, frame[location], other.get(location, MISSING)))
+
+
+class _Slopes(NamedTuple):
+    """How outputs of one update change along some directions, of which the gradient is the first."""
+
+    claimed: Tensor  # by the gradient
+    measured: dict[Location, Tensor]  # by differences of each output
+    spread: float  # the usual size of what is claimed along a direction with random signs
+
+
+def _compare_slopes(baseline: Build, changed: Build, start: Update, seed: int, float64: bool) -> str | None:
+    """Whether the changed one's gradients are slopes of an output of which the baseline's are."""
+    dtype = torch.float64 if float64 else torch.float32
+    if not float64 and torch.get_default_dtype() != torch.float32:
+        return None
+    trajectory = Trajectory([start], seed, float64, as_trained=True)
+    helper, isolation = (trajectory.isolated(baseline) for _ in range(2))
+    reference = [_slopes(helper, isolation, trajectory, seed + number, dtype) for number in range(_SEEDS)]
+    outputs = _objectives([each for each in reference if each is not None], _SLOPE[dtype])
+    if not outputs:
+        return None
+    isolation = trajectory.isolated(changed)
+    slopes = [_slopes(helper, isolation, trajectory, seed + number, dtype) for number in range(_SEEDS)]
+    present = [each for each in slopes if each is not None]
+    for output, (factor, along, across) in outputs.items():
+        if not present or any(output not in each.measured for each in present):
+            continue
+        errors = [_slope_errors(each, output, factor) for each in present]
+        for own, error in zip((along, across), map(statistics.median, zip(*errors, strict=True)), strict=True):
+            if error > max(_SLOPE[dtype], _LUCK * own):
+                return (
+                    f"update 1, slot 'step': the gradients are not the slope of '{output}' ({error:.2g} of its size "
+                    f"off, the baseline's {own:.2g}): the backward pass draws other numbers than the forward pass"
+                )
+    return None
+
+
+def _slopes(
+    helper: Isolation, isolation: Isolation, trajectory: Trajectory, seed: int, dtype: torch.dtype
+) -> _Slopes | None:
+    """Slopes of one update, with these seeds in every repetition; None if there is no gradient."""
+    (start,) = trajectory.updates
+
+    def update(states: Mapping[str, Any] | None) -> Frame:
+        (batch,) = trajectory.copies().values()
+        isolation.load(states or {}, seed)
+        return isolation.step(batch)
+
+    frame = update(start.states)
+    gradients = {each.name: as_float64(value) for each, value in frame.items() if each.kind == "gradient"}
+    helper.load(start.states or {}, seed)
+    gradients = {name: gradients[name] for name in helper.sizes().keys() & gradients.keys()}
+    length = math.sqrt(sum(float(each.square().sum()) for each in gradients.values()))
+    if not math.isfinite(length) or not length:
+        return None
+    size = math.sqrt(sum(each**2 for each in helper.sizes().values()))
+    distance = _STEP[dtype] * max(1.0, size)
+    directions = [{name: each / length for name, each in gradients.items()}]
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(_SIGNS):
+        signs = {
+            name: torch.randint(0, 2, each.shape, generator=generator) * 2 - 1
+            for name, each in sorted(directions[0].items())
+        }
+        directions.append({name: directions[0][name] * sign for name, sign in signs.items()})
+    claimed = [
+        sum(float((gradients[name] * each).sum()) for name, each in direction.items()) for direction in directions
+    ]
+    measured: dict[Location, list[float]] = {}
+    for direction in directions:
+        ends = [_totals(update(helper.moved(start.states or {}, direction, sign * distance))) for sign in (1.0, -1.0)]
+        for output in ends[0].keys() & ends[1].keys():
+            measured.setdefault(output, []).append((ends[0][output] - ends[1][output]) / (2 * distance))
+    spread = math.sqrt(sum(float((each * gradients[name]).square().sum()) for name, each in directions[0].items()))
+    whole = {output: torch.tensor(each) for output, each in measured.items() if len(each) == len(directions)}
+    return _Slopes(torch.tensor(claimed), whole, spread)
+
+
+def _totals(frame: Frame) -> dict[Location, float]:
+    """The sum of every output that is a floating-point number, or a tensor of them."""
+    return {
+        location: float(as_float64(value).sum())
+        for location, value in frame.items()
+        if location.kind == "output" and _is_real(value)
+    }
+
+
+def _is_real(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
+
+
+def _objectives(slopes: Sequence[_Slopes], tolerance: float) -> dict[Location, tuple[float | None, float, float]]:
+    """The outputs of which the gradients are the slope, up to a factor, with the factor and the largest errors.
+
+    The factor is None if it changes from update to update, as that of clipped gradients does.
+    """
+    found: dict[Location, tuple[float | None, float, float]] = {}
+    for output in slopes[0].measured if slopes else ():
+        if not all(output in each.measured for each in slopes):
+            continue
+        factors = [float(each.measured[output][0] / each.claimed[0]) for each in slopes]
+        middle = statistics.median(factors)
+        if not math.isfinite(middle) or not middle:
+            continue
+        steady = max(abs(each / middle - 1) for each in factors) < tolerance
+        factor = middle if steady else None
+        errors = [_slope_errors(each, output, factor) for each in slopes]
+        along, across = (max(each) for each in zip(*errors, strict=True))
+        if across < tolerance:
+            found[output] = (factor, along, across)
+    return found
+
+
+def _slope_errors(slopes: _Slopes, output: Location, factor: float | None) -> tuple[float, float]:
+    """By how much slopes are off in the direction of the gradient, and in the median of the others."""
+    measured, claimed = slopes.measured[output], slopes.claimed
+    scale = factor or float(measured[0] / claimed[0]) or math.inf
+    along = abs(float(measured[0] / (scale * claimed[0])) - 1)
+    across = float(((measured - scale * claimed)[1:].abs() / (abs(scale) * slopes.spread)).median())
+    return along, across
+
+
+class _Probe(NamedTuple):
+    """The elements of a tensor that are looked at."""
+
+    alone: Tensor  # their numbers
+    rows: dict[int, Tensor]  # by dimension: numbers of elements that differ in this dimension alone, row by row
+
+
+def _compare_samples(
+    baseline: Build, changed: Build, start: Update, seed: int, seconds: float
+) -> tuple[int, str | None]:
+    """How many updates were sampled of each, and in which statistic they differ."""
+    trajectory = Trajectory([start], seed, as_trained=True)
+    isolations = trajectory.isolated(baseline), trajectory.isolated(changed)
+    for isolation in isolations:
+        isolation.load(start.states or {}, seed)
+    probes: dict[Location, _Probe] = {}
+    began = time.monotonic()
+    _sample(isolations, trajectory, probes, 2)
+    each = (time.monotonic() - began) / 2
+    count = int(min(_MOST, max(_FEWEST, seconds / 3 / max(each, 1e-6))))
+    learnt = _sample(isolations, trajectory, probes, count)
+    tested = _sample(isolations, trajectory, probes, count)
+    suspects = _suspicious(learnt, tested, probes, _SURE)
+    if suspects:  # perhaps by chance, which does not come twice
+        again = _suspicious(learnt, _sample(isolations, trajectory, probes, count), probes, _CONFIRMED)
+        suspects = {what: errors for what, errors in suspects.items() if what in again}
+    if not suspects:
+        return 2 * count, None
+    (location, statistic), errors = max(suspects.items(), key=lambda pair: pair[1])
+    return 2 * count, (
+        f"'{location}' {statistic} in {count} updates with the same state and batch ({errors:.1f} standard errors)"
+    )
+
+
+_Sample = tuple[dict[Location, Tensor], dict[Location, Tensor]]
+"""Elements of outputs and gradients of the baseline and of the changed one, an update a row."""
+
+
+def _sample(
+    isolations: Sequence[Isolation], trajectory: Trajectory, probes: dict[Location, _Probe], count: int
+) -> _Sample:
+    """Makes updates from the same state with the same batch, one after the other without new seeds."""
+    (start,) = trajectory.updates
+    found: list[dict[Location, list[Tensor]]] = [{}, {}]
+    for _ in range(count):
+        for isolation, rows in zip(isolations, found, strict=True):
+            isolation.load(start.states or {})
+            (batch,) = trajectory.copies().values()
+            frame = isolation.step(batch)
+            if not probes:
+                probes.update(_probes(frame))
+            for location, probe in probes.items():
+                value = as_float64(frame[location]).flatten() if location in frame else torch.empty(0)
+                numbers = torch.cat([probe.alone, *(each.flatten() for each in probe.rows.values())])
+                if len(value) > int(numbers.max()):
+                    rows.setdefault(location, []).append(value[numbers])
+    baseline, changed = (
+        {location: torch.stack(each) for location, each in rows.items() if len(each) == count} for rows in found
+    )
+    return baseline, changed
+
+
+def _probes(frame: Frame) -> dict[Location, _Probe]:
+    sizes = {
+        location: as_float64(value).numel()
+        for location, value in frame.items()
+        if location.kind != "state" and _is_real(value)
+    }
+    largest = sorted((each for each in sizes if sizes[each]), key=lambda each: -sizes[each])[:_TENSORS]
+    return {location: _probe(as_float64(frame[location])) for location in largest}
+
+
+def _probe(tensor: Tensor) -> _Probe:
+    generator = torch.Generator().manual_seed(tensor.numel())
+    numbers = torch.arange(tensor.numel()).reshape(tensor.shape)
+    alone = torch.randperm(tensor.numel(), generator=generator)[:_ELEMENTS]
+    rows: dict[int, Tensor] = {}
+    for dimension, length in enumerate(tensor.shape):
+        if length < 2:
+            continue
+        # Neighbours, and those that are half the length away, where a mask that is too short would begin again.
+        columns = [*range(length)]
+        if length > 2 * _LENGTH:
+            columns = [*range(_LENGTH), *range(length // 2, length // 2 + _LENGTH)]
+        fibres = numbers.movedim(dimension, -1).reshape(-1, length)
+        picks = torch.randperm(len(fibres), generator=generator)[:_FIBRES]
+        rows[dimension] = fibres[picks][:, columns]
+    return _Probe(alone, rows)
+
+
+def _suspicious(
+    learnt: _Sample, tested: _Sample, probes: Mapping[Location, _Probe], errors: float
+) -> dict[tuple[Location, str], float]:
+    """The statistics in which the second sample differs as the first one does, with the standard errors."""
+    found: dict[tuple[Location, str], float] = {}
+    for location, probe in probes.items():
+        samples = (*learnt, *tested)
+        if any(location not in each for each in samples):
+            continue
+        middle, deviation = learnt[0][location].mean(0), learnt[0][location].std(0)
+        smallest = 1e-6 * learnt[0][location].abs().max().clamp(min=1e-30)
+        first, other, second, candidate = (
+            ((each[location] - middle) / deviation.clamp(min=smallest)).clamp(-_CLIP, _CLIP) for each in samples
+        )
+        count = len(probe.alone)
+        contrasts = {
+            "differs in its mean": _contrast(*(each[:, :count] for each in (first, other, second, candidate))),
+            "varies otherwise": _contrast(*(each[:, :count].square() for each in (first, other, second, candidate))),
+            "depends on the update before": _welch(*(_consecutive(each[:, :count]) for each in (second, candidate))),
+        }
+        for dimension, rows in probe.rows.items():
+            end = count + rows.numel()
+            parts = [each[:, count:end].reshape(-1, *rows.shape) for each in (first, other, second, candidate)]
+            name = f"has elements along dimension {dimension} that depend on each other"
+            contrasts[name] = _pairs_contrast(*parts)
+            count = end
+        found |= {(location, name): value for name, value in contrasts.items() if value > errors}
+    return found
+
+
+def _consecutive(sample: Tensor) -> Tensor:
+    """How alike two updates are that follow each other."""
+    return (sample[1:] * sample[:-1]).mean(1)
+
+
+def _contrast(first: Tensor, other: Tensor, second: Tensor, candidate: Tensor) -> float:
+    """Whether the means differ in the second pair as they do in the first: the standard errors between them."""
+    weights = other.mean(0) - first.mean(0)
+    return _welch(second @ weights, candidate @ weights)
+
+
+def _pairs_contrast(first: Tensor, other: Tensor, second: Tensor, candidate: Tensor) -> float:
+    """The same of the products of all pairs of elements in a row; samples are updates, rows and elements."""
+    products = [torch.einsum("nri,nrj->rij", each, each) / len(each) for each in (first, other)]
+    weights = products[1] - products[0]
+    weights.diagonal(dim1=-2, dim2=-1).zero_()
+    return _welch(*(torch.einsum("nri,rij,nrj->n", each, weights, each) for each in (second, candidate)))
+
+
+def _welch(one: Tensor, other: Tensor) -> float:
+    """By how many standard errors the second mean is above the first."""
+    error = math.sqrt(float(one.var()) / len(one) + float(other.var()) / len(other))
+    difference = float(other.mean() - one.mean())
+    if not error:
+        return math.inf if difference > 1e-9 else 0.0
+    return difference / error
