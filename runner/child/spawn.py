@@ -233,6 +233,19 @@ class Child(AbstractContextManager["Child"]):
         self._wait(None)
 
 
+def may_fork(device: str, accelerator: bool) -> bool:
+    """Decides whether a training's process may be a copy of one that has imported torch.
+
+    A driver cannot be initialised again in a copy, and what is imported beforehand may have initialised it: on a
+    machine with an accelerator every training begins in a new process, whatever device it uses.
+
+    Args:
+        device: The recipe's device: ``auto``, ``cpu`` or ``cuda``.
+        accelerator: Whether torch finds an accelerator on this machine.
+    """
+    return device in ("auto", "cpu") and not accelerator
+
+
 def _forked(module: str, connection: Connection, errors: Path, compiles: bool) -> tuple[int, _Wait]:
     context = multiprocessing.get_context("forkserver")
     # What a training that compiles imports anyway takes more than a second, and once is enough. The first copy decides.

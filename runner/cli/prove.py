@@ -80,7 +80,8 @@ def verify(
     With --of, the stages are those of the recipe's section inference, and what is compared are the answers of a run's
     model, and its objective.
 
-    The exit code is 0 if all pass, 3 if one fails, 4 if something is not clear.
+    The exit code is 0 if all pass, 3 if one fails, 4 if something is not clear. What the budget does not cover is
+    named in the verdict; a budget of 0 trains nothing and has no limit.
 
     [bold]runner verify marl_phase1[/]
 
@@ -92,15 +93,19 @@ def verify(
         loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
         with bar.phase(f"verifying {loaded.name}"):
             from runner.verify.gate import verify_recipe
+            from runner.verify.time_limit import Interrupted, interruptible
             from runner.verify.verification import show
 
-            # Trainings in child processes end, too.
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
             if of is None:
                 options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
-                with sharing_processor(loaded):
-                    report = verify_recipe(loaded, registry, options, bar.say)
+                try:
+                    # Trainings in child processes end, too, and what has a verdict is printed.
+                    with interruptible(), sharing_processor(loaded):
+                        report = verify_recipe(loaded, registry, options, bar.say)
+                except Interrupted as interruption:
+                    raise Exit(interruption.exit_code) from None
             else:
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
                 from runner.inference.gate import verify_inference
                 from runner.train.trained import trained
                 from runner.train.versions import record_verification

@@ -13,8 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from runner.child.protocol import Parent
-from runner.child.spawn import START_SECONDS, Cause, Child, ChildError, Limits
+from runner.child.spawn import START_SECONDS, Cause, Child, ChildError, Limits, may_fork
 from runner.recipe.lock import drift, locked_threads, write_lock
 from runner.recipe.recipe import Recipe
 from runner.study.config import StudyConfig
@@ -69,8 +71,9 @@ def train(
         return stop(step)
 
     options = {"folder": str(folder), "metric": metric, "prefix": prefix}
+    forked = may_fork(recipe.device, torch.cuda.is_available())
     with Child(
-        "runner.study.training", recipe, plugin_files=plugin_files, options=options, limits=limits, forked=True
+        "runner.study.training", recipe, plugin_files=plugin_files, options=options, limits=limits, forked=forked
     ) as child:
         try:
             while (told := child.receive(stopping, hung="no sign of progress")) is not None:

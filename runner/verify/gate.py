@@ -12,39 +12,40 @@ from typing import Any, ClassVar
 
 import torch
 
+from runner.child.spawn import may_fork
 from runner.compare.close import close
-from runner.compare.difference import MISSING
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.horizon import APART, LongRun, long_run, same_algebra, same_bits
 from runner.compare.isolation import StepError, Update
 from runner.compare.states import clones
-from runner.compare.verdict import excluded
 from runner.plugin.contract import Contract, Statistical
 from runner.plugin.registry import Registry
 from runner.plugin.source import State
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
-from runner.system.errors import DivergedError
-from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
+from runner.system.errors import DivergedError, RunnerError
+from runner.train.assemble import Assembly, StageReport, resolve_device
+from runner.verify.coverage import LONG_RUN, Coverage, with_exclusion
 from runner.verify.drawing import Drawing, draws, same_draws, same_when_resumed
 from runner.verify.options import Options
-from runner.verify.patches import belongings, files_of, patches
+from runner.verify.patches import belongings, changed_since, files_of, patches
 from runner.verify.reach import Reach
-from runner.verify.statistical import NOT_BEGUN, affordable, part_of, seeds_of, statistical
+from runner.verify.statistical import affordable, part_of, seeds_of, statistical
 from runner.verify.subjects import (
     BuildError,
     baseline_step,
     built,
     course,
-    draws_unsaid,
     recipe_with,
     recorded,
+    remarks,
     subject,
 )
 from runner.verify.surroundings import answers, evaluated, evaluations, questions, same_answers, same_evaluations
-from runner.verify.trainings import TrainingOrder, Trainings
+from runner.verify.time_limit import NOT_BEGUN, OutOfTime
+from runner.verify.trainings import TrainingOrder, Trainings, training_order
 from runner.verify.variants import ALL, beyond_updates, required, variants_of, weakest
-from runner.verify.verification import Verification, judged
+from runner.verify.verification import FAILED, Verification, judged
 
 _SHOWN = 5  # lines that never ran
 _FEW = 3  # updates that show whether it is worth looking at all of them
@@ -70,10 +71,13 @@ class Gate:
 
     def __init__(self, recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> None:
         self.recipe, self.registry, self.options = recipe, registry, options
-        compiles = resolve_device(recipe.device).type == "cpu" and any(face.traces for face in recipe.stages.values())
+        device = resolve_device(recipe.device)
+        compiles = device.type == "cpu" and any(face.traces for face in recipe.stages.values())
+        self._coverage = Coverage(options.budget)
         self._length = options.steps or recipe.length[1]  # of a training, unless the budget has no room for it
         every = self._length if options.steps else part_of(self._length)
-        self.trainings = Trainings(registry.files, options.budget, self._length, every, say, compiles)
+        forked = may_fork(recipe.device, torch.cuda.is_available())
+        self.trainings = Trainings(registry.files, options.budget, self._length, every, say, compiles, forked)
         self._before, self._steps = belongings(), options.steps  # None until the budget is known to have room for them
         self._verdict, self._as_close = cache(self._judged), cache(self._judged_as_close)
         self._reach, self._training = cache(self._reach_of), cache(self._training_of)
@@ -90,6 +94,16 @@ class Gate:
         return self._verdict(tuple(stages))
 
     def _judged(self, stages: tuple[str, ...]) -> Verdict:
+        """The verdict on a set of stages within its share of the budget."""
+        share = self._coverage.share(self._asked, trained=self._is_statistical(stages))
+        try:
+            with self._coverage.limit.within(share):
+                return self._judged_in_time(stages)
+        except OutOfTime as over:
+            return self._coverage.verdict(stages, type(weakest(self.recipe, stages)).__name__, over.partial)
+
+    def _judged_in_time(self, stages: tuple[str, ...]) -> Verdict:
+        self._coverage.begin(stages, "updates")
         try:
             verdict = None if self._spoilt else self._judge(stages)
             if verdict is None or self._spoilt not in ((), stages):  # by what was judged before, or for this verdict
@@ -105,7 +119,8 @@ class Gate:
         if WHOLE_PROCESS in verdict.evidence.get("contract", verdict.evidence):
             Gate._spoilt = stages
         if verdict.outcome is Outcome.FAIL:
-            verdict = replace(verdict, summary="; ".join([verdict.summary, *self._remarks(stages)]))
+            notes = remarks(self._reports[stages], self.recipe, self.registry, self._batches)
+            verdict = replace(verdict, summary="; ".join([verdict.summary, *notes]))
         idle = self.idle(stages)
         if stages and set(stages) <= idle.keys() and verdict.outcome is not Outcome.FAIL:
             summary = "; ".join(f"{kind} is inactive: {reason}" for kind, reason in idle.items())
@@ -116,14 +131,6 @@ class Gate:
             summary = f"{verdict.summary}; not judged, as it never ran: {', '.join(missed[:_SHOWN])}{more}"
             return replace(verdict, summary=summary, evidence=verdict.evidence | {"never_ran": missed})
         return verdict
-
-    def _remarks(self, stages: tuple[str, ...]) -> Iterator[str]:
-        """What the stages say of themselves, and the learner does not: a reason, perhaps, why numbers are others."""
-        found = self._reports[stages]
-        yield from dict.fromkeys(f"{report.kind} says: {note}" for report in found for note in report.notes)
-        if draws_unsaid(self.recipe, self.registry, self._batches[0]):
-            kind = self.recipe.model.kind
-            yield f"an update of '{kind}' draws random numbers (dropout), which draws() of its settings does not say"
 
     def _reach_of(self, stages: tuple[str, ...]) -> Reach:
         """What ran of the code of a stage that is judged alone; nothing is watched where a compiler traces."""
@@ -144,20 +151,19 @@ class Gate:
             summary = f"it makes torch's {name} {other} ({own} before), which can change numbers: promise Statistical"
             verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, summary=summary)
         found, contract = [verdict], Close() if verdict.contract == "Close" else promised
-        for more in self._around(stages, contract) if verdict.outcome is not Outcome.FAIL else ():
-            found.append(more)
-            if worst([more.outcome, verdict.outcome]) is not verdict.outcome:
-                verdict = replace(more, contract=verdict.contract)
-            if verdict.outcome is Outcome.FAIL:  # nothing further is asked
-                break
+        try:
+            for more in self._around(stages, contract) if verdict.outcome is not Outcome.FAIL else ():
+                found.append(more)
+                if worst([more.outcome, verdict.outcome]) is not verdict.outcome:
+                    verdict = replace(more, contract=verdict.contract)
+                if verdict.outcome is Outcome.FAIL:  # nothing further is asked
+                    break
+        except OutOfTime:  # the long run excludes rarer errors, and a verdict without it says how rare they may be
+            if self._coverage.current(stages) != LONG_RUN:
+                raise
+            verdict = replace(verdict, summary=f"{verdict.summary}; the budget had no room for a long run")
         few = len(self._batches) if not isinstance(contract, Statistical) else 0
-        horizon = max((each.evidence.get("horizon", few) for each in found), default=few)
-        told = [{"verdict": each.outcome, "summary": each.summary} for each in found[1:]]
-        drawn = min((each.evidence["drawn"] for each in found if "drawn" in each.evidence), default=horizon)
-        late = horizon if isinstance(contract, Exact) or horizon <= few else drawn
-        of_draws = f" (of what is drawn, in more than 1 of {max(1, late // 3):,})" if late < horizon else ""
-        summary = verdict.summary.replace(excluded(few), f"{excluded(horizon)}{of_draws}")
-        return replace(verdict, summary=summary, evidence=found[0].evidence | {"horizon": horizon, "around": told})
+        return with_exclusion(verdict, found, few, isinstance(contract, Exact))
 
     def _around(self, stages: tuple[str, ...], contract: Contract) -> Iterator[Verdict]:
         """What can be said about all but the updates, one after the other; nothing of stages that do nothing."""
@@ -166,18 +172,20 @@ class Gate:
         for kind, slot in ((each, slot) for each in stages for slot in self._undeclared.get(each, ())):
             summary = f"'{kind}' takes hold of the slot '{slot}', which its settings do not declare (wraps, claims)"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
-        now = belongings()
-        changed_since = (name for name, value in self._before.items() if now.get(name, MISSING) != value)
         faces = [type(self.recipe.stages[kind]) for kind in stages if kind in self.recipe.stages]
-        for name in (*patches({*map(str, self.registry.files), *files_of(faces)}), *changed_since):
+        for name in (*patches({*map(str, self.registry.files), *files_of(faces)}), *changed_since(self._before)):
             Gate._spoilt = stages
             summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
             yield Verdict(Outcome.FAIL, type(contract).__name__, summary)
+        self._coverage.begin(stages, "predictions")
         baseline, changed = self._pair(answers, stages)
         yield same_answers(baseline, changed, self._questions, contract)
+        self._coverage.begin(stages, "evaluations")
         if not isinstance(contract, Statistical):
             yield from same_evaluations(self._evaluated, baseline, changed, self._evaluations, contract)
+        self._coverage.begin(stages, "sampled batches")
         yield from self._drawn(stages, contract)
+        self._coverage.begin(stages, LONG_RUN)
         baseline, changed = self._subjects(stages)
         if not self.options.horizon or isinstance(contract, Statistical):
             return
@@ -187,7 +195,7 @@ class Gate:
         else:
             updates = course(self.recipe, self.registry, self.options.horizon, APART)
             with closing(updates):
-                yield same_algebra(baseline, changed, updates, self.options.horizon_seconds)
+                yield same_algebra(baseline, changed, updates, self._coverage.at_most(self.options.horizon_seconds))
 
     def _drawn(self, stages: tuple[str, ...], contract: Contract) -> Iterator[Verdict]:
         """What can be said about what updates learn from, also after the training was interrupted."""
@@ -195,8 +203,11 @@ class Gate:
             return
         options, length = self.options, Drawing(self.options.updates)
         if isinstance(contract, Close):  # the long run of what is exact draws by itself
-            length = Drawing(options.updates, options.horizon, _DRAWING * options.horizon_seconds)
+            length = Drawing(
+                options.updates, options.horizon, _DRAWING * self._coverage.at_most(self.options.horizon_seconds)
+            )
         yield same_draws(*self._pair(draws, stages), contract, length)
+        self._coverage.begin(stages, "a resumed training")
         baseline, changed = (partial(self._resumed, kinds) for kinds in ((), stages))
         yield same_when_resumed(baseline, changed, contract, options.updates)
 
@@ -206,7 +217,7 @@ class Gate:
     @cached_property
     def _long_run(self) -> LongRun:
         build = subject(self.recipe, self.registry, ())
-        return long_run(build, range(1), self.options.horizon, self.options.horizon_seconds)
+        return long_run(build, range(1), self.options.horizon, self._coverage.at_most(self.options.horizon_seconds))
 
     @cached_property
     def _questions(self) -> list[Update]:
@@ -296,13 +307,13 @@ class Gate:
             summary = f"neither data '{data}' nor model '{model}' names an objective by which to compare trainings"
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
         if self._steps is None and self.trainings.seconds_left < 0:
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", self._coverage.not_begun)
         changed, unit = self._beside(self._equal, stages), self.recipe.length[0]
         pair, seeds = (self._training(self._equal), self._training(changed)), self.options.seeds
         for others in filter(self._keeps, self._asked):  # beside trainings that were begun, which get all cores then
             self(others)
         if self._spoilt:  # by one of them
-            return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", self._coverage.not_begun)
         try:
             with self.trainings.beside(0):
                 if self._steps is None:
@@ -313,6 +324,10 @@ class Gate:
                 self.trainings.give_up()  # what was begun beyond those that were needed
         except DivergedError as error:
             return Verdict(Outcome.FAIL, "Statistical", f"a training with it diverged: {error}")
+        except RunnerError as error:
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", str(error), {FAILED: str(error)})
+        if verdict.summary == NOT_BEGUN:
+            verdict = replace(verdict, summary=self._coverage.not_begun)
         trained = {"stages": {"reference": self._equal, "changed": changed}, "length": {unit: self._steps}}
         whole = self.recipe.length[1]
         shorter = f", after {self._steps:,} of {whole:,} {unit}" if self._steps < whole else ""
@@ -364,10 +379,12 @@ class Gate:
         if self.recipe.objective is None or self.trainings.seconds_left < 0:
             return False
         try:
-            stages = next((each for each in self._asked if self._is_statistical(each) and not self._keeps(each)), None)
-            alone = {kind: required(self.recipe.stages, kind) | {kind} for kind in self._active}
-            equal = [kind for kind, each in alone.items() if not self._is_statistical(each) or self._keeps(each)]
-        except (BuildError, StepError, torch.OutOfMemoryError, MemoryError):
+            with self._coverage.beginning():
+                asked = (each for each in self._asked if self._is_statistical(each))
+                stages = next((each for each in asked if not self._keeps(each)), None)
+                alone = {kind: required(self.recipe.stages, kind) | {kind} for kind in self._active}
+                equal = [kind for kind, each in alone.items() if not self._is_statistical(each) or self._keeps(each)]
+        except (BuildError, StepError, torch.OutOfMemoryError, MemoryError, OutOfTime):
             return False
         if stages is None:
             return False
@@ -380,10 +397,4 @@ class Gate:
 
     def _training_of(self, kinds: tuple[str, ...]) -> TrainingOrder:
         """A training with these stages, its batch size chosen already."""
-        recipe = recipe_with(self.recipe, self.registry, kinds)
-        values, length = recipe.values(masked=False), self._length
-        values["train"] |= {recipe.length[0]: length, "log_every": length, "checkpoint_every": None}
-        choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
-        for kind in choosing:
-            del values["optimization"][kind]  # beside other trainings, another choice might come out
-        return TrainingOrder(values, assemble(recipe, self.registry.files).batch_size if choosing else None)
+        return training_order(recipe_with(self.recipe, self.registry, kinds), self.registry, kinds, self._length)

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from runner.compare.difference import MISSING
 
 _PLAIN = frozenset({bool, int, float, str, tuple, frozenset, partial})
 _TABLES = frozenset({dict, list, set})
@@ -188,3 +190,9 @@ def _literal(node: ast.expr) -> str | None:
 
 def _defaults(function: FunctionType) -> list[str]:
     return [repr(each) for each in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())]
+
+
+def changed_since(before: Mapping[str, Any]) -> Iterator[str]:
+    """The belongings of this process that are not what they were."""
+    now = belongings()
+    return (name for name, value in before.items() if now.get(name, MISSING) != value)

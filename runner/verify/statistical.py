@@ -10,9 +10,9 @@ from statistics import median
 from runner.plugin.contract import Objective
 from runner.proof import NonInferiority, Outcome, Verdict
 from runner.system.hardware import usable_cores
+from runner.verify.time_limit import NOT_BEGUN, OutOfTime
 from runner.verify.trainings import Milestone, TrainingOrder, Trainings
 
-NOT_BEGUN = "no training was begun within the budget; 'runner verify' trains"
 PARTS = 5  # of a recipe's length, after each of which there is an evaluation, so that trainings may end there
 _SPARE = 0.1  # of what is left of the budget, because trainings of one kind differ
 
@@ -92,7 +92,10 @@ def statistical(
         seeds = seeds_of(reference, look)[first:]
         if trainings.seconds_left < 0 and not trainings.are_over([reference, changed], seeds, length):
             break
-        results = trainings.run([reference, changed], seeds, length)
+        try:
+            results = trainings.run([reference, changed], seeds, length)
+        except OutOfTime:
+            raise OutOfTime(f"{name}, {len(test)} seeds: {test.summary()}" if len(test) else "") from None
         gains = [sign * (each.after[name] - each.before[name]) for each in results]
         for pair in zip(gains[: len(seeds)], gains[len(seeds) :], strict=True):
             test.add(*pair)

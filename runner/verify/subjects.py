@@ -21,7 +21,7 @@ from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import RunnerError
-from runner.train.assemble import Assembly, assemble
+from runner.train.assemble import Assembly, StageReport, assemble
 from runner.train.step import Drawn, Step
 
 _ASKED_EVERY = 10  # updates on batches of its own, after which a subject is asked what it answers
@@ -215,3 +215,13 @@ class LearnerState:
         self.step.reset()
         for stage in self.step.pipeline.stages.values():
             stage.load_state_dict(stage.state_dict())
+
+
+def remarks(
+    reports: Sequence[StageReport], recipe: Recipe, registry: Registry, batches: Sequence[Any]
+) -> Iterator[str]:
+    """What stages note of themselves, and a learner does not: a reason, perhaps, why numbers are others."""
+    yield from dict.fromkeys(f"{report.kind} says: {note}" for report in reports for note in report.notes)
+    if draws_unsaid(recipe, registry, batches[0]):
+        kind = recipe.model.kind
+        yield f"an update of '{kind}' draws random numbers (dropout), which draws() of its settings does not say"

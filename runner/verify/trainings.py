@@ -17,6 +17,8 @@ import torch
 
 from runner.child.protocol import Parent
 from runner.child.spawn import Cause, Child, ChildError
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
@@ -32,6 +34,16 @@ class TrainingOrder(NamedTuple):
     batch_size: int | None = None  # what a stage has chosen; the recipe's own stays what its other settings refer to
 
 
+def training_order(recipe: Recipe, registry: Registry, kinds: Sequence[str], length: int) -> TrainingOrder:
+    """Returns a training of this length with these stages, its batch size chosen already."""
+    values = recipe.values(masked=False)
+    values["train"] |= {recipe.length[0]: length, "log_every": length, "checkpoint_every": None}
+    choosing = [kind for kind in kinds if recipe.stages[kind].prepares]
+    for kind in choosing:
+        del values["optimization"][kind]  # beside other trainings, another choice might come out
+    return TrainingOrder(values, assemble(recipe, registry.files).batch_size if choosing else None)
+
+
 class Milestone(NamedTuple):
     """What a training had learnt at a place, which may be its end, and what that took."""
 
@@ -44,7 +56,10 @@ class Milestone(NamedTuple):
 
 @dataclass
 class Trainings(AbstractContextManager["Trainings"]):
-    """Trains recipes, each of them once, in child processes with one thread each: as many at a time as it may."""
+    """Trains recipes, each of them once, in child processes with one thread each: as many at a time as it may.
+
+    The processes are copies of one that has imported everything, which saves its time, where that may be copied.
+    """
 
     plugin_files: Sequence[Path]
     budget: float  # seconds from here, after which no training is begun
@@ -52,6 +67,7 @@ class Trainings(AbstractContextManager["Trainings"]):
     every: int  # so far apart are evaluations on the way, which cost time and change nothing
     say: Callable[[str], None]
     compiles: bool = False  # recipes of which a stage compiles for a CPU
+    forked: bool = True  # whether their processes may be copies of another one
     _started: float = field(default_factory=time.monotonic)
     _futures: dict[str, Future[None]] = field(default_factory=dict)  # by the order as JSON
     _milestones: dict[str, list[Milestone]] = field(default_factory=dict)  # by the order as JSON
@@ -193,7 +209,12 @@ class Trainings(AbstractContextManager["Trainings"]):
         options, started = {"batch_size": batch_size}, time.monotonic()
         try:  # several compute side by side, with one thread each
             with Child(
-                __name__, recipe, plugin_files=self.plugin_files, options=options, forked=True, compiles=self.compiles
+                __name__,
+                recipe,
+                plugin_files=self.plugin_files,
+                options=options,
+                forked=self.forked,
+                compiles=self.compiles and self.forked,
             ) as child:
                 while (told := child.receive(given_up.is_set)) is not None:
                     self._milestones[text].append(Milestone(**told, seconds=time.monotonic() - started))

@@ -16,7 +16,10 @@ from runner.compare.verdict import Outcome, Verdict, worst
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, UsageError
 from runner.system.secrets import redact
+from runner.verify.time_limit import Interrupted
 from runner.verify.variants import ALL, Variant, VariantSet, weakest
+
+FAILED = "failed"  # under this name, evidence has the error of a training that failed
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Verification:
     rows: tuple[StageVerdict, ...]
     inactive: dict[str, str]  # stages that have nothing to do here, with the reason
     seconds: float
+    interrupted: ExitCode | None = None  # by a signal, after which the remaining sets were not judged
 
     @property
     def outcome(self) -> Outcome:
@@ -47,14 +51,19 @@ class Verification:
 
     @property
     def exit_code(self) -> ExitCode:
-        """0, 3 or 4."""
+        """Returns that of a signal, or else 0, 3, 4, or 1 if a training failed and no stage did."""
+        if self.interrupted is not None:
+            return self.interrupted
+        if self.outcome is Outcome.INCONCLUSIVE and any(FAILED in row.evidence for row in self.rows):
+            return ExitCode.FAILED
         codes = {Outcome.FAIL: ExitCode.GATE_FAILED, Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE}
         return codes.get(self.outcome, ExitCode.DONE)
 
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
+        interrupted = {} if self.interrupted is None else {"interrupted": int(self.interrupted)}
         return {"recipe": self.recipe, "verdict": self.outcome, "seconds": self.seconds, "inactive": self.inactive,
-                "stages": [asdict(row) for row in self.rows]}  # fmt: skip
+                "stages": [asdict(row) for row in self.rows], **interrupted}  # fmt: skip
 
 
 def show(report: Verification, console: Console) -> None:
@@ -85,18 +94,29 @@ class Judge(Protocol):
 def judged(
     recipe: Recipe, possible: VariantSet, kinds: Sequence[str], gate: Judge, say: Callable[[str], None]
 ) -> Verification:
-    """Asks for every active stage alone and for all together, or for these kinds only."""
-    started = time.perf_counter()
-    variants = _chosen(possible.variants, kinds)
+    """Judges every active stage alone and all together, or these kinds only.
+
+    A signal ends it: what has a verdict by then is reported, and what has none is INCONCLUSIVE.
+    """
+    started, interrupted = time.perf_counter(), None
+    variants = _chosen(possible, kinds)
     if not variants:
         raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
     rows, inactive = [], dict(possible.inactive)
     for name, variant in variants:
         contract = type(weakest(recipe, variant.stages)).__name__
+        if interrupted is not None:
+            summary = f"not judged: stopped by {interrupted.signal.name}"
+            rows.append(StageVerdict(name, variant.stages, contract, Outcome.INCONCLUSIVE, summary, {}))
+            continue
         say(f"{name}: {contract} ...")
-        found = gate(variant.stages)
+        try:
+            found = gate(variant.stages)
+            idle = gate.idle(variant.stages)
+        except Interrupted as interruption:
+            interrupted = interruption
+            found, idle = Verdict(Outcome.INCONCLUSIVE, contract, f"stopped by {interruption.signal.name}"), {}
         say(f"{name}: {found.outcome}, {found.summary}")
-        idle = gate.idle(variant.stages)
         if name in idle and found.outcome is not Outcome.FAIL:
             inactive[name] = idle[name]
         else:
@@ -104,15 +124,25 @@ def judged(
     if not rows:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in inactive.items())
         raise UsageError(f"no stage of recipe '{recipe.name}' does anything here ({reasons})")
-    return Verification(recipe.name, tuple(rows), inactive, time.perf_counter() - started)
+    code = None if interrupted is None else interrupted.exit_code
+    return Verification(recipe.name, tuple(rows), inactive, time.perf_counter() - started, code)
 
 
-def _chosen(variants: Sequence[Variant], kinds: Sequence[str]) -> list[tuple[str, Variant]]:
+def _chosen(possible: VariantSet, kinds: Sequence[str]) -> list[tuple[str, Variant]]:
     """The sets to look at with the name to show: stages in their order, then the whole."""
-    by_name = {name: variant for variant in variants for name in variant.names}
+    by_name = {name: variant for variant in possible.variants for name in variant.names}
     every = [(name, variant) for name, variant in by_name.items() if variant.stages and " + " not in name]
     every.sort(key=lambda pair: pair[0] == ALL)
     unknown = set(kinds) - by_name.keys()
     if unknown:
-        raise UsageError(f"no active stage '{min(unknown)}'; there are: {', '.join(name for name, _ in every)}")
+        raise UsageError(_not_active(min(unknown), possible, [name for name, _ in every]))
     return [pair for pair in every if not kinds or pair[0] in kinds]
+
+
+def _not_active(kind: str, possible: VariantSet, active: Sequence[str]) -> str:
+    """The message about a stage that cannot be judged, with the reason and with those that can."""
+    reasons = {**possible.inactive, **possible.refused}
+    reason = reasons.get(kind, "the recipe does not turn it on")
+    if not active:
+        return f"no active stage '{kind}' ({reason}); no stage of the recipe is active on this machine"
+    return f"no active stage '{kind}' ({reason}); choose from: {', '.join(active)}"

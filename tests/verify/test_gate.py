@@ -16,7 +16,7 @@ from runner.plugins.stages.fused_optimizer import FusedOptimizerConfig
 from runner.system.errors import DivergedError, ExitCode, UsageError
 from runner.verify.gate import Gate, verify_recipe
 from runner.verify.options import Options
-from runner.verify.statistical import NOT_BEGUN
+from runner.verify.time_limit import NOT_BEGUN
 from runner.verify.timed_gate import quick
 from runner.verify.trainings import Trainings
 from runner.verify.variants import weakest
@@ -74,7 +74,11 @@ def test_a_stage_that_lies_fails_with_exit_code_3_and_is_told_where(tmp_path):
     ("name", "stages", "message"),
     [
         ("marl_baseline", (), "no active stage"),
-        ("marl_phase1", ("amp",), "no active stage 'amp'; there are: forward_cache"),
+        (
+            "marl_phase1",
+            ("amp",),
+            r"no active stage 'amp' \(the recipe does not turn it on\); choose from: forward_cache",
+        ),
     ],
     ids=["no stage at all", "a stage that is not on"],
 )
@@ -216,10 +220,8 @@ def test_a_stage_that_keeps_more_than_it_promises_needs_no_training(monkeypatch)
 def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeypatch):
     monkeypatch.setattr(FusedOptimizerConfig, "prepares", True)
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Statistical())
-    assert (
-        quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",)).summary
-        == NOT_BEGUN
-    )
+    verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
+    assert verdict.summary == f"{NOT_BEGUN}; 'runner verify' trains"
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Close())
     verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE

@@ -19,7 +19,8 @@ from runner.child.spawn import Cause, ChildError
 from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.system.errors import DivergedError, RunnerError, UsageError
-from runner.verify.statistical import NOT_BEGUN, affordable, statistical
+from runner.verify.statistical import affordable, statistical
+from runner.verify.time_limit import NOT_BEGUN
 from runner.verify.trainings import Milestone, TrainingOrder, Trainings
 
 MODULE, TRAININGS = (sys.modules[f"runner.verify.{name}"] for name in ("statistical", "trainings"))

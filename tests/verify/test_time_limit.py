@@ -1,0 +1,247 @@
+"""Budgets, signals and failures that end a verification early: what was reached by then is reported."""
+
+import math
+import os
+import signal
+import threading
+import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import pytest
+import torch
+from running import tiny
+
+from runner.child.spawn import Cause, ChildError, may_fork
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.registry import Registry
+from runner.system.errors import ExitCode, RunnerError, UsageError
+from runner.verify import gate as gate_module
+from runner.verify import trainings as trainings_module
+from runner.verify.gate import Gate, verify_recipe
+from runner.verify.options import Options
+from runner.verify.time_limit import Interrupted, OutOfTime, TimeLimit, interruptible
+from runner.verify.trainings import TrainingOrder, Trainings
+from runner.verify.variants import Variant, VariantSet
+from runner.verify.verification import judged
+
+REGISTRY = Registry([Path(__file__).with_name("rounding.py")])
+FUSED = "optimization.fused_optimizer=on"
+
+
+def wait():
+    while True:
+        time.sleep(0.01)
+
+
+def test_a_limit_ends_what_does_not_return_and_leaves_nothing_behind():
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    with pytest.raises(OutOfTime), TimeLimit(60).within(0.05):
+        wait()
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) is (timer[0] > 0), "another timer goes on"
+
+
+def test_an_inner_limit_ends_the_inner_part_alone():
+    limit, reached = TimeLimit(60), []
+
+    def run():
+        with pytest.raises(OutOfTime), limit.within(0.05):
+            wait()
+        reached.append("after the inner part")
+        wait()
+
+    with pytest.raises(OutOfTime), limit.within(0.5):
+        run()
+    assert reached == ["after the inner part"]
+
+
+@pytest.mark.parametrize("outer", [0.05, 0.2])
+def test_an_outer_limit_ends_a_longer_inner_one_too(outer):
+    limit = TimeLimit(60)
+
+    def run():
+        with pytest.raises(OutOfTime), limit.within(60):
+            wait()
+        wait()
+
+    with pytest.raises(OutOfTime), limit.within(outer):
+        run()
+
+
+def test_user_code_that_handles_every_exception_does_not_stop_a_limit():
+    def careless():
+        while True:
+            with suppress(Exception):
+                time.sleep(0.01)
+
+    with pytest.raises(OutOfTime), TimeLimit(60).within(0.05):
+        careless()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, -math.inf])
+def test_no_time_is_over_before_anything_begins(seconds):
+    with pytest.raises(OutOfTime), TimeLimit(60).within(seconds):
+        pytest.fail("it began")
+
+
+def test_a_limit_in_another_thread_ends_nothing():
+    reached = []
+
+    def run():
+        with TimeLimit(60).within(0.01):
+            time.sleep(0.05)
+            reached.append("the end")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert reached == ["the end"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_interrupts_once(number, code):
+    before = signal.getsignal(number)
+
+    def run():
+        os.kill(os.getpid(), number)
+        wait()
+
+    with pytest.raises(Interrupted) as interruption, interruptible():
+        run()
+    assert interruption.value.exit_code == code
+    assert signal.getsignal(number) is before
+
+
+class Judge:
+    """Passes everything, until a signal comes."""
+
+    def __init__(self, until):
+        self.until = until
+
+    def __call__(self, stages):
+        if stages == self.until:
+            raise Interrupted(signal.SIGTERM)
+        return Verdict(Outcome.PASS, "Close", "nothing is wrong")
+
+    def idle(self, stages):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("until", "verdicts"),
+    [
+        (("fused_optimizer",), ["INCONCLUSIVE", "INCONCLUSIVE"]),
+        (("fused_optimizer", "heap_retention"), ["PASS", "INCONCLUSIVE"]),
+        ((), ["PASS", "PASS"]),
+    ],
+)
+def test_verdicts_that_were_reached_before_a_signal_are_reported(until, verdicts):
+    recipe = tiny("digits_classifier", FUSED)
+    variants = VariantSet(
+        (Variant("fused_optimizer", ("fused_optimizer",)), Variant("all", ("fused_optimizer", "heap_retention"))),
+        {},
+        {},
+    )
+    report = judged(recipe, variants, (), Judge(until), lambda _: None)
+    assert [row.verdict for row in report.rows] == verdicts
+    assert report.exit_code == (ExitCode.TERMINATED if until else ExitCode.DONE)
+    assert report.data().get("interrupted") == (143 if until else None)
+    assert all("SIGTERM" in row.summary for row in report.rows if row.verdict != "PASS")
+
+
+@pytest.mark.parametrize(
+    ("inactive", "active", "message"),
+    [
+        ({"amp": "no bf16 here"}, (), r"'amp' \(no bf16 here\); no stage of the recipe is active on this machine"),
+        ({"amp": "no bf16 here"}, ("forward_cache",), r"'amp' \(no bf16 here\); choose from: forward_cache"),
+        ({}, ("forward_cache", "compile"), r"'amp' \(the recipe does not turn it on\); choose from: forward_cache, "),
+    ],
+)
+def test_a_stage_that_is_not_active_is_named_with_the_reason(inactive, active, message):
+    variants = VariantSet(tuple(Variant(kind, (kind,)) for kind in active), inactive, {})
+    with pytest.raises(UsageError, match=message):
+        judged(tiny("digits_classifier"), variants, ("amp",), Judge(()), lambda _: None)
+
+
+def options(**settings):
+    return Options(updates=3, horizon=0, **settings)
+
+
+def test_a_spent_budget_names_what_was_not_begun():
+    report = verify_recipe(tiny("digits_classifier", FUSED), REGISTRY, options(budget=1e-6), lambda _: None)
+    assert {row.verdict for row in report.rows} == {"INCONCLUSIVE"}
+    assert all("not begun within the budget" in row.summary for row in report.rows)
+    assert report.exit_code is ExitCode.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("slow", "covered", "missed"),
+    [
+        ("_pair", [], "updates, predictions"),
+        ("_evaluated", ["updates", "predictions"], "evaluations, sampled batches"),
+        ("_drawn", ["updates", "predictions", "evaluations"], "sampled batches, a resumed training"),
+    ],
+)
+def test_what_the_budget_did_not_cover_is_named(monkeypatch, slow, covered, missed):
+    gate = Gate(tiny("digits_classifier", FUSED), REGISTRY, options(), lambda _: None)
+
+    def hang(*_, **__):
+        with gate._coverage.limit.within(0.01):
+            wait()
+
+    monkeypatch.setattr(gate, slow, hang)
+    verdict = gate(("fused_optimizer",))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.evidence["covered"] == covered
+    assert f"not covered within the budget of 3600 s: {missed}" in verdict.summary
+    assert "runner verify" not in verdict.summary
+
+
+def test_a_training_that_fails_takes_no_other_verdict_with_it(monkeypatch):
+    class Failing(nullcontext):
+        def __enter__(self):
+            return self
+
+        def receive(self, stop):
+            raise ChildError(Cause.FAILED, "the disk is full")
+
+    monkeypatch.setattr(trainings_module, "Child", lambda *_, **__: Failing())
+    recipe = tiny("digits_classifier", FUSED, "optimization.rounding=on", registry=REGISTRY)
+    report = verify_recipe(recipe, REGISTRY, options(steps=2), lambda _: None)
+    verdicts = {row.name: row for row in report.rows}
+    assert verdicts["fused_optimizer"].verdict == "PASS"
+    assert verdicts["rounding"].verdict == "INCONCLUSIVE"
+    assert "the disk is full" in verdicts["rounding"].summary
+    assert report.exit_code is ExitCode.FAILED
+
+
+@pytest.mark.parametrize(
+    ("device", "accelerator", "forks"),
+    [
+        ("cpu", False, True),
+        ("auto", False, True),
+        ("auto", True, False),
+        ("cuda", True, False),
+        ("cuda:1", False, False),
+        ("cpu", True, False),
+    ],
+)
+def test_a_training_is_a_copy_of_a_process_only_without_an_accelerator(monkeypatch, device, accelerator, forks):
+    assert may_fork(device, accelerator) is forks
+    started = []
+
+    def child(*_, **settings):
+        started.append(settings)
+        raise ChildError(Cause.FAILED, "not now")
+
+    monkeypatch.setattr(trainings_module, "Child", child)
+    monkeypatch.setattr(gate_module, "resolve_device", lambda name: torch.device("cuda" if "cuda" in name else "cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: accelerator)
+    recipe = tiny("digits_classifier", f"device={device}")
+    trainings = Gate(recipe, REGISTRY, options(), lambda _: None).trainings
+    with pytest.raises(RunnerError, match="not now"):
+        trainings.run([TrainingOrder({"seed": 1, "train": {}})], [1], 2)
+    assert started[0]["forked"] is forks
+    assert not started[0]["compiles"]
+    assert isinstance(trainings, Trainings)
