@@ -11,7 +11,8 @@ class FusedOptimizerConfig(StageConfig):
     """Makes every optimizer with ``fused=True``: one pass over parameters, gradients and moments.
 
     When it helps: on a CPU, where the plain loop makes a dozen passes; on a GPU, with many small tensors.
-    When it hurts: nowhere known; an optimizer without a fused kernel refuses.
+    When it hurts: nowhere known; an optimizer without a fused kernel refuses. Complex parameters have no fused kernel:
+    their optimizer stays as it is, which is noted.
     """
 
     kind: ClassVar[str] = "fused_optimizer"
@@ -32,13 +33,27 @@ class FusedOptimizer(Stage):
 
     def attach(self, pipeline: Pipeline) -> None:
         """Adds ``fused=True`` to what makes the optimizers."""
+        self._unfused: list[str] = []
         pipeline.slots.wrap("make_optimizer", self._fuse)
 
-    @staticmethod
-    def _fuse(make: Callable[..., Any]) -> Callable[..., Any]:
+    def _fuse(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def make_optimizer(optimizer: Any, parameters: Any, **settings: Any) -> Any:
             if "fused" not in inspect.signature(optimizer).parameters:
                 raise UsageError(f"fused_optimizer: {optimizer.__name__} has no fused kernel; switch the stage off")
-            return make(optimizer, parameters, **settings, fused=True)
+            groups = [*parameters]
+            if _are_complex(groups):
+                self._unfused.append(optimizer.__name__)
+                return make(optimizer, groups, **settings)
+            return make(optimizer, groups, **settings, fused=True)
 
         return make_optimizer
+
+    def closing_notes(self) -> list[str]:
+        """Names the optimizers that have no fused kernel for their parameters."""
+        return [f"complex parameters have no fused kernel: {name} stays as it is" for name in self._unfused]
+
+
+def _are_complex(groups: list[Any]) -> bool:
+    """Whether any parameter is complex, in groups or on its own."""
+    members = [each["params"] if isinstance(each, dict) else [each] for each in groups]
+    return any(parameter.is_complex() for group in members for parameter in group)

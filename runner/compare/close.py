@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from runner.compare import difference
 from runner.compare.difference import LOADED_TOLERANCE, TOLERANCE, Difference, differing
@@ -31,13 +26,13 @@ from runner.compare.fingerprints import (
 )
 from runner.compare.inaccuracy import Inaccuracy, inaccuracies
 from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
+from runner.compare.modes import Casts, OtherFormat, Sums
 from runner.compare.states import named_parameters, on_host, saved, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.system.tree import map_tensors
 
 CONTRACT = "Close"
-_ADDS = re.compile(r"sum|mean|var|norm|conv|mm|loss|dot")  # operations that add up
 NARROWS = "narrows"  # under this name, evidence says where the baseline rounds its float64 numbers
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
 ALLOWED_ONCE = 4.0  # and in any single update, of the baseline's largest error in one
@@ -106,7 +101,7 @@ def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int =
             summary = "the baseline is not the same twice, in float64 with the same seeds; make it deterministic"
             return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
         isolation = trajectory.isolated(baseline)
-        with _Casts() as casts:  # type: ignore[no-untyped-call]
+        with Casts() as casts:  # type: ignore[no-untyped-call]
             next(trajectory.updated(isolation))
         computed = {location: value for location, value in seen.items() if location.kind != "state"}
         if casts.explain(computed, other):
@@ -170,34 +165,6 @@ def _tolerance(trajectory: Trajectory, update: int) -> float:
     return LOADED_TOLERANCE if loaded else TOLERANCE
 
 
-class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Remembers the first operation that makes numbers of fewer digits from float64, and where it stands."""
-
-    narrowest: torch.dtype | None = None
-    where = ""
-
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        given = (each.dtype for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
-        if self.narrowest is None and not {torch.float64, torch.complex128}.isdisjoint(given):
-            made = (each.dtype for each in tree_leaves(output) if isinstance(each, Tensor))
-            numbers = (dtype for dtype in made if dtype.is_floating_point or dtype.is_complex)
-            self.narrowest = next((dtype for dtype in numbers if torch.finfo(dtype).bits < 64), None)
-            if self.narrowest is not None:
-                ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-                last = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(ours)][-1]
-                self.where = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
-        return output
-
-    def explain(self, baseline: Frame, changed: Frame) -> bool:
-        """Whether the two differ, and by no more than what is rounded away there."""
-        if self.narrowest is None:
-            return False
-        tolerance = min(1000 * torch.finfo(self.narrowest).eps, 0.1)
-        differs, differs_more = (any(differing(baseline, changed, each)) for each in (TOLERANCE, tolerance))
-        return differs and not differs_more
-
-
 def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed: int) -> Verdict:
     """Takes single updates from states on the baseline's way, and compares how far each is from its float64 twin."""
     trajectory, in_float64 = (Trajectory([*starts.values()], seed, float64) for float64 in (False, True))
@@ -212,20 +179,15 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     other = trajectory.isolated(changed)
     parts = difference.shared(isolation.subject.state, other.subject.state)
     theirs = inaccuracies(truth, trajectory.updated(other))
-    errors = {
-        group: [
-            (one.by_group[group], each.by_group[group], each.by_usual_size.get(group, math.inf))
-            for one, each in zip(own, theirs, strict=True)
-            if group in one.by_group
-        ]
-        for group in own[-1].by_group
-        if group in theirs[-1].by_group
-    }
+    errors = _errors(own, theirs)
     units = 1.0
     ratios, beyond = _ratios(errors, precision, units)
     if _first_beyond(ratios, beyond):  # perhaps only of a baseline that adds up with more digits than its numbers have
         units = _units_of_sums(baseline, in_float64)
         ratios, beyond = _ratios(errors, precision, units)
+    if _first_beyond(ratios, beyond):  # or whose kernels have more digits in its own memory format than in the other
+        relaid = _relaid(baseline, trajectory, truth)
+        ratios, beyond = _ratios(_errors(_larger(own, relaid), theirs), precision, units)
     medians = {group: statistics.median(each) for group, each in ratios.items()}
     largest = {group: max(each) for group, each in beyond.items()}
     told, at_worst = (
@@ -249,6 +211,45 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     times, where = (medians, count) if often else (largest, f"one of {len(starts)} single updates")
     summary = f"rounds {times[failed]:.2g} times as much as the baseline ({group_name(failed)}, {where}): {found}"
     return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
+
+
+def _errors(
+    own: Sequence[Inaccuracy], theirs: Sequence[Inaccuracy]
+) -> dict[Location, list[tuple[float, float, float]]]:
+    """The errors of each group in every update: the baseline's, the changed one's, and that by usual sizes."""
+    return {
+        group: [
+            (one.by_group[group], each.by_group[group], each.by_usual_size.get(group, math.inf))
+            for one, each in zip(own, theirs, strict=True)
+            if group in one.by_group
+        ]
+        for group in own[-1].by_group
+        if group in theirs[-1].by_group
+    }
+
+
+def _relaid(baseline: Build, trajectory: Trajectory, truth: Sequence[Frame]) -> list[Inaccuracy]:
+    """How far off the baseline is with images in the other memory format; none if it has no images.
+
+    Normalisations and convolutions have a kernel for each format, which do not add up with the same digits. What the
+    baseline itself loses by the other kernel is rounding of a changed one, too.
+    """
+    isolation = trajectory.isolated(baseline)
+    with OtherFormat() as other:
+        found = inaccuracies(truth, trajectory.updated(isolation))
+    return found if other.format is not None else []
+
+
+def _larger(own: Sequence[Inaccuracy], others: Sequence[Inaccuracy]) -> list[Inaccuracy]:
+    """The larger errors of two series of updates, of which the second may be empty."""
+    if not others:
+        return list(own)
+    return [
+        one._replace(
+            by_group={group: max(error, other.by_group.get(group, 0.0)) for group, error in one.by_group.items()}
+        )
+        for one, other in zip(own, others, strict=True)
+    ]
 
 
 def _systematic(own: Sequence[Inaccuracy], theirs: Sequence[Inaccuracy], precision: float) -> str | None:
@@ -291,24 +292,9 @@ def _units_of_sums(baseline: Build, in_float64: Trajectory) -> float:
     do not (batch normalisation on a CPU, by the memory format): neither is wrong.
     """
     isolation = in_float64.isolated(baseline)
-    with _Sums() as sums:  # type: ignore[no-untyped-call]
+    with Sums() as sums:  # type: ignore[no-untyped-call]
         next(in_float64.updated(isolation))
     return min(math.sqrt(sums.terms), MOST_ULPS)
-
-
-class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Remembers how many numbers an operation adds up to one at most."""
-
-    terms = 1.0
-
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if _ADDS.search(str(func)):
-            given, made = (
-                [each.numel() for each in tree_leaves(tree) if isinstance(each, Tensor)] for tree in (args, output)
-            )
-            self.terms = max(self.terms, max(given, default=0) / min(filter(None, made), default=math.inf))
-        return output
 
 
 class _Reference(NamedTuple):

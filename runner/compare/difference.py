@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -286,12 +286,32 @@ def locate(
 def in_order(one: Frame, other: Frame, states: Sequence[str]) -> list[Location]:
     """All that may tell where an update parts, in the order in which it happened in the baseline.
 
-    After a slot that both have called as often, a gradient that only one of them has tells something, too.
+    Of slots, only those tell something that both have called as often in the update, and on as many numbers: a batch in
+    parts comes through them in other portions. A gradient that only one of them has tells something there, too.
     """
     returned = {location.call: number for number, location in enumerate(one)}
-    both = returned.keys() & {location.call for location in other} - {None}
+    calls, other_calls = _calls(one), _calls(other)
+    alike = {slot for slot, count in calls.items() if other_calls[slot] == count} - _in_other_portions(one, other)
+    both = {call for call in returned if call is not None and call[0] in alike}
     new = [location for location in other if location.kind == "gradient" and location not in one]
     inner = [location for location in (*one, *new) if location.call in both]
     inner.sort(key=lambda location: (returned[location.call], ("output", "gradient", "state").index(location.kind)))
     outer = [location for location in one if location.call is None]
     return [*comparable(inner, set(inner), states), *comparable(outer, other, states)]
+
+
+def _calls(frame: Frame) -> Counter[str]:
+    """How often each slot was called."""
+    return Counter(slot for slot, _ in {location.call for location in frame if location.call is not None})
+
+
+def _in_other_portions(one: Frame, other: Frame) -> set[str]:
+    """The slots that return tensors of which the first dimension is another one."""
+    found = set()
+    for location, value in one.items():
+        theirs = other.get(location)
+        if location.call is None or not isinstance(value, Tensor) or not isinstance(theirs, Tensor):
+            continue
+        if location.kind == "output" and value.shape[1:] == theirs.shape[1:] and value.shape != theirs.shape:
+            found.add(location.slot)
+    return found

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.compare.subject import Subject
+from runner.plugin.contract import Mean
 from runner.plugin.optimizer import load_exactly
 from runner.plugin.source import Ring
 from runner.system import tree
@@ -27,7 +28,8 @@ _OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Everything in nested mappings, sequences, dataclasses and rings that is none of these, with its dotted path.
 
-    It is a tensor, a number, a text or None; of anything else only what kind of thing it is.
+    It is a tensor, a number, a text or None; of anything else only what kind of thing it is. A sum with its count
+    becomes the mean, because the parts of a batch may be counted otherwise.
     """
     for name, leaf in tree.leaves(value, path, _inside):
         if _OWN_SETTING.search(name):
@@ -45,12 +47,28 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _inside(value: Any) -> Mapping[Any, Any] | None:
     if type(value) in _LEAVES:
         return None
+    if isinstance(value, Mean) and not _is_counted(value.sum):
+        return {"mean": _mean(value)}
     if isinstance(value, Ring):
         rows = [rows for _, rows in value.pieces()]
         return {"written": value.written, "rows": torch.cat(rows) if rows else None}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return tree.children(value)
+
+
+def _is_counted(total: Any) -> bool:
+    """Whether a sum is a number of things, as of right answers, which rounding may change by one."""
+    if isinstance(total, Tensor):
+        return not (total.is_floating_point() or total.is_complex())
+    return not isinstance(total, float)
+
+
+def _mean(value: Mean) -> Any:
+    """The mean; the sum where nothing was counted, of which there is none."""
+    if not isinstance(value.count, Tensor) and not value.count:
+        return value.sum
+    return value.sum / value.count
 
 
 def _plain_name(name: str) -> str:

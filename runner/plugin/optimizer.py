@@ -120,8 +120,17 @@ def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         group |= {name: own[name] for name in HOW_TO_COMPUTE if name in own}
         group["lr"] = torch.full_like(own["lr"], lr) if in_graph else lr
     # Copied, because torch would go on with the very tensors that it is given.
-    state = map_tensors(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), saved["state"])
+    state = map_tensors(_copied, saved["state"])
     load_exactly(optimizer, {"state": state, "param_groups": groups})
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy in memory of its own; a sparse tensor, as some moments of sparse gradients are, has no order of memory."""
+    import torch
+
+    if tensor.layout != torch.strided:
+        return tensor.clone()
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def load_exactly(
@@ -174,7 +183,8 @@ def _are_plain_tensors(*values: Any) -> bool:
     """Whether all of them are dense tensors of no subclass with a layout of its own."""
     import torch
 
-    return all(type(each) in (torch.Tensor, torch.nn.Parameter) and not each.is_sparse for each in values)
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return all(type(each) in kinds and each.layout == torch.strided for each in values)
 
 
 def _laid_out_as(value: Tensor, present: Any, parameter: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""Shipped stages with learners of less usual kinds: what is correct passes, and a message names what differs."""
+
+from pathlib import Path
+
+import pytest
+
+from runner.compare.verdict import Outcome
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
+from runner.verify.timed_gate import quick
+
+HERE = Path(__file__).parent
+REGISTRY = Registry([HERE / "supervised.py", HERE / "correct.py"])
+
+
+def judge(stage, *sets):
+    recipe = load(HERE / "supervised.yaml", ["device=cpu", *sets], REGISTRY)
+    return quick(recipe, REGISTRY, (stage,))
+
+
+@pytest.mark.parametrize("logs", ["a constant", "a number", "samples", "right answers"])
+def test_micro_batches_may_count_what_they_log_otherwise(logs):
+    verdict = judge(
+        "gradient_accumulation", "model.kind=rotated", f"model.logs={logs}",
+        "optimization.gradient_accumulation.micro_batch=5",
+    )  # fmt: skip
+    assert verdict, verdict
+
+
+def test_a_logged_number_that_parts_of_a_batch_do_not_add_up_to_is_named():
+    verdict = judge(
+        "gradient_accumulation", "model.kind=rotated", "model.logs=the largest",
+        "optimization.gradient_accumulation.micro_batch=4",
+    )  # fmt: skip
+    assert verdict.outcome is Outcome.FAIL
+    assert "'logged.mean' differs" in verdict.summary
+    assert "forward" not in verdict.summary
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+def test_complex_parameters_keep_an_optimizer_without_a_fused_kernel(kind):
+    sets = f"optimizer.kind={kind}", "optimizer.lr=0.01", "optimization.fused_optimizer=on"
+    verdict = judge("fused_optimizer", "model.kind=rotated", "model.complex=true", *sets)
+    assert verdict, verdict
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize(
+    "optimizer",
+    [("kind=sgd", "lr=0.1"), ("kind=sgd", "lr=0.1", "momentum=0.9"), ("kind=adagrad", "lr=0.1"), ("kind=sparseadam",)],
+)
+def test_sparse_gradients_and_moments_are_kept_and_compared(optimizer):
+    sets = [f"optimizer.{each}" for each in optimizer]
+    verdict = judge("heap_retention", "model.sparse=true", *sets, "optimization.heap_retention=on")
+    assert verdict, verdict
