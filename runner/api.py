@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from runner.plugin.learner import GradientLearner, Learner
     from runner.plugin.loss import Loss
     from runner.plugin.role import Role
-    from runner.plugin.rows import TensorRows
+    from runner.plugin.rows import Rows, TensorRows
 
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
     **dict.fromkeys(("GradientLearner", "Learner"), "runner.plugin.learner"),
     "Loss": "runner.plugin.loss",
     "Role": "runner.plugin.role",
-    "TensorRows": "runner.plugin.rows",
+    **dict.fromkeys(("Rows", "TensorRows"), "runner.plugin.rows"),
 }
 """Where the names are that need torch."""
 
@@ -56,9 +56,9 @@ __all__ = [
     "Anchor", "Batch", "BatchLayout", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig",
     "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
     "LearnerConfig", "Loss", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath",
-    "Ring", "Role", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig",
-    "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError", "available_memory",
-    "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors", "tensors",
+    "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source",
+    "SourceConfig", "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError",
+    "available_memory", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors", "tensors",
 ]  # fmt: skip
 
 
@@ -66,3 +66,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HEAVY:
         raise AttributeError(f"runner.api has no '{name}'")
     return getattr(import_module(_HEAVY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

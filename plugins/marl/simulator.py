@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from runner.api import Batch, Context, Learner, Progress, Source, State, UsageError
+from runner.api import Batch, Context, Learner, Progress, RunnerError, Source, State, UsageError
 
 from .replay.build import make_replay, storage_device
 from .simulator_config import SimulatorConfig
@@ -89,7 +89,9 @@ class SimulatorSource(Source):
         self._open = 0
         """Batches that were drawn and whose updates are not over."""
         self._device = context.device
-        self._evaluation_episodes, self._evaluation_seed = config.evaluation.episodes, config.evaluation.seed
+        self._evaluation_episodes = config.evaluation.episodes
+        self._evaluation_seed = config.evaluation.seed
+        self._longest_episode = config.evaluation.longest
         self._exploration = context.generator("exploration")
         self._envs = config.envs
         self._environment = self.make_environment(config, self._envs, self._device, context.generator("environment"))
@@ -256,6 +258,12 @@ class SimulatorSource(Source):
             observation = step.observation
             if (self._device.type == "cpu" or steps % STEPS_BETWEEN_CHECKS == 0) and not running.any():
                 return
+            if steps == self._longest_episode:
+                left, who = int(running.sum()), type(self.config).__name__
+                raise RunnerError(
+                    f"{left} of {len(running)} episodes of the evaluation have not ended after {steps:,} steps: "
+                    f"let {who}'s environment terminate or truncate them, or set data.evaluation.longest"
+                )
 
     def statistics(self) -> dict[str, float]:
         """Metrics of the training episodes that ended since the last call, and ``episodes``, how many they are."""

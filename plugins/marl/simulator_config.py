@@ -15,6 +15,8 @@ class EvaluationConfig(Config):
 
     episodes: int = Field(default=200, ge=1)
     """Episodes of one evaluation; they run side by side, one in each simulation."""
+    longest: int = Field(default=10_000, ge=1)
+    """Steps after which an evaluation fails if an episode has not ended."""
     seed: int = Field(default=20_011, ge=0)
     """Seed of the held-out episodes: the same ones at every evaluation, whatever the recipe's own seed."""
 

@@ -63,7 +63,8 @@ def runner(
         [bold]runner show marl_phase2 train.batch_size=256[/]
 
     Exit codes: 0 done, 1 the run failed, 2 the command line or the recipe is wrong, 3 a gate failed, 4 inconclusive,
-    5 storage unavailable, 6 diverged, 7 no usable checkpoint, 75 preempted, 130 interrupted, 143 terminated.
+    5 storage unavailable, 6 diverged, 7 no usable checkpoint, 75 preempted, 129 hung up, 130 interrupted,
+    143 terminated.
     """
 
 
@@ -83,9 +84,10 @@ def main() -> NoReturn:
         print_traceback(error)
         report(error)
         code = error.exit_code
-    except typer.Abort:
+    except typer.Abort as error:
         say("Aborted.")
-        code = ExitCode.FAILED
+        is_interrupted = isinstance(error.__cause__, KeyboardInterrupt)
+        code = ExitCode.INTERRUPTED if is_interrupted else ExitCode.FAILED
     except Exception as error:
         # Only errors of the command line itself have this method and came through no plugin.
         code = _refuse(error) if hasattr(error, "format_message") and not _is_of_plugin(error) else _fail(error)

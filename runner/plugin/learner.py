@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -354,7 +355,29 @@ class GradientLearner(Learner):
 
     def inputs(self, batch: Batch) -> Any:
         """The first tensor of a batch unless told."""
+        if type(self).predict is GradientLearner.predict:
+            self._check_inputs()
         return next(tensors(batch))
+
+    def _check_inputs(self) -> None:
+        """Raises a RunnerError if the module needs more than the one tensor that ``inputs`` would return."""
+        try:
+            parameters = inspect.signature(self.module.forward).parameters.values()
+        except (TypeError, ValueError):  # of a compiled function, for example
+            return
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        needed = [each.name for each in parameters if each.default is each.empty and each.kind in positional]
+        named = [each.name for each in parameters if each.default is each.empty and each.kind is each.KEYWORD_ONLY]
+        if len(needed) < 2 and not named:
+            return
+        learner = type(self).__name__
+        arguments = ", ".join([*needed, *(f"{name}=" for name in named)])
+        call = ", ".join([*(f"inputs[{number}]" for number in range(len(needed))), *(f"{name}=..." for name in named)])
+        raise RunnerError(
+            f"{method_named(self, 'build')} returns a module whose forward takes ({arguments}), and a model is asked "
+            f"with the first tensor of a batch alone: write {learner}.inputs(batch), which returns all of them, and "
+            f"{learner}.predict(inputs), which calls self.slots.forward({call})"
+        )
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -46,6 +46,17 @@ def described(error: BaseException) -> str:
     if len(lines) > _MESSAGE_LINES:
         lines = [*lines[:_MESSAGE_LINES], f"... ({len(lines) - _MESSAGE_LINES} more lines)"]
     return "\n".join(lines)
+
+
+def place_of(frames: Sequence[tuple[FrameType, int]]) -> str:
+    """Returns where a thread is: its innermost line of a plugin, or of anything if it is in no plugin."""
+    known = packages()
+    of_plugin = [(frame, line) for frame, line in frames if _is_of_plugin(frame, known)]
+    if not (of_plugin or frames):
+        return "unknown"
+    frame, line = (of_plugin or frames)[-1]
+    name = frame.f_code.co_qualname.replace(".<locals>", "")
+    return f"{name} in {shown_path(Path(frame.f_code.co_filename))}:{line}"
 
 
 @contextmanager

@@ -64,6 +64,8 @@ class TrainConfig(Config):
     """Between two checkpoints; null saves at the end, and whenever an evaluation is the best so far."""
     preemptible: bool = False
     """Whether SIGTERM and SIGINT end the run with exit code 75, which tells a scheduler to resume it."""
+    stall_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds without an update or a finished evaluation after which the run fails; null only reports it."""
     log_every: Count | None = None
     """Between two points of a training metric; null is 1,000 updates or environment steps, or 1 % of the training."""
 
@@ -190,7 +192,7 @@ class Recipe:
             "data": {"kind": self.data.kind, **dumped(self.data)},
             "optimizer": by_role if len(by_role) > 1 else next(iter(by_role.values()), {}),
             "lr_scheduler": self.lr_scheduler.model_dump(mode="json"),
-            "train": self.train.model_dump(mode="json", exclude=set[str](UNITS) - {self.length[0]}),
+            "train": self.train.model_dump(mode="json", exclude=self._unset()),
             "optimization": stages | dict.fromkeys(self.off, "off"),
             "tracking": self.tracking.model_dump(mode="json"),
         }
@@ -201,6 +203,12 @@ class Recipe:
         if served := self.serve.model_dump(mode="json", exclude_defaults=True):  # which no training depends on
             values["serve"] = served
         return dict(redact_values(values)) if masked else values
+
+    def _unset(self) -> set[str]:
+        """Settings of the training that are left out of its values."""
+        unset = set[str](UNITS) - {self.length[0]}
+        # No result depends on this one.
+        return unset if self.train.stall_s is not None else unset | {"stall_s"}
 
     def printable(self) -> dict[str, Any]:
         """The values as commands print them for other commands to read.

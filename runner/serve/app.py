@@ -15,11 +15,13 @@ from starlette.requests import Request
 from runner import __version__
 from runner.plugin.faces import ServedRequest
 from runner.recipe.recipe import ServeConfig
-from runner.serve.batching import Batcher, QueueFullError
-from runner.serve.limits import Guard, said
+from runner.serve.batching import Batcher, ClientGoneError, QueueFullError
+from runner.serve.limits import Guard, failed, said
 from runner.serve.metrics import ServerMetrics
 from runner.serve.model import ServedModel
-from runner.system.secrets import redact
+
+CLIENT_GONE = 499
+"""Status of requests whose clients have disconnected, in the metrics; as nginx has it."""
 
 
 def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
@@ -52,18 +54,32 @@ def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
 def _predict(model: ServedModel, batcher: Batcher) -> Any:
     """The route that asks the model."""
 
-    async def predict(request: Any) -> Response:
-        return await _answer(model, batcher, request)
+    async def predict(request: Any, http: Request) -> Response:
+        gone = asyncio.ensure_future(_disconnected(http))
+        try:
+            return await _answer(model, batcher, request, gone)
+        finally:
+            gone.cancel()
 
     predict.__annotations__["request"] = model.request  # by which FastAPI validates and describes it
     return predict
 
 
-async def _answer(model: ServedModel, batcher: Batcher, request: ServedRequest) -> Response:
-    if (reason := model.learner.refused(request)) is not None:
-        return said(422, reason)
+async def _disconnected(http: Request) -> None:
+    """Returns when the client has disconnected; the body of its request has been read before."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer(
+    model: ServedModel, batcher: Batcher, request: ServedRequest, gone: asyncio.Future[None]
+) -> Response:  # fmt: skip
     try:
-        return Response(await batcher.ask(request), media_type="application/json")
+        if (reason := model.learner.refused(request)) is not None:
+            return said(422, reason)
+        return Response(await batcher.ask(request, gone), media_type="application/json")
+    except ClientGoneError:
+        return Response(status_code=CLIENT_GONE)
     except QueueFullError as error:
         return said(503, str(error), retry_after=str(error.retry_after))
     except asyncio.CancelledError:  # the server's last word: nothing is left to be cancelled
@@ -71,7 +87,7 @@ async def _answer(model: ServedModel, batcher: Batcher, request: ServedRequest) 
     except TimeoutError:
         return said(504, "the deadline has passed before there was an answer")
     except Exception as error:  # whatever a model raises
-        return said(500, f"the model failed: {type(error).__name__}: {redact(str(error)).partition(chr(10))[0]}")
+        return failed(error)
 
 
 def _add_looks(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: ServerMetrics) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Any
 
 from runner.plugin.faces import ServedRequest
 from runner.recipe.recipe import ServeConfig
@@ -25,6 +27,14 @@ class QueueFullError(Exception):
         super().__init__(f"the queue is full; try again in {retry_after} s")
         self.retry_after = retry_after
         """Seconds."""
+
+
+class ClientGoneError(Exception):
+    """The client that sent a request has disconnected."""
+
+
+class _AbandonedError(BaseException):
+    """Raised in the thread of the model when nobody waits for its batch; no error, so that no model handles it."""
 
 
 @dataclass(eq=False)
@@ -52,6 +62,10 @@ class Batcher:
         self._work: SimpleQueue[tuple[list[_Waiting], asyncio.Future[None]]] = SimpleQueue()
         self._seconds = 0.0
         self._thread: threading.Thread | None = None
+        self._computed: list[_Waiting] = []
+        """The batch that is being computed."""
+        self._changes = threading.Lock()
+        """Held while that batch changes, or is abandoned."""
         self.clients: Callable[[], float] = lambda: math.inf
         """How many there are: when all of them wait for an answer, waiting for more is in vain."""
         self.cut_off = 0
@@ -67,10 +81,15 @@ class Batcher:
         """Whether none can wait any more."""
         return self.waiting >= self._settings.queue
 
-    async def ask(self, request: ServedRequest) -> bytes:
-        """The answer as JSON.
+    async def ask(self, request: ServedRequest, gone: asyncio.Future[None] | None = None) -> bytes:
+        """Returns the answer as JSON.
+
+        Args:
+            request: What to answer.
+            gone: Done when the client has disconnected; then the request is dropped, whether it waits or is computed.
 
         Raises:
+            ClientGoneError: the client has disconnected.
             QueueFullError: too many wait already.
             TimeoutError: the deadline has passed.
             Exception: what the model raised.
@@ -84,13 +103,19 @@ class Batcher:
         self._changed.set()
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                return await each.future
+                awaited: list[asyncio.Future[Any]] = [each.future] if gone is None else [each.future, gone]
+                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            if not each.future.done():
+                raise ClientGoneError
+            return each.future.result()
         except asyncio.CancelledError:
             self.cut_off += 1
             raise
         finally:
+            each.future.cancel()
             with suppress(ValueError):  # its turn has come
                 self._waiting.remove(each)
+            self._abandon()
 
     async def run(self) -> None:
         """Computes what is asked, until it is cancelled."""
@@ -127,9 +152,41 @@ class Batcher:
     def _compute(self) -> None:
         while True:
             batch, done = self._work.get()
-            answers = self._answers([each.request for each in batch])
+            answers = self._answers_unless_abandoned(batch)
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 done.get_loop().call_soon_threadsafe(_hand_out, batch, answers, done)
+
+    def _answers_unless_abandoned(self, batch: list[_Waiting]) -> Sequence[Answer]:
+        """The answers to a batch; errors for all of it if it was abandoned."""
+        try:
+            try:
+                with self._changes:
+                    self._computed = batch
+                return self._answers([each.request for each in batch])
+            finally:
+                self._end_of_batch()
+        except _AbandonedError:
+            self._end_of_batch()  # it may have been raised inside the ``finally``
+            return [ClientGoneError()] * len(batch)
+
+    def _end_of_batch(self) -> None:
+        with self._changes:
+            self._computed = []
+            _raise_in_thread(threading.get_ident(), None)  # takes back what was not raised yet
+
+    def _abandon(self) -> None:
+        """Ends the batch that is being computed if nobody waits for any of its answers."""
+        with self._changes:
+            nobody_waits = all(each.future.done() for each in self._computed)
+            if self._computed and nobody_waits and self._thread is not None and self._thread.ident is not None:
+                _raise_in_thread(self._thread.ident, _AbandonedError)
+
+
+def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
+    """Raises an exception at the next line of Python that a thread executes; None takes it back."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
+    )
 
 
 def _hand_out(batch: Sequence[_Waiting], answers: Sequence[Answer], done: asyncio.Future[None]) -> None:

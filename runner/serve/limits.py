@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runner.recipe.recipe import ServeConfig
+from runner.serve.model import log_failure
+from runner.system.secrets import redact
 
 SOURCES = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; frame-ancestors 'none'"
 """What a page may load: nothing from elsewhere."""
@@ -21,6 +23,11 @@ SOURCES = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' 
 def said(status: int, message: str, **headers: str) -> JSONResponse:
     """An answer that is an error, in one line."""
     return JSONResponse({"error": message}, status, {name.replace("_", "-"): each for name, each in headers.items()})
+
+
+def failed(error: Exception) -> JSONResponse:
+    """An answer to a request in which the model's code raised something."""
+    return said(500, f"the model failed: {type(error).__name__}: {redact(str(error)).partition(chr(10))[0]}")
 
 
 class Guard:
@@ -38,9 +45,12 @@ class Guard:
         began = asyncio.get_running_loop().time()
         most, length = self._settings.max_body_bytes, Headers(scope=scope).get("content-length", "0")
         too_long = f"the body is longer than {most:,} bytes"
+        started = False
 
         async def guarded(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 self._answered(scope["path"], message["status"], asyncio.get_running_loop().time() - began)
                 headers = MutableHeaders(scope=message)
                 headers.update({"content-security-policy": SOURCES, "x-content-type-options": "nosniff"})
@@ -68,7 +78,12 @@ class Guard:
                 raise HTTPException(413, too_long, {"connection": "close"})
             return message
 
-        await self._app(scope, limited, guarded)
+        try:
+            await self._app(scope, limited, guarded)
+        except Exception as error:  # of a plugin, while a request was validated for example
+            log_failure(error)
+            if not started:
+                await failed(error)(scope, limited, guarded)
 
 
 class PatientProtocol(H11Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ import torch
 
 from runner.plugin.faces import LearnerConfig, ServedRequest, ServedResponse
 from runner.plugin.learner import Learner
-from runner.system.errors import UsageError
+from runner.plugin.mistakes import described, mistake
+from runner.system.errors import TRACEBACK, UsageError
 from runner.system.secrets import redact
 
 _log = logging.getLogger(__name__)
+_LONGEST_REQUEST = 200
+"""Characters of a request that are logged with an error."""
 
 Answer = bytes | Exception
 """JSON, or why there is none."""
@@ -42,7 +46,8 @@ class ServedModel:
             return [*self._together(requests)]
         except Exception as error:
             if len(requests) == 1:
-                _log.warning("a request failed: %s: %s", type(error).__name__, redact(str(error)).partition("\n")[0])
+                error.add_note(f"the request: {redact(requests[0].model_dump_json())[:_LONGEST_REQUEST]}")
+                log_failure(error)
                 return [error]
         return [answer for request in requests for answer in self.answers([request])]
 
@@ -51,6 +56,12 @@ class ServedModel:
             outputs = self.learner.predict(self.learner.requested(requests))
             answered = self.learner.answered(requests, outputs)
         return [each.model_dump_json().encode() for each in answered]
+
+
+def log_failure(error: Exception) -> None:
+    """Logs an error in a plugin that answered a request, in one paragraph."""
+    message = mistake(error) or redact(described(error))
+    _log.warning("a request failed: %s", message, exc_info=error if os.environ.get(TRACEBACK) else None)
 
 
 def served(name: str, learner: Learner, config: LearnerConfig, about: dict[str, Any]) -> ServedModel:

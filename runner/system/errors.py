@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     DIVERGED = 6
     NO_CHECKPOINT = 7
     PREEMPTED = 75
+    HANGUP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     Index = slice | Tensor
 
+_DESCRIBED = 12
+"""Tensors of a tree that a message names."""
+
 
 def children(tree: Any) -> Mapping[Any, Any] | None:
     """What is directly in a mapping, list or tuple, by key; None of anything else."""
@@ -227,3 +230,14 @@ def _tensor_difference(single: Tensor, double: Tensor) -> str:
     if single.shape[:1] == (1,) and double.shape[:1] == (2,) and single.shape[1:] == double.shape[1:]:
         return "rows"
     return "shared" if single.shape == double.shape else "unknown"
+
+
+def described(tree: Any) -> str:
+    """The tensors of a tree by name, with their types and shapes, for a message."""
+    found = []
+    for name, leaf in leaves(tree):
+        is_tensor = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        about = f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" if is_tensor else type(leaf).__name__
+        found.append(f"{name} {about}".strip())
+    hidden = len(found) - _DESCRIBED
+    return ", ".join([*found[:_DESCRIBED], *([f"and {hidden} more"] if hidden > 0 else [])]) or "empty"

@@ -140,7 +140,7 @@ class Loop:
                 if self.pipeline.prepared and not position:
                     self.save()  # what was measured to choose it would come out differently another time
                 while position < end and self.stop.asked is None:
-                    before = position
+                    before, began = position, perf_counter()
                     while position == before:  # a stretch of work, in the midst of which no training ends
                         if not self.begun:
                             self._begin()
@@ -148,6 +148,7 @@ class Loop:
                             self.follow(output)
                         position = progress.position
                     self.display.advance(progress.done, self.metrics)
+                    self.stop.pace = perf_counter() - began
                     if not self.next_due <= position < end:  # at the end, all of this is done anyway
                         continue
                     due = {name for name, every in self.every.items() if before // every != position // every}
@@ -173,6 +174,7 @@ class Loop:
                     finally:  # the last report has the last evaluation in it
                         self.report()
                     self.complete = True
+                self.stop.acknowledged = True
                 self.save()
             finally:
                 self.writer.wait()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
+import os
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from runner.plugin.mistakes import described, mistake, told
+from runner.plugin.mistakes import described, mistake, place_of, told
 from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
@@ -40,11 +44,13 @@ from runner.train.assemble import Assembly, StageReport, assemble
 from runner.train.chosen import Best, best_of
 from runner.train.loop import Display, Loop, Nowhere
 from runner.train.model import write_model
-from runner.train.signals import Stop, stop_on_signals
+from runner.train.signals import Stop, StopNow, stop_on_signals
+from runner.train.watch import Watch
 
 PathLike = str | Path
 PATIENCE_SECONDS = 30.0
 STOPPED_PATIENCE_SECONDS = 5.0
+_LAST_SECONDS = 1.0
 """A scheduler that has sent SIGTERM kills soon; what MLflow lacks then is in the spool."""
 _ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", run_log.NAME)
 _log = logging.getLogger(__name__)
@@ -130,6 +136,8 @@ def run(
     """
     started, state = time.perf_counter(), None
     with ExitStack() as stack:
+        watch = stack.enter_context(Watch(display, recipe.train.stall_s))
+        display = watch
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
@@ -144,7 +152,7 @@ def run(
         _report_start(pipeline)
         cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
         tags = {} if state else _tags(recipe, pipeline)
-        stop = stack.enter_context(stop_on_signals())
+        stop = stack.enter_context(stop_on_signals(interrupts=True))
         with display.phase("opening the tracking store"):
             if folder is None:
                 group, above = parent or ("", "")
@@ -154,6 +162,7 @@ def run(
                 tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
                 tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
         tracker.began = started  # assembling is a part of it
+        stop.give_up = partial(_give_up, tracker, recipe, watch)
         log.open(tracker.run_dir)
         log.keep("begun" if folder is None else "; ".join([f"resumed at step {step}", *drift]))
         loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
@@ -166,7 +175,13 @@ def run(
             if state is not None:
                 loop.load_state_dict(state)
             reach("resume.loaded")
-        loop.run()
+        watch.stop = stop  # from here on, its limit ends what does not return
+        try:
+            loop.run()
+        except StopNow as error:
+            place = place_of(list(traceback.walk_tb(error.__traceback__)))
+            name = "" if stop.asked is None else stop.asked.name
+            _log.warning("%s interrupted %s; the newest checkpoint is resumed by: %s", name, place, loop.again)
     return _result(loop, tracker, started, None if folder is None else step)
 
 
@@ -285,6 +300,21 @@ def _concluded(
                 tracker.artifact(path)
         with display.phase("sending what is left to MLflow"):
             tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
+
+
+def _give_up(tracker: Tracker, recipe: Recipe, watch: Watch, asked: Signals | None) -> None:
+    """Ends the process with its true status, because the training lets no exception through."""
+    status: Status = "FAILED" if asked is None else "KILLED"
+    reason = f"{watch.where()} does not return"
+    if asked is not None:
+        reason = f"stopped by {asked.name} although {reason}"
+    sys.stderr.write(f"{reason}\n")
+    sys.stderr.flush()
+    # A store that hangs must not keep this process, either.
+    closing = threading.Thread(target=tracker.close, args=(status, reason, _LAST_SECONDS), daemon=True)
+    closing.start()
+    closing.join(_LAST_SECONDS)
+    os._exit(ExitCode.FAILED if asked is None else stopped_by(asked, recipe))
 
 
 def _result(loop: Loop, tracker: Tracker, started: float, resumed_at: int | None) -> RunResult:

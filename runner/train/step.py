@@ -10,6 +10,7 @@ import torch
 from runner.plugin.context import derived_seed
 from runner.plugin.lr_scheduler import ConstantConfig
 from runner.system.errors import RunnerError
+from runner.system.tree import described
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -55,12 +56,18 @@ class Step:
         if drawn is None:
             return None
         self.seed(self.progress.updates)
-        if self.pipeline.watch is None:  # what ``update`` does then, a call less in every step
-            if self._schedule is not None:
-                self._set_rates(self._schedule.factor(self.progress.fraction))
-            output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
-        else:
-            output = self.update(drawn)
+        try:
+            if self.pipeline.watch is None:  # what ``update`` does then, a call less in every step
+                if self._schedule is not None:
+                    self._set_rates(self._schedule.factor(self.progress.fraction))
+                output = self._checked(self.slots.update(drawn.batch, drawn.noise, self.progress))
+            else:
+                output = self.update(drawn)
+        except RunnerError:
+            raise
+        except Exception as error:
+            error.add_note(f"update {self.progress.updates + 1}, on the batch: {described(drawn.batch)}")
+            raise
         self.source.feedback(drawn.batch, output)
         self.progress.updates += 1
         self.count(drawn.batch)

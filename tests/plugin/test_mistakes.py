@@ -4,6 +4,7 @@ import re
 import sys
 
 import pytest
+import torch
 from torch import nn
 from toy_runs import toy
 
@@ -13,6 +14,7 @@ from runner.plugin.mistakes import told
 from runner.plugin.registry import Registry
 from runner.system.errors import PluginError, UsageError
 from runner.train.assemble import assemble
+from runner.train.step import Step
 
 HERE = """
 from mistakes_help import helped
@@ -85,3 +87,58 @@ def test_settings_and_plugins_of_a_wrong_form_are_said():
         runner.train("digits_classifier", plugins="cls.py")
     with pytest.raises(UsageError, match=re.escape("as {'train.epochs': 2}, got ['train.epochs=2']")):
         runner.train("digits_classifier", set=["train.epochs=2"])
+
+
+class OneInput(nn.Linear):
+    def forward(self, x, scale=1.0, *, bias=None):
+        return super().forward(x)
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, x, kind):
+        return super().forward(x)
+
+
+class NamedInput(nn.Linear):
+    def forward(self, x, *, mask):
+        return super().forward(x)
+
+
+class ThreeInputs(nn.Linear):
+    def forward(self, x, kind, weight, scale=1.0):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"), [(TwoInputs, "x, kind"), (NamedInput, "x, mask="), (ThreeInputs, "x, kind, weight")]
+)
+def test_a_module_of_several_inputs_needs_the_methods_that_give_them(tmp_path, module, arguments):
+    learner = assemble(toy(tmp_path)).learner
+    learner.module = module(2, 2)
+    message = rf"forward takes \({re.escape(arguments)}\), .* write Toy.inputs\(batch\), .* and Toy.predict\(inputs\)"
+    with pytest.raises(RunnerError, match=message):
+        learner.inputs({"x": torch.zeros(1, 2)})
+    learner.module = OneInput(2, 2)
+    assert learner.inputs({"x": torch.zeros(1, 2)}).shape == (1, 2)
+
+
+def test_a_long_error_is_a_paragraph(tmp_path, monkeypatch):
+    """A recursion, a message of many lines, an exit, and an error in an update with its batch."""
+    file = tmp_path / "deep.py"
+    file.write_text(
+        "from toys import ToyConfig\nclass Deep(ToyConfig):\n    kind = 'deep'\n"
+        "def dive(depth):\n    return dive(depth + 1)\n"
+        "def shout(_):\n    raise ValueError('\\n'.join(map(str, range(100))))\n"
+        "def leave(code):\n    raise SystemExit(code)\n"
+    )
+    module = vars(sys.modules[Registry([file]).get("model", "deep").__module__])
+    for name, said in (("dive", "RecursionError"), ("shout", "... (93 more lines)"), ("leave", "sys.exit(3) was")):
+        with pytest.raises(PluginError) as raised, told():
+            module[name](3)
+        assert said in str(raised.value)
+        assert len(str(raised.value).splitlines()) < 20
+    recipe = toy(tmp_path, "model.kind=toy_unlucky", "model.seed=5")
+    step = Step(assemble(recipe))
+    with pytest.raises(PluginError) as raised, told():
+        step()
+    assert str(raised.value).endswith("\n    update 1, on the batch: words int64 [8, 6]")

@@ -1,5 +1,7 @@
 """A server in a process of its own, asked by clients of all sorts."""
 
+import json
+import re
 import signal
 import socket
 import threading
@@ -125,7 +127,7 @@ def test_a_deadline_passes_for_who_waits_and_for_who_is_being_answered(place, tm
     with server(*place, "serve.deadline_s=0.3", "serve.wait_ms=0") as (_, client):
         first = Asking(client, {"words": [1], "after": str(tmp_path / "go")})
         until(lambda: metric(client, "runner_batch_size_count") == 1)
-        late = [each.answered() for each in (first, Asking(client, WORDS))]
+        late = [each.answered() for each in (first, Asking(client, WORDS | {"after": str(tmp_path / "go")}))]
         (tmp_path / "go").touch()
         assert client.post("/predict", json=WORDS).status_code == 200
     line = {"error": "the deadline has passed before there was an answer"}
@@ -176,3 +178,49 @@ def test_a_port_that_is_taken_is_said(place, client):
     taken = rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use; name another serve\.port"
     with pytest.raises(AssertionError, match=taken), server(*place, "--port", str(port)):
         pass
+
+
+def left(client, **question):
+    """A client that asks, and disconnects as a proxy does that gives up; or waits for ever if it is told to."""
+    body = json.dumps(question).encode()
+    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    connection = socket.create_connection((client.base_url.host, client.base_url.port), timeout=20)
+    connection.sendall(head % len(body) + body)
+    return connection
+
+
+@pytest.mark.parametrize("how", ["in a loop of Python", "in repeated calls of the module", "in C"])
+def test_requests_of_clients_that_left_are_dropped_before_and_while_they_are_computed(place, tmp_path, how):
+    """The batch that is being computed ends, and those that wait are never computed."""
+    endless = {"in a loop of Python": {"after": str(tmp_path / "never")}, "in C": {"words": [1, 2], "naps": 40}}
+    question = {"words": [1, 2]} | endless.get(how, {"passes": 10**9})
+    with server(*place, "serve.wait_ms=0", "serve.queue=40", "serve.drain_s=1") as (child, client):
+        connections = [left(client, **question)]
+        until(lambda: metric(client, "runner_batch_size_count") == 1)
+        connections += [left(client, **question | {"words": [1] * n}) for n in range(3, 13)]
+        until(lambda: metric(client, "runner_waiting_requests") == 10)
+        for connection in connections[1:]:
+            connection.close()
+        until(lambda: metric(client, "runner_waiting_requests") == 0)
+        connections[0].close()
+        assert client.post("/predict", json=WORDS).status_code == 200
+        assert metric(client, "runner_batch_size_count") == 2
+        assert metric(client, 'runner_requests_total{status="499"}') == 11
+        child.send(signal.SIGTERM)
+        assert child.wait() == 0, child.stderr
+
+
+def test_an_error_while_a_request_is_answered_is_one_paragraph_for_the_operator_and_a_line_for_the_client(place):
+    with server(*place) as (child, client):
+        for question, line in (
+            ({"words": [1, 2], "fail": True}, "RuntimeError: as it was told"),
+            ({"words": [1, 2], "refuse": True}, "LookupError: refused otherwise"),
+            ({"words": [1, 2], "invalid": True}, "KeyError: 'validated otherwise'"),
+        ):
+            response = client.post("/predict", json=question)
+            assert (response.status_code, response.json()) == (500, {"error": f"the model failed: {line}"})
+        assert client.post("/predict", json=WORDS).status_code == 200
+    assert "Traceback" not in child.stderr
+    assert re.search(r"Obedient.requested in \S*obedient\.py:\d+: RuntimeError: as it was told", child.stderr)
+    assert 'the request: {"words":[1,2],' in child.stderr
+    assert re.search(r"obedient\.py:\d+: KeyError: 'validated otherwise'", child.stderr)
