@@ -69,8 +69,8 @@ def status_in_mlflow(workspace):
     [
         ("raise RuntimeError('out of luck')", 1, "FAILED", "RuntimeError: out of luck"),
         ("raise RunnerError('a clear message')", 1, "FAILED", "a clear message"),
-        ("sys.exit(3)", 1, "FAILED", "something in the training called sys.exit(3)"),
-        ("sys.exit(0)", 1, "FAILED", "something in the training called sys.exit(0)"),
+        ("sys.exit(3)", 1, "FAILED", "sys.exit(3) was called; raise an exception instead"),
+        ("sys.exit(0)", 1, "FAILED", "sys.exit(0) was called; raise an exception instead"),
         ("raise MemoryError", 1, "FAILED", "MemoryError"),
         ("batch['reward'] = batch['reward'] * float('nan')", 6, "FAILED", "env_steps 80, update 8: tensor 'reward'"),
         ("os.kill(os.getpid(), 15)", 143, "KILLED", None),
