@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from runner.api import Batch, Close, Pipeline, Progress, Setting, Stage, StageConfig, UsageError, map_tensors
+from runner.api import Batch, Close, Pipeline, Progress, Setting, Stage, StageConfig, UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from runner.api import Loss
 
 
@@ -58,13 +55,8 @@ class Bucketing(Stage):
             def loss(batch: Batch, noise: Batch, progress: Progress) -> Loss:
                 rows = source.size(batch)
 
-                def chosen(index: Tensor, tensor: Tensor) -> Tensor:
-                    return tensor[index.to(tensor.device)] if tensor.dim() and len(tensor) == rows else tensor
-
-                parts = [
-                    step(part, map_tensors(partial(chosen, index), noise), progress)
-                    for index, part in source.buckets(batch)
-                ]
+                layout = pipeline.learner.noise_layout
+                parts = [step(part, layout.take(noise, index, rows), progress) for index, part in source.buckets(batch)]
                 return type(parts[0]).total(parts)
 
             return loss

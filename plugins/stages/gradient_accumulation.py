@@ -13,11 +13,11 @@ from runner.api import (
     Contract,
     Pipeline,
     Progress,
+    RunnerError,
     Setting,
     Stage,
     StageConfig,
     Statistical,
-    map_tensors,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class GradientAccumulationConfig(StageConfig):
 
     The batch that is learnt from stays ``train.batch_size``; only so many samples at a time are in memory. Losses are
     weighted by what the learner counts (samples, tokens), so the gradient is that of the whole batch, also where the
-    last part is smaller. Noise is cut where its first dimension is that of the batch.
+    last part is smaller. Noise is cut where the learner's ``noise_layout`` has one row per sample.
 
     When it helps: activations of the whole batch do not fit into memory.
     When it hurts: small parts use the hardware worse. Dropout draws other masks, and batch normalisation sees each part
@@ -82,21 +82,35 @@ class GradientAccumulation(Stage):
 
         for part in self.source.split(batch, self.config.micro_batch):
             part_size = self.source.size(part)
-            losses.append(self.whole(part, _rows(noise, size, begun, begun + part_size), progress, share))
+            losses.append(
+                self.whole(part, self._part_of_noise(noise, size, slice(begun, begun + part_size)), progress, share)
+            )
             begun += part_size
         whole = type(losses[0]).total(losses)
-        total = whole.count
-        if not (isinstance(total, int | float) and total == denominator):
-            for gradient in self.learner.gradients().values():
-                if gradient is not None:
-                    gradient.mul_(denominator / total)
+        scale = _scale(denominator, whole.count)
+        if isinstance(scale, int | float) and scale == 1:
+            return whole
+        for gradient in self.learner.gradients().values():
+            if gradient is not None:
+                gradient.mul_(scale)
         return whole
+
+    def _part_of_noise(self, noise: Batch, size: int, rows: slice) -> Batch:
+        """What of an update's random numbers belongs to a part."""
+        try:
+            return self.learner.noise_layout.take(noise, rows, size)
+        except ValueError as error:
+            owner = type(self.learner).__name__
+            hint = f"name what belongs to a batch as a whole in {owner}.noise_layout = BatchLayout(shared={{...}})"
+            raise RunnerError(f"gradient_accumulation: the noise of {owner} cannot be cut: {error}; {hint}") from None
+
+
+def _scale(denominator: Any, count: Any) -> Any:
+    """What gradients are multiplied by that were divided by a guess; nothing counted leaves them at zero."""
+    if isinstance(count, int | float):
+        return denominator / count if count else 1
+    return denominator / count.masked_fill(count == 0, 1)
 
 
 def _at_least_one(count: Any) -> Any:
     return max(count, 1) if isinstance(count, int | float) else count.clamp(min=1)
-
-
-def _rows(noise: Batch, rows: int, start: int, stop: int) -> Batch:
-    """What of an update's random numbers belongs to a part."""
-    return map_tensors(lambda each: each[start:stop] if each.dim() and len(each) == rows else each, noise)

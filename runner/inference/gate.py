@@ -247,7 +247,8 @@ def _means(pipeline: Assembly, name: str, parts: Sequence[Batch]) -> Iterator[fl
             found = pipeline.learner.metrics(part)
             if name not in found:
                 return
-            yield float(found[name].sum) / float(found[name].count)
+            if count := float(found[name].count):
+                yield float(found[name].sum) / count
 
 
 def _same_form(one: Any, other: Any) -> bool:

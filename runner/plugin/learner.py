@@ -23,7 +23,7 @@ from runner.plugin.progress import Progress
 from runner.plugin.role import Role
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import method_named, suggestion
-from runner.system.tree import map_tensors, tensors
+from runner.system.tree import BatchLayout, map_tensors, tensors
 
 if TYPE_CHECKING:
     from runner.plugin.context import Context
@@ -43,6 +43,8 @@ class Learner(ABC):
     a forward, ``unscale`` before a look at gradients, and what the others say.
     """
 
+    noise_layout: ClassVar[BatchLayout] = BatchLayout()
+    """Which entries of ``noise`` have one row per sample: all tensors with dimensions unless declared otherwise."""
     story: tuple[str, ...] = ()
     """The slots whose outputs the guards look through, in order, when a number stops being finite."""
     compilable: ClassVar[tuple[str, ...]] = ()
@@ -287,6 +289,13 @@ def _unscale(optimizer: Optimizer) -> None:
     """Gradients have their true scale unless a stage scales the loss."""
 
 
+def _counted(loss: Loss) -> Any:
+    """The count of a loss; 1 where nothing is counted and the sum is zero, whose gradient is zero and not 0 / 0."""
+    if isinstance(loss.count, Tensor):
+        return loss.count.masked_fill((loss.count == 0) & (loss.sum.detach() == 0), 1)
+    return loss.count or (loss.count if loss.sum.detach().any() else 1)
+
+
 class GradientLearner(Learner):
     """A module that is trained by the gradient of a loss, with the recipe's optimizer.
 
@@ -338,7 +347,7 @@ class GradientLearner(Learner):
         if not self._has_loss:  # the first time alone, because an update is short
             check_loss(loss, method_named(self, "loss"))
             self._has_loss = True
-        self.slots.backward(loss.sum / (loss.count if denominator is None else denominator(loss.count)))
+        self.slots.backward(loss.sum / (_counted(loss) if denominator is None else denominator(loss.count)))
         return Loss(loss.sum.detach(), loss.count, loss.also)
 
     def forward(self, *inputs: Any) -> Any:

@@ -1,0 +1,86 @@
+"""Which entries of a batch have one row per sample, and batches that are cut by it."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+from records import numbered, source_of
+
+from runner.api import BatchLayout, Loss, RunnerError
+from runner.plugin.learner import _counted
+from runner.plugins.stages.gradient_accumulation import _scale
+from runner.system.tree import inferred_layout
+
+Pair = namedtuple("Pair", "x y")
+TABLE, MASK = torch.arange(8.0), torch.ones(8, 8).tril()
+
+
+def made(count):
+    """A batch whose tables are as long as eight samples."""
+    return {
+        "table": TABLE,
+        "x": torch.arange(float(count))[:, None],
+        "mask": MASK,
+        "path": [f"{number}.png" for number in range(count)],
+        "boxes": [torch.zeros(number, 4) for number in range(count)],
+        "names": ["cockle", "whelk"],
+        "pair": Pair(torch.arange(count), torch.tensor(0.5)),
+        "caption": None,
+    }
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_a_layout_is_inferred_from_batches_of_different_sizes(size):
+    layout = inferred_layout(made(1), made)
+    assert layout.shared == {"table", "mask", "names"}
+    part = layout.take(made(8), slice(2, 2 + size))
+    rows = range(2, min(8, 2 + size))
+    assert part["x"][:, 0].tolist() == part["pair"].x.tolist() == [*rows]
+    assert part["path"] == [f"{number}.png" for number in rows]
+    assert [len(box) for box in part["boxes"]] == [*rows]
+    assert part["table"] is TABLE
+    assert part["mask"] is MASK
+    assert part["names"] == ["cockle", "whelk"]
+    picks = layout.take(made(8), torch.tensor([7, 0, 7]))
+    assert (picks["path"], picks["x"][:, 0].tolist()) == (["7.png", "0.png", "7.png"], [7, 0, 7])
+
+
+@pytest.mark.parametrize(
+    ("repeat", "text"),
+    [
+        (lambda count: {"x": torch.zeros(count), "edges": torch.zeros(3 * count)}, "'edges' may not have one row"),
+        (lambda count: {"x": torch.zeros(8, count)}, "'x' may not have one row per sample"),
+    ],
+)
+def test_what_has_no_row_per_sample_is_not_cut(repeat, text):
+    layout = inferred_layout(repeat(1), repeat)
+    with pytest.raises(ValueError, match=text):
+        layout.take(repeat(8), slice(0, 4))
+
+
+def test_an_entry_of_another_length_is_named_with_what_to_do():
+    source = source_of(list(numbered(8)))
+    with pytest.raises(RunnerError, match=r"'scale' has 9 rows in a batch of 8 samples; name .*Source\.layout = Batch"):
+        list(source.split({"index": torch.zeros(8), "scale": torch.zeros(9)}, 4))
+
+
+def test_a_declared_layout_decides():
+    layout = BatchLayout(shared={"scale"})
+    part = layout.take({"scale": TABLE, "x": torch.arange(8)}, slice(4, 6))
+    assert (len(part["scale"]), part["x"].tolist()) == (8, [4, 5])
+
+
+@pytest.mark.parametrize("count", [0, 0.0, torch.tensor(0), torch.tensor(0.0)])
+def test_a_batch_in_which_nothing_counts_has_a_gradient_of_zero(count):
+    weight = torch.ones(3, requires_grad=True)
+    total = (weight * torch.zeros(3)).sum()
+    (total / _counted(Loss(total, count))).backward()
+    assert weight.grad.eq(0).all()
+    assert float(_scale(4, count)) in (1.0, 4.0)
+    assert float(_counted(Loss(torch.tensor(2.0), count))) == 0
+
+
+@pytest.mark.parametrize("count", [5, 0.25, torch.tensor(5), torch.tensor(0.25)])
+def test_other_counts_are_as_they_are(count):
+    assert float(_counted(Loss(torch.tensor(2.0), count))) == float(count)
+    assert float(_scale(4, count)) == pytest.approx(4 / float(count))
