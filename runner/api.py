@@ -26,6 +26,7 @@ from runner.plugin.faces import (
     StageConfig,
 )
 from runner.plugin.files import Anchor, DataFile, DataName, RecipePath
+from runner.plugin.fingerprint import fingerprint_of_files
 from runner.plugin.optimizer import restore
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.prunable import Prunable
@@ -58,7 +59,8 @@ __all__ = [
     "LearnerConfig", "Loss", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath",
     "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source",
     "SourceConfig", "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError",
-    "available_memory", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors", "tensors",
+    "available_memory",
+    "fingerprint_of_files", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors", "tensors",
 ]  # fmt: skip
 
 

@@ -28,6 +28,7 @@ class SimulatorConfig(SourceConfig):
     units: ClassVar[frozenset[Unit]] = frozenset({"updates", "samples", "env_steps"})
     evaluation_size: ClassVar[str] = "evaluation.episodes"
     evaluation_seed: ClassVar[str] = "evaluation.seed"
+    fixed: ClassVar[frozenset[str]] = frozenset({"envs", "replay", "warmup"})
     moved: ClassVar[Mapping[str, str]] = {
         "train.warmup_steps": "data.warmup",
         "train.updates_per_step": "data.updates_per_step",

@@ -70,6 +70,7 @@ class Text(DatasetSource):
         if cut <= context or cut == len(tokens):
             raise UsageError(f"data.file: {path} has {len(tokens):,} characters, too few for windows of {context:,}")
         self.sizes = {"vocabulary": len(characters)}
+        self.classes = [chr(character) for character in characters]
         self.tables = {"characters": torch.from_numpy(characters.astype(np.int32))}
         return Windows(tokens[:cut], context, stride=1), Windows(tokens[cut - 1 :], context, stride=context)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.api import Batch, DatasetSource, UsageError
+from runner.api import Batch, DatasetSource, UsageError, fingerprint_of_files
 
 from .config import EXTRA
 
@@ -131,10 +131,8 @@ class ImageFolder(DatasetSource):
             held_out += [(file, label) for file in evaluated]
         if not held_out:
             raise UsageError(f"data.held_out: no image is held out of so few; raise it ({config.held_out:g})")
-        digest = hashlib.sha256()
-        for file, _ in sorted(train + held_out):
-            digest.update(os.fsencode(file.relative_to(folder).as_posix()) + f"\0{file.stat().st_size}\0".encode())
-        self._digest = digest.hexdigest()
+        self.classes = [printable(path.name) for path in classes]
+        self._paths, self._folder = [file for file, _ in train + held_out], folder
         side, grey = config.side, config.grey
         return Images(train, side, grey), Images(held_out, side, grey)
 
@@ -144,8 +142,8 @@ class ImageFolder(DatasetSource):
         return {"image": torch.stack(images).float() / 255, "label": torch.tensor(labels)}
 
     def fingerprint(self) -> str:
-        """Of the files' names and sizes."""
-        return self._digest
+        """Returns a digest of the images' names and contents."""
+        return fingerprint_of_files(self._paths, self._folder)
 
 
 def images_in(folder: Path) -> list[Path]:

@@ -157,7 +157,9 @@ def resume(
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.train.run import run as train
 
-        return train(recipe, registry, Workspace(), display, folder, drifted, takeover=takeover)
+        return train(
+            recipe, registry, Workspace(), display, folder, drifted, takeover=takeover, allow_drift=allow_drift
+        )
 
     say(f"resuming {folder.name}")
     _train(recipe, quiet, as_json, begin)

@@ -16,6 +16,7 @@ from runner.plugin.batches import NumberedBatches, Opening, StreamedBatches, see
 from runner.plugin.context import Context, derived_seed
 from runner.plugin.contract import Mean
 from runner.plugin.faces import DatasetConfig
+from runner.plugin.fingerprint import fingerprint_of_data
 from runner.plugin.inspection import Facts, Inspection, is_stream, shapes_and_layout
 from runner.plugin.learner import Learner
 from runner.plugin.loading import load_batches
@@ -145,6 +146,10 @@ class DatasetSource(Source):
             problem = f"{batch_size:,} exceeds the {samples:,} samples that '{self.config.kind}' has to train on"
             raise UsageError(f"train.batch_size: {problem}")
         return samples // batch_size * batch_size
+
+    def fingerprint(self) -> str | None:
+        """Returns a digest of tables in memory, and of the files whose paths a dataset's attributes hold."""
+        return fingerprint_of_data(self.train, self.held_out)
 
     def state_dict(self) -> State:
         """How many batches were learnt from."""

@@ -42,6 +42,8 @@ class Face(Config, ABC):
 
     kind: ClassVar[str]
     """The name under which it is registered: ``model.kind``, ``data.kind``, or the key under ``optimization``."""
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Settings that decide only how a training begins: a resumed run refuses another value of them."""
 
     @abstractmethod
     def implementation(self) -> type[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -58,6 +58,8 @@ class Source(ABC):
     """Shape of the tensors in a batch by name, without the batch dimension, as far as a learner needs to know them."""
     sizes: Mapping[str, int] = {}
     """What else a learner may need to know, by name (``classes``, ``vocabulary``)."""
+    classes: Sequence[str] = ()
+    """Names of what its labels stand for, by number. They are kept with the model: with others it is not used."""
     tables: Mapping[str, Tensor] = {}
     """What else a learner may need to know, as tensors (how targets are scaled, the measures of a machine)."""
     layout: BatchLayout = BatchLayout()
@@ -123,7 +125,10 @@ class Source(ABC):
         return None
 
     def fingerprint(self) -> str | None:
-        """What tells these data from others, for MLflow; None if the recipe says it all."""
+        """Returns a text that differs for different data; None if they follow from the recipe alone.
+
+        It is compared when a run is resumed and when a lock is run again.
+        """
         return None
 
     def feedback(self, batch: Batch, output: Batch) -> None:  # noqa: B027 (a dataset does not need it)

@@ -24,6 +24,7 @@ from runner.system.secrets import MASK, redact, redact_values
 
 VERSION = 1
 PATCH_NAME = "source.patch"
+DATA = "data"  # what the training has read, which only a source that is built can tell
 PLUGIN_FILES = "plugin_files"  # where they were: a hint for who runs it again, and no part of what is compared
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _MATTERS = ("recipe", "code", "plugins", "packages")  # sections that decide about results
@@ -55,12 +56,14 @@ class Drift:
 def write_lock(
     recipe: Recipe, run_dir: Path, catalog: Registry, results: Path | None = None,
     init_from: Mapping[str, Any] | None = None, processor: Mapping[str, Any] | None = None,
+    fingerprint: str | None = None,
 ) -> Path:  # fmt: skip
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
     The lock is itself a recipe, with values of type ``SecretStr`` masked: running it runs the same values again. Known
     secrets are redacted in the patch too; a change in the folder ``results`` is none of the source's.
-    ``init_from`` says which weights the model began with, ``processor`` how the training uses the processor.
+    ``init_from`` says which weights the model began with, ``processor`` how the training uses the processor, and
+    ``fingerprint`` tells its data from others.
     """
     checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
@@ -72,6 +75,7 @@ def write_lock(
     origins = {path: place.cited() for path, place in recipe.origins.items()}
     head = {"lock": VERSION, "digest": recipe.digest} | ({} if init_from is None else {"init_from": dict(init_from)})
     head |= {} if processor is None else {PROCESSOR: dict(processor)}
+    head |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
     facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins, PLUGIN_FILES: files})
     # The code comes last: a lock that is cut anywhere lacks of it.
     write_durably(run_dir / LOCK_NAME, dump(facts | {"code": code_of(recipe)}))
@@ -86,6 +90,45 @@ def _recorded_path(path: Path, run_dir: Path) -> str:
     absolute, folder = path.absolute(), run_dir.absolute()
     project = folder.parents[2] if len(folder.parents) > 3 else folder
     return os.path.relpath(absolute, folder) if absolute.is_relative_to(project) else str(absolute)
+
+
+def _settings_of_data(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what decides which data are read, not from where or by how many processes."""
+    return {name: str(value) for name, value in flatten(values) if name not in ("workers", "root", "file", "folder")}
+
+
+def data_drift(locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | None) -> Drift | None:
+    """Returns the difference between the data of a lock and those that are there now; None if there is none.
+
+    Of other settings for the data, which are a drift of their own, other data are expected.
+    """
+    before = (locked.get(DATA) or {}).get("fingerprint")
+    is_same_source = _settings_of_data(locked["recipe"]["data"]) == _settings_of_data(recipe.values()["data"])
+    if before is None or before == fingerprint or not is_same_source:
+        return None
+    return Drift("data.fingerprint", str(before)[:12], str(fingerprint or "absent")[:12], matters=True)
+
+
+def update_lock(recipe: Recipe, run_dir: Path, catalog: Registry, step: int, fingerprint: str | None = None) -> None:
+    """Replaces the lock of a run that is resumed with other settings, code or packages.
+
+    The lock until then stays beside it, with the step up to which it was true.
+    """
+    path = run_dir / LOCK_NAME
+    locked = read_lock(path)
+    previous = run_dir / f"until-{step}.lock.yaml"
+    if not previous.exists():
+        write_durably(previous, path.read_text())
+    facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
+    before = dict(flatten(locked["recipe"]))
+    origins = dict(locked.get("origins") or {})
+    for name, value in flatten(facts["recipe"]):
+        if name not in before or before[name] != value:
+            origins[name] = recipe.origins[name].cited() if name in recipe.origins else "resume"
+    # The code comes last: a lock that is cut anywhere lacks of it.
+    locked.pop("code", None)
+    locked |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
+    write_durably(path, dump(locked | {"digest": recipe.digest, "origins": redact_values(origins)} | facts))
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:

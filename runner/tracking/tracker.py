@@ -191,8 +191,17 @@ class Tracker(Recorder):
                 f"run {folder.name} is kept in {recorded}, not in {shown(store.uri)}; "
                 "name its store in MLFLOW_TRACKING_URI"
             )
-        changed = {"owner": Owner.this_process(), "heartbeat": time.time(), "status": "RUNNING", "reason": "",
-                   "overrides": {**record.overrides, **params_of(recipe.overrides)}}  # fmt: skip
+        unit, goal = recipe.length
+        changed = {
+            "digest": recipe.digest,
+            "goal": goal,
+            "unit": unit,
+            "owner": Owner.this_process(),
+            "heartbeat": time.time(),
+            "status": "RUNNING",
+            "reason": "",
+            "overrides": {**record.overrides, **params_of(recipe.overrides)},
+        }
         begun = record.model_copy(update=changed)
         try:
             folder.write(begun)

@@ -24,6 +24,7 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.names import method_named
 from runner.system.tree import map_tensors
+from runner.train.resuming import apply_changed_settings, refuse_other_classes, settings_of_state
 
 if TYPE_CHECKING:
     from runner.train.init_from import Start
@@ -126,6 +127,8 @@ class Assembly:
         self.context = Context(device, self.slots, recipe.seed, train.batch_size, recipe.optimizer, train.ema)
         model, data = recipe.model.recorded(), recipe.data.recorded()
         self.source: Source = source(data, self.context)
+        if resumed is not None:
+            refuse_other_classes(resumed.get("classes"), self.source.classes)
         self.context.sizes, self.context.tables = self.source.sizes, self.source.tables
         outside = STEP | vars(self.slots).keys()
         self.learner: Learner = learner(model, self.source.shapes, self.context)
@@ -307,6 +310,8 @@ class Assembly:
             "stages": {kind: stage.state_dict() for kind, stage in self.stages.items()},
             "generators": {name: generator.get_state() for name, generator in self.context.generators.items()},
             "batch_size": self.batch_size,
+            "settings": settings_of_state(self.recipe),
+            "classes": list(self.source.classes),
             "prepared": self.prepared,
             "device": self.device.type,
         }
@@ -316,12 +321,15 @@ class Assembly:
         if state["device"] != self.device.type:
             where = f"on device '{state['device']}', and this is '{self.device.type}'"
             raise CheckpointError(f"the checkpoint was written {where}; resume where there is one")
+        configured = [[*map(dict, optimizer.param_groups)] for _, optimizer in self.learner.optimizers()]
         with _fitting():
             self.learner.load_complete_state(state["learner"])
+            apply_changed_settings(self.learner, self.recipe, state.get("settings"), configured)
             self.source.load_state_dict(state["source"])
             self.progress.load_state_dict(state["progress"])
-            for kind, stage in self.stages.items():
-                stage.load_state_dict(state["stages"][kind])
+            # A stage that was switched on for the resumed run begins as in a new one.
+            for kind in self.stages.keys() & state["stages"].keys():
+                self.stages[kind].load_state_dict(state["stages"][kind])
             for name, saved in state["generators"].items():
                 self.context.generator(name).set_state(saved.cpu())
             self.batch_size = state["batch_size"]

@@ -32,6 +32,7 @@ def write_model(run_dir: Path) -> tuple[Path, int] | None:
             "stages": {},
             "prepared": {},
             "batch_size": state["pipeline"]["batch_size"],
+            "classes": state["pipeline"].get("classes", []),
             "progress": state["pipeline"]["progress"],  # losses of an evaluation may depend on it
         }
         writer.save(state["step"], {"pipeline": pipeline})

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +22,12 @@ from runner.plugin.mistakes import described, mistake, place_of, told
 from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
-from runner.recipe.lock import copy_recipe, locked_threads, read_lock, write_lock
+from runner.recipe.lock import copy_recipe, data_drift, locked_threads, read_lock, update_lock, write_lock
 from runner.recipe.provenance import source
 from runner.recipe.recipe import Recipe
+from runner.recipe.resumption import Change, refuse_fixed
 from runner.system import generators
-from runner.system.errors import ExitCode, PluginError, RunnerError
+from runner.system.errors import ExitCode, PluginError, RunnerError, UsageError
 from runner.system.faults import reach
 from runner.system.hardware import hardware
 from runner.system.lines import figures
@@ -119,11 +120,12 @@ def train(
 def run(
     recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
     drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
-    parent: tuple[str, str] | None = None, takeover: bool = False,
+    parent: tuple[str, str] | None = None, takeover: bool = False, allow_drift: bool = False,
 ) -> RunResult:  # fmt: skip
     """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
 
     The recipe of a run that goes on is that of its lock; ``drift`` says what has changed since, and is kept on record.
+    Whether its data have changed shows only here, and is refused without ``allow_drift``.
     A run that begins keeps tags and a note of its user. ``parent`` is the name of a group of runs with its run in
     MLflow, below which this one stands. With ``takeover``, a process on another machine counts as gone. Should the
     training fail, the MLflow run, if there is one by then, has its true status.
@@ -136,8 +138,7 @@ def run(
     """
     started, state = time.perf_counter(), None
     with ExitStack() as stack:
-        watch = stack.enter_context(Watch(display, recipe.train.stall_s))
-        display = watch
+        display = watch = stack.enter_context(Watch(display, recipe.train.stall_s))
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
@@ -145,43 +146,36 @@ def run(
             folder.claim(takeover=takeover)
             stack.callback(folder.release)
             state = saved.load_newest(folder.checkpoints)
+        changes = [] if folder is None else refuse_fixed(read_lock(folder.path / LOCK_NAME)["recipe"], recipe)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
         generators.seed(recipe.seed)
         with display.phase("assembling"):
             pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
         _report_start(pipeline)
+        fingerprint = _fingerprint(pipeline, display)
+        drift = [*drift, *_changed_data(recipe, folder, fingerprint, allow_drift)]
         cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
-        tags = {} if state else _tags(recipe, pipeline)
+        tags = {} if state else _tags(recipe, pipeline, parent)
         stop = stack.enter_context(stop_on_signals(interrupts=True))
         with display.phase("opening the tracking store"):
             if folder is None:
-                group, above = parent or ("", "")
-                tags |= {"mlflow.parentRunId": above} if above else {}
-                tracker = Tracker.open(workspace, recipe, tags, own_tags, note, group)
+                tracker = Tracker.open(workspace, recipe, tags, own_tags, note, parent[0] if parent else "")
             else:
-                tags |= {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
+                tags |= _resume_tags(recipe, changes, drift, step)
                 tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
         tracker.began = started  # assembling is a part of it
         stop.give_up = partial(_give_up, tracker, recipe, watch)
         log.open(tracker.run_dir)
         log.keep("begun" if folder is None else "; ".join([f"resumed at step {step}", *drift]))
+        tracker.dataset(pipeline.recipe.values()["data"], fingerprint)
         loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
         if folder is None:
-            copy_recipe(recipe, tracker.run_dir / "recipe.yaml")
-            begun = None if pipeline.start is None else dataclasses.asdict(pipeline.start)
-            write_lock(recipe, tracker.run_dir, registry, init_from=begun, processor=use.data())
-            reach("start.locked")
+            _write_start(pipeline, tracker.run_dir, registry, use, fingerprint)
         else:
-            if state is not None:
-                loop.load_state_dict(state)
-            reach("resume.loaded")
+            accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint)
+            _restore(loop, state, accept if changes or drift else None)
         watch.stop = stop  # from here on, its limit ends what does not return
-        try:
-            loop.run()
-        except StopNow as error:
-            place = place_of(list(traceback.walk_tb(error.__traceback__)))
-            name = "" if stop.asked is None else stop.asked.name
-            _log.warning("%s interrupted %s; the newest checkpoint is resumed by: %s", name, place, loop.again)
+        _run_interruptibly(loop, stop)
     return _result(loop, tracker, started, None if folder is None else step)
 
 
@@ -197,6 +191,17 @@ def _shared_processor(
         yield use
 
 
+def _write_start(
+    pipeline: Assembly, run_dir: Path, registry: Registry, use: ProcessorUse, fingerprint: str | None
+) -> None:
+    """Writes a copy of the recipe and the lock of a run that begins."""
+    recipe, start = pipeline.recipe, pipeline.start
+    copy_recipe(recipe, run_dir / "recipe.yaml")
+    begun = None if start is None else dataclasses.asdict(start)
+    write_lock(recipe, run_dir, registry, init_from=begun, processor=use.data(), fingerprint=fingerprint)
+    reach("start.locked")
+
+
 def _report_start(pipeline: Assembly) -> None:
     """Prints what is unusual about the first weights, if they are those of another run."""
     if pipeline.start is None:
@@ -207,13 +212,55 @@ def _report_start(pipeline: Assembly) -> None:
         _log.warning(remark)
 
 
-def _tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
+def _changed_data(recipe: Recipe, folder: RunFolder | None, fingerprint: str | None, allow_drift: bool) -> list[str]:
+    """Returns what to say of data that are not those of a lock: of the run that is resumed, or that is run again.
+
+    Raises:
+        UsageError: the data of a run have changed, and that was not allowed.
+    """
+    lock = recipe.path if folder is None else folder.path / LOCK_NAME
+    change = data_drift(read_lock(lock), recipe, fingerprint) if is_lock(lock) else None
+    if change is None:
+        return []
+    _log.warning("drift: %s", change)
+    if folder is not None and not allow_drift:
+        reason = "its data have changed; restore them, or accept that with --allow-drift"
+        raise UsageError(f"run {folder.name} would not go on as it began: {reason}")
+    return [str(change)]
+
+
+def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None] | None) -> None:
+    """Loads a checkpoint, if there is one; ``accept`` then records what has changed since."""
+    if state is not None:
+        loop.load_state_dict(state)
+    if accept is not None:
+        accept()
+    reach("resume.loaded")
+
+
+def _run_interruptibly(loop: Loop, stop: Stop) -> None:
+    """Trains; a signal that interrupts code which does not return is reported with its place."""
+    try:
+        loop.run()
+    except StopNow as error:
+        place = place_of(list(traceback.walk_tb(error.__traceback__)))
+        name = "" if stop.asked is None else stop.asked.name
+        _log.warning("%s interrupted %s; the newest checkpoint is resumed by: %s", name, place, loop.again)
+
+
+def _fingerprint(pipeline: Assembly, display: Display) -> str | None:
+    with display.phase("comparing the data"):
+        return pipeline.source.fingerprint()
+
+
+def _tags(recipe: Recipe, pipeline: Assembly, parent: tuple[str, str] | None) -> dict[str, str]:
     """What describes a run beside its settings."""
     checkout = source(recipe.path)
     return {
         "mlflow.source.name": str(recipe.path),
         "mlflow.source.git.commit": checkout.commit if checkout else "unknown",
         "kind": "run",
+        **({"mlflow.parentRunId": parent[1]} if parent and parent[1] else {}),
         "recipe.name": recipe.name,
         "recipe.digest": recipe.digest,
         "overrides": ", ".join(assignments(recipe.overrides)) or "none",
@@ -222,6 +269,19 @@ def _tags(recipe: Recipe, pipeline: Assembly) -> dict[str, str]:
         "device": str(pipeline.device),
         **{f"hardware.{name}": str(value) for name, value in hardware().items()},
     }
+
+
+def _resume_tags(recipe: Recipe, changes: Sequence[Change], drift: Sequence[str], step: int) -> dict[str, str]:
+    """Returns tags for a run that is resumed.
+
+    Settings that have changed are tags, because MLflow never replaces the value of a parameter.
+    """
+    tags = {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
+    if changes:
+        tags["recipe.digest"] = recipe.digest
+    for change in changes:
+        tags[f"changed.{change.path}"] = f"{change.before} until step {step}, then {change.after}"
+    return tags
 
 
 def _stage_tags(pipeline: Assembly) -> dict[str, str]:
@@ -265,7 +325,6 @@ def _concluded(
     reason = ""
     try:
         tracker.tag(DESCRIPTION, _description(pipeline, tracker, again))
-        tracker.dataset(pipeline.recipe.values()["data"], pipeline.source.fingerprint())
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
         yield loop
         status = "FINISHED" if loop.complete else "KILLED"

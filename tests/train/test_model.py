@@ -26,7 +26,14 @@ def test_the_model_is_the_best_checkpoint_without_optimizers_and_data(isolated_w
     assert step == 20
     (kept,) = checkpoints(folder / "checkpoints")
     learner = {"modules": {"step": 2}}
-    pipeline = {"learner": learner, "stages": {}, "prepared": {}, "batch_size": 8, "progress": {"updates": 2}}
+    pipeline = {
+        "learner": learner,
+        "stages": {},
+        "prepared": {},
+        "batch_size": 8,
+        "classes": [],
+        "progress": {"updates": 2},
+    }
     assert load(kept) == {"pipeline": pipeline}
     assert (folder / LOCK_NAME).read_text() == "lock: 1\n"
 

@@ -1,0 +1,136 @@
+"""Fingerprints of data: what tells the data that a training has read from others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from runner.system.files import replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COMPLETE_BYTES = 4 * 2**30
+"""Of more bytes than this in all files together, only both ends of every file are read."""
+END_BYTES = 2**16
+SETTLED_SECONDS = 2.0
+"""A file that was written this shortly before it was read may change again without another time."""
+_LARGEST_LISTING = 2_000_000
+
+
+def fingerprint_of_files(paths: Iterable[Path], base: Path | None = None) -> str:
+    """Returns a digest of the contents of files, and of their names below ``base`` if it is given.
+
+    A file whose size and modification time are those of the last time is not read again: its digest is in the user's
+    cache. Where the files are plays no part, so data that were moved or copied have the same fingerprint.
+
+    Args:
+        paths: The files.
+        base: The folder whose files they are.
+    """
+    files = sorted({path: path.stat() for path in paths}.items())
+    complete = sum(status.st_size for _, status in files) <= COMPLETE_BYTES
+    cache = _Cache(base or (files[0][0].parent if files else Path()))
+    digest = hashlib.sha256(b"" if complete else b"ends")
+    for path, status in files:
+        name = b"" if base is None else os.fsencode(path.relative_to(base))
+        digest.update(name + b"\0" + cache.digest(path, status, complete).encode())
+    cache.write()
+    return digest.hexdigest()
+
+
+def fingerprint_of_data(*data: Any) -> str | None:
+    """Returns a digest of tables in memory, and of files that are named in attributes of other datasets.
+
+    Nothing is read through the datasets themselves: they may not be used before worker processes have their copies.
+
+    Returns:
+        The digest; None if nothing was found to make one of.
+    """
+    digest = hashlib.sha256()
+    has_content = False
+    for item in data:
+        tensors = getattr(item, "tensors", None)
+        if isinstance(tensors, Mapping):
+            for name, tensor in sorted(tensors.items()):
+                digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode() + _content(tensor))
+                has_content = True
+        elif paths := sorted(set(_files_in(getattr(item, "__dict__", {})))):
+            base = Path(os.path.commonpath([path.parent for path in paths]))
+            digest.update(fingerprint_of_files(paths, base).encode())
+            has_content = True
+    return digest.hexdigest() if has_content else None
+
+
+def _content(tensor: Tensor) -> bytes:
+    import torch
+
+    plain = tensor.detach().cpu()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    return hashlib.sha256(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
+
+
+def _files_in(value: Any, depth: int = 0) -> Iterator[Path]:
+    """Yields the files that paths in nested plain containers name."""
+    if isinstance(value, Path | str):
+        path = Path(value)
+        with suppress(OSError, ValueError):
+            if path.is_absolute() and path.is_file():
+                yield path
+    elif depth < 4 and isinstance(value, Mapping | list | tuple) and len(value) <= _LARGEST_LISTING:
+        for item in value.values() if isinstance(value, Mapping) else value:
+            if isinstance(item, Path | str | Mapping | list | tuple):
+                yield from _files_in(item, depth + 1)
+
+
+class _Cache:
+    """Digests of files by their names, for as long as size and modification time stay the same."""
+
+    def __init__(self, folder: Path) -> None:
+        name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
+        cache = Path(platformdirs.user_cache_dir("runner", appauthor=False), "fingerprints")
+        self._path = cache / f"{name}.json"
+        self._entries: dict[str, list[Any]] = {}
+        self._changed = False
+        with suppress(OSError, ValueError):
+            content = json.loads(self._path.read_text(encoding="ascii"))
+            self._entries = content if isinstance(content, dict) else {}
+
+    def digest(self, path: Path, status: os.stat_result, complete: bool) -> str:
+        """Returns the digest of a file, which is read only if it has changed."""
+        key = str(path.absolute())
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, complete]
+        entry = self._entries.get(key)
+        if isinstance(entry, list) and entry[:-1] == stamp:
+            return str(entry[-1])
+        found = _digest_of(path, status.st_size, complete)
+        if time.time() - status.st_mtime > SETTLED_SECONDS:
+            self._entries[key] = [*stamp, found]
+            self._changed = True
+        return found
+
+    def write(self) -> None:
+        """Keeps the digests for the next time; a cache that cannot be written costs only time."""
+        if self._changed:
+            with suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(self._path) as partial:
+                    partial.write_text(json.dumps(self._entries), encoding="ascii")
+
+
+def _digest_of(path: Path, size: int, complete: bool) -> str:
+    with path.open("rb") as file:
+        if complete or size <= 2 * END_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        start = file.read(END_BYTES)
+        file.seek(-END_BYTES, os.SEEK_END)
+        return hashlib.sha256(start + file.read() + str(size).encode()).hexdigest()

@@ -1,0 +1,234 @@
+"""What a resumed run does with a setting that has changed: it applies it, or refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from runner.plugin.lr_scheduler import Schedule
+from runner.plugin.optimizer import kinds, settings_of
+from runner.plugin.progress import UNITS
+from runner.plugin.registry import Registry, Section
+from runner.recipe.recipe import Recipe, SystemConfig, TrackingConfig, TrainConfig, flatten
+from runner.system.errors import UsageError
+
+REMEDY = "start a new run, with model.init_from to begin with this one's weights"
+"""What to do about a setting that cannot change."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a resumed run does with another value of a setting.
+
+    Attributes:
+        action: Whether the value is applied from then on, or the run is refused.
+        reason: Why, or how far, in one clause.
+    """
+
+    action: Literal["applied", "refused"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting with another value than the run has trained with; ``None`` stands for no value."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+_REFUSED = {
+    "name": "it names the run's folder",
+    "seed": "samples and random numbers of the whole run follow from it",
+    "model.kind": "the checkpoint is of another model",
+    "model.init_from": "the weights were taken when the run began",
+    "data.kind": "the place in the data means nothing in others",
+    "train.batch_size": "the place in the data is counted in batches",
+    "system.threads": "a resumed run has the threads with which it began",
+    "tracking.experiment": "the run is in that experiment of MLflow",
+}
+_APPLIED = {
+    "device": "a checkpoint of another type of device is refused",
+    "train.ema": "from the next update; it cannot be switched on or off",
+    "train.evaluate_every": "from the next evaluation",
+    "train.checkpoint_every": "from the next checkpoint",
+    "train.log_every": "from the next report",
+    "train.preemptible": "",
+    "train.stall_s": "",
+    "system.wait": "",
+    "tracking.system_metrics": "",
+}
+_SECTIONS = {
+    "model": "the model is built with it; a checkpoint that does not fit is refused",
+    "data": "the source is built with it, and data that differ are a drift",
+    "lr_scheduler": "at the share of the training that is over",
+    "optimization": "the stage is built with it",
+    "inference": "when the model is used",
+    "serve": "when the model is served",
+}
+_STATE_SHAPING = frozenset({"amsgrad", "centered", "initial_accumulator_value"})
+"""Settings that decide what an optimizer keeps of the updates before."""
+
+
+def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
+    """Returns what a resumed run does with another value of a setting.
+
+    Args:
+        path: Dotted path in the recipe.
+        fixed: Dotted paths of settings of plugins that decide only how a training begins.
+    """
+    if path in _REFUSED:
+        return Rule("refused", _REFUSED[path])
+    if path in _APPLIED:
+        return Rule("applied", _APPLIED[path])
+    section, _, rest = path.partition(".")
+    if any(path == other or path.startswith(f"{other}.") for other in fixed):
+        return Rule("refused", "it decides how a training begins")
+    if section == "train" and rest in UNITS:
+        return Rule("applied", "as the new length; another unit is refused")
+    if section == "optimizer":
+        return _rule_of_optimizer(rest.rpartition(".")[2])
+    return Rule("applied", _SECTIONS[section])
+
+
+def _rule_of_optimizer(name: str) -> Rule:
+    if name == "kind":
+        return Rule("refused", "the state of one optimizer means nothing to another")
+    if name in _STATE_SHAPING:
+        return Rule("refused", "it decides what the optimizer keeps of each update")
+    if name == "spare":
+        return Rule("refused", "the parameter groups follow from it")
+    if name == "weight_decay":
+        return Rule("applied", "from the next update; where spare is not empty, not from or to 0")
+    if name == "momentum":
+        return Rule("applied", "from the next update; of RMSprop, not from or to 0")
+    return Rule("applied", "from the next update")
+
+
+def fixed_settings(recipe: Recipe) -> frozenset[str]:
+    """Returns the settings of a recipe's plugins that decide only how a training begins, as dotted paths."""
+    paths = {f"{section}.{name}" for section in ("model", "data") for name in getattr(recipe, section).fixed}
+    paths |= {f"optimization.{kind}.{name}" for kind, stage in recipe.stages.items() for name in stage.fixed}
+    return frozenset(paths | {f"optimization.{kind}" for kind, stage in recipe.stages.items() if stage.prepares})
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """Returns the settings that differ between two recipes, as ``Recipe.values`` returns them."""
+    old, new = (dict(flatten({key: value for key, value in values.items() if value})) for values in (before, after))
+    found = []
+    for path in sorted(old.keys() | new.keys()):
+        left, right = old.get(path), new.get(path)
+        is_off = path.startswith("optimization.") and left in (None, "off") and right in (None, "off")
+        if left != right and not is_off:
+            found.append(Change(path, left, right))
+    return found
+
+
+def refuse_fixed(before: Mapping[str, Any], recipe: Recipe) -> list[Change]:
+    """Returns what has changed since a run began.
+
+    Args:
+        before: The recipe of its lock.
+        recipe: What it would be resumed with.
+
+    Raises:
+        UsageError: a setting has changed that cannot.
+    """
+    found = changes(before, recipe.values())
+    fixed = fixed_settings(recipe)
+    # Another kind brings other settings with it, which are not the reason.
+    for change in sorted(found, key=lambda change: not change.path.endswith("kind")):
+        reason = _refusal(change, recipe, fixed)
+        if reason:
+            values = f"{_text(change.before)} cannot become {_text(change.after)} in a resumed run"
+            raise UsageError(f"{change.path}: {values}: {reason}; {REMEDY}")
+    return found
+
+
+def _refusal(change: Change, recipe: Recipe, fixed: frozenset[str]) -> str:
+    section, _, rest = change.path.partition(".")
+    rule = rule_of(change.path, fixed)
+    if rule.action == "refused":
+        return rule.reason
+    if section == "train" and rest in UNITS and None in (change.before, change.after):
+        return "a training is counted in one unit from its beginning to its end"
+    if change.path == "train.ema" and None in (change.before, change.after):
+        return "the checkpoint has the averages or it does not"
+    if section == "optimizer":
+        return _refusal_of_zero(change, recipe)
+    return ""
+
+
+def _refusal_of_zero(change: Change, recipe: Recipe) -> str:
+    """Returns why a setting of an optimizer cannot be switched on or off."""
+    name = change.path.rpartition(".")[2]
+    if bool(change.before) == bool(change.after):
+        return ""
+    roles = recipe.optimizer
+    role = change.path.split(".")[1] if len(roles) > 1 else next(iter(roles))
+    if name == "weight_decay" and roles[role].spare:
+        return "the parameter groups follow from it"
+    if name == "momentum" and roles[role].kind == "rmsprop":
+        return "it decides what the optimizer keeps of each update"
+    return ""
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def rows(registry: Registry) -> Iterator[tuple[str, Rule]]:
+    """Yields the dotted path of every setting that a recipe can have, with its rule.
+
+    Of a section whose settings depend on its ``kind``, the kind stands behind the section: ``model[gpt].width``.
+    """
+    for name in ("name", "seed", "device"):
+        yield name, rule_of(name)
+    for name in TrainConfig.model_fields:
+        yield f"train.{name}", rule_of(f"train.{name}")
+    yield "optimizer.kind", rule_of("optimizer.kind")
+    for name in sorted({name for kind in kinds() for name in settings_of(kind).model_fields}):
+        yield f"optimizer.{name}", rule_of(f"optimizer.{name}")
+    for schedule in get_args(Schedule):
+        for name in schedule.model_fields:
+            yield f"lr_scheduler[{schedule.model_fields['kind'].default}].{name}", rule_of(f"lr_scheduler.{name}")
+    for name in SystemConfig.model_fields:
+        yield f"system.{name}", rule_of(f"system.{name}")
+    for name in TrackingConfig.model_fields:
+        yield f"tracking.{name}", rule_of(f"tracking.{name}")
+    sections: tuple[Section, ...] = ("model", "data")
+    for section in sections:
+        yield f"{section}.kind", rule_of(f"{section}.kind")
+        yield from _plugin_rows(registry, section)
+    yield from _plugin_rows(registry, "optimization")
+    for path in ("inference.*", "serve.*"):
+        yield path, rule_of(path)
+
+
+def _plugin_rows(registry: Registry, section: Section) -> Iterator[tuple[str, Rule]]:
+    for kind in registry.kinds(section):
+        config = registry.get(section, kind)
+        prefix = f"{section}.{kind}" if section == "optimization" else section
+        fixed = frozenset(f"{prefix}.{name}" for name in config.fixed)
+        if section == "optimization":
+            fixed |= {prefix} if config.prepares else set()
+            yield prefix, rule_of(prefix, fixed)
+        for name in config.model_fields:
+            shown = f"{prefix}.{name}" if section == "optimization" else f"{section}[{kind}].{name}"
+            yield shown, rule_of(f"{prefix}.{name}", fixed)
+
+
+def table(registry: Registry) -> str:
+    """Returns the rules of all settings as a Markdown table; settings of one section and rule share a row."""
+    grouped: dict[tuple[str, Rule], list[str]] = {}
+    for path, rule in rows(registry):
+        prefix, _, name = path.rpartition(".")
+        if prefix.startswith("optimization."):
+            prefix, name = "optimization", path.partition(".")[2]
+        grouped.setdefault((prefix, rule), []).append(name)
+    lines = ["| section | settings | another value is | |", "|---|---|---|---|"]
+    for (prefix, rule), names in grouped.items():
+        lines.append(f"| `{prefix or 'recipe'}` | {', '.join(names)} | {rule.action} | {rule.reason} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,232 @@
+"""Every setting that is changed when a run is resumed is applied, or refused in one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from toy_runs import TOYS, Notes, toy, toy_pipeline, trained
+
+from runner.plugin.lr_scheduler import LinearConfig
+from runner.plugin.optimizer import kinds, settings_of
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load
+from runner.recipe.lock import drift, read_lock
+from runner.recipe.recipe import Head, TrackingConfig, TrainConfig
+from runner.recipe.resumption import refuse_fixed, rows, table
+from runner.system.errors import UsageError
+from runner.system.places import LOCK_NAME
+from runner.tracking import RunFolder, Workspace
+from runner.train.assemble import assemble
+from runner.train.checkpoint import load as load_checkpoint
+from runner.train.loop import Loop, Nowhere
+from runner.train.run import run
+from runner.train.signals import Stop
+
+PAGE = Path(__file__).parents[2] / "docs" / "resume.md"
+BASE = ("train.epochs=4", "train.ema=0.9", "train.evaluate_every=2", "train.checkpoint_every=2")
+BASE += ("optimizer={kind: adamw, lr: 1e-2, weight_decay: 0.1}", "lr_scheduler={kind: linear, floor: 0.1}")
+
+
+def test_the_page_has_the_table_of_all_settings():
+    shown = PAGE.read_text().partition("<!-- table -->\n")[2].partition("<!-- end -->")[0]
+    assert shown.strip() == table(Registry()).strip()
+
+
+def test_the_table_has_every_setting():
+    paths = {path for path, _ in rows(Registry())}
+    for prefix, config in (("train.", TrainConfig), ("tracking.", TrackingConfig), ("optimizer.", settings_of("sgd"))):
+        assert {prefix + name for name in config.model_fields} <= paths
+    assert Head.model_fields.keys() - {"lr_scheduler", "tracking", "serve", "system"} <= paths
+    assert {"model.kind", "data.kind", "model[gpt].width", "optimization.amp.dtype", "data[text].context"} <= paths
+
+
+def half_way(folder, *sets):
+    """What a checkpoint in the middle of a training holds."""
+    states = []
+    pipeline = toy_pipeline(folder, *BASE, *sets)
+    notes = Notes()
+    loop = Loop(pipeline, folder / "half", notes, notes, Stop())
+    save = loop.writer.save
+
+    def keep(step, state, score, done):
+        save(step, state, score, done)
+        loop.writer.wait()
+        states.append(loop.writer.newest())
+
+    loop.writer.save = keep
+    loop.run()
+    return load_checkpoint(states[0]), pipeline.recipe.values()
+
+
+def resumed(folder, state, before, *sets):
+    """A training that goes on from there with other settings to its end."""
+    recipe = toy(folder, *BASE, *sets)
+    refuse_fixed(before, recipe)
+    pipeline = toy_pipeline(folder, *BASE, *sets)
+    notes = Notes()
+    loop = Loop(pipeline, folder / "resumed", notes, notes, Stop())
+    loop.load_state_dict(state)
+    loop.run()
+    return loop, notes
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("half")
+    state, before = half_way(folder)
+    loop, notes = resumed(folder, state, before)
+    return folder, state, before, loop.metrics["eval/loss"], notes
+
+
+APPLIED = [
+    "optimizer.lr=0.05", "optimizer.weight_decay=5.0", "optimizer.betas=[0.1, 0.1]", "optimizer.eps=0.1",
+    "optimizer.max_grad_norm=0.001", "lr_scheduler.kind=constant", "lr_scheduler.floor=1.0",
+    "lr_scheduler.warmup=0.9", "train.ema=0.5", "train.epochs=6", "model.dropout=0.9", "data.augmented=true",
+    "optimizer.maximize=true",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", APPLIED)
+def test_a_setting_that_is_applied_changes_what_is_trained(change, half):
+    folder, state, before, unchanged, _ = half
+    loop, _ = resumed(folder, state, before, change)
+    assert loop.metrics["eval/loss"] != unchanged
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "points"),
+    [
+        ("train.evaluate_every=1", "eval/loss", 2),
+        ("train.log_every=1", "train/loss", 2),
+        ("train.checkpoint_every=1", "perf/checkpoint_ms", 2),
+    ],
+)
+def test_an_interval_that_is_applied_changes_what_is_logged(change, name, points, half):
+    folder, state, before, unchanged, _ = half
+    loop, notes = resumed(folder, state, before, change)
+    assert len(notes.points[name]) == points
+    assert loop.metrics["eval/loss"] == unchanged
+
+
+@pytest.mark.parametrize("sets", [("optimization.gradient_accumulation={micro_batch: 4}",), ("device=cpu",)])
+def test_a_stage_that_is_switched_on_or_off_is_applied(sets, half):
+    folder, state, before, unchanged, _ = half
+    loop, _ = resumed(folder, state, before, *sets)
+    assert loop.metrics["eval/loss"] == pytest.approx(unchanged, rel=1e-4)
+    assert set(loop.pipeline.stages) == {each.split(".")[1].partition("=")[0] for each in sets if "optim" in each}
+
+
+REFUSED = {
+    "name=other": "it names the run's folder",
+    "seed=6": "random numbers",
+    "model.kind=toy_misspelt": "another model",
+    "train.batch_size=4": "counted in batches",
+    "train.ema=null": "has the averages or it does not",
+    "optimizer={kind: sgd, lr: 1e-2}": "means nothing to another",
+    "optimizer.spare=[biases]": "parameter groups",
+    "optimizer.weight_decay=0": "parameter groups",
+    "optimizer.amsgrad=true": "what the optimizer keeps",
+    "tracking.experiment=other": "that experiment",
+    "system.threads=7": "the threads with which it began",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_a_setting_that_cannot_change_is_refused_in_one_line(change, half):
+    folder, _, before, _, _ = half
+    with pytest.raises(UsageError, match=REFUSED[change]) as error:
+        refuse_fixed(before, toy(folder, *BASE, change))
+    assert re.match(r"[\w.]+: .+ cannot become .+; start a new run", str(error.value))
+    assert "\n" not in str(error.value)
+
+
+def test_another_unit_is_refused(half):
+    folder, _, before, _, _ = half
+    train = {name: value for name, value in before["train"].items() if name != "epochs"}
+    with pytest.raises(UsageError, match=r"^train\.\w+: .*a training is counted in one unit"):
+        refuse_fixed(before | {"train": train | {"updates": 20}}, toy(folder, *BASE))
+
+
+def refusal(before, recipe):
+    """Why a recipe cannot be resumed with; empty if it can."""
+    try:
+        refuse_fixed(before, recipe)
+        assemble(recipe, [TOYS])
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def other(value):
+    """Another value of the same kind; None if there is none that any optimizer accepts."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value / 2 if value else 0.5
+    return [other(item) for item in value] if isinstance(value, tuple) and None not in value else None
+
+
+OF_OPTIMIZERS = [
+    (kind, name)
+    for kind in kinds()
+    if kind not in ("sparseadam", "muon")  # which do not take these parameters
+    for name in settings_of(kind).model_fields
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), OF_OPTIMIZERS)
+def test_every_setting_of_every_optimizer_is_applied_or_refused(kind, name, tmp_path):
+    value = other(getattr(settings_of(kind)(lr=0.01), name))
+    if value is None:
+        return
+    base = f"optimizer={{kind: {kind}, lr: 0.01}}"
+    sets = (base, f"optimizer.{name}={value}".replace("True", "true").replace("False", "false"))
+    first = toy_pipeline(tmp_path, "train.updates=1", base)
+    loop, _ = trained(tmp_path, first)
+    try:
+        recipe = load(tmp_path / "toy.yaml", ["train.updates=1", *sets], Registry(first.plugin_files))
+    except UsageError:
+        return  # no recipe can have it
+    reason = refusal(first.recipe.values(), recipe)
+    if reason:
+        assert reason.startswith((f"optimizer.{name}: ", "optimizer: torch.optim."))
+        return
+    second = assemble(recipe, first.plugin_files)
+    second.load_state_dict(loop.state_dict()["pipeline"])
+    for _, optimizer in second.learner.optimizers():
+        for group in optimizer.param_groups:
+            spared = name == "weight_decay" and group[name] == 0
+            assert spared or group[name] == (tuple(value) if isinstance(value, list) else value)
+    second.learner.update(second.source.draw(8, second.progress), {}, second.progress)  # with the state that it has
+
+
+def test_a_fixed_setting_of_a_plugin_is_refused():
+    paths = dict(rows(Registry()))
+    assert paths["data[uav_path_planning].warmup"].action == "refused"
+    assert paths["data[uav_path_planning].episode_limit"].action == "applied"
+    assert paths["optimization.batch_autotune"].action == "refused"
+    assert LinearConfig.model_fields.keys() <= {path.rpartition(".")[2] for path in paths}
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_lock_list_and_mlflow_have_the_values_that_are_trained(tmp_path):
+    registry, workspace = Registry([TOYS]), Workspace()
+    base = ("train.updates=4", "lr_scheduler.kind=constant")
+    first = run(toy(tmp_path, *base), registry, workspace, Nowhere())
+    folder = RunFolder(Path(first.run_dir))
+    lock = folder.path / LOCK_NAME
+    changed = load(lock, ["train.updates=8", "optimizer.lr=0.05"], registry)
+    second = run(changed, registry, workspace, Nowhere(), folder, ["recipe.optimizer.lr: 0.01 in the lock, 0.05 now"])
+    assert second.resumed_at == 4
+    locked = read_lock(lock)
+    assert (locked["recipe"]["optimizer"]["lr"], locked["recipe"]["train"]["updates"]) == (0.05, 8)
+    assert locked["origins"]["optimizer.lr"].startswith("--set #2")
+    assert read_lock(folder.path / "until-4.lock.yaml")["recipe"]["optimizer"]["lr"] == 0.01
+    assert not [each for each in drift(lock, load(lock, [], registry), registry) if each.matters]
+    record = folder.record()
+    assert (record.digest, record.goal) == (changed.digest, 8)
+    assert record.overrides["optimizer.lr"] == "0.05"
+    tags = MlflowClient(first.tracking_uri).get_run(first.run_id).data.tags
+    assert tags["changed.optimizer.lr"] == "0.01 until step 4, then 0.05"
+    assert tags["recipe.digest"] == changed.digest
