@@ -38,7 +38,7 @@ TINY = (
 )
 
 
-TINY_UAV = (*TINY, "data.episode_limit=30", "data.followers=1")
+TINY_UAV = (*TINY, "data.replay.kind=prioritized", "data.episode_limit=30", "data.followers=1")
 TINY_DIGITS = (
     "model.widths=[8]",
     "data.held_out=1000",

@@ -71,7 +71,7 @@ def main() -> None:
     for design in DESIGNS:
         fixed = [f"{name}={value}" for name, value in {**RECIPE, "model.gamma": design.gamma}.items()]
         length = [f"train.{name}={design.env_steps}" for name in ("env_steps", "checkpoint_every")]
-        rows = trained("marl_phase3", design.points(), [*fixed, *length, "train.evaluate_every=2000"])
+        rows = trained(str(HERE / "before.yaml"), design.points(), [*fixed, *length, "train.evaluate_every=2000"])
         effects(rows, design.low, design.high, design.env_steps // 2)
         results.append(rows)
     (HERE / "factors.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -50,7 +50,7 @@ def main() -> None:
 
     def one(job: tuple[str, int]) -> None:
         variant, seed = job
-        found = train("marl_phase3", [*COMMON, *VARIANTS[variant], f"seed={seed}"])
+        found = train(str(HERE / "before.yaml"), [*COMMON, *VARIANTS[variant], f"seed={seed}"])
         results.setdefault(variant, {})[str(seed)] = found
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True))
         last = found["curve"][max(found["curve"])]

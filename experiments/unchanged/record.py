@@ -21,6 +21,10 @@ RECORDED = (
     "model.tau=0.01",
     "optimizer.critic.lr=3e-3",
     "optimizer.temperature.lr=3e-4",
+    "model.initial_temperature=1.0",
+    "data={envs: 16, updates_per_step: 0.5, normalize_rewards: false, training_limit: null}",
+    "data.replay={kind: prioritized, alpha: 0.6, beta: [0.4, 1.0]}",
+    "lr_scheduler={kind: constant}",
 )
 SETS = (*RECORDED, "train.env_steps=3000", "train.log_every=100", "train.evaluate_every=1000")
 

@@ -33,8 +33,8 @@ STUDY = str(EXPERIMENTS / "marl_search.yaml")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("run", "marl_phase1"), "marl_phase1: 0/30,000 env_steps (0%), starting"),
-        (("run", "marl_phase1", "--seeds", "2"), "marl_phase1: 0/60,000 env_steps (0%), starting"),
+        (("run", "marl_phase1"), "marl_phase1: 0/112,000 env_steps (0%), starting"),
+        (("run", "marl_phase1", "--seeds", "2"), "marl_phase1: 0/224,000 env_steps (0%), starting"),
         (("evaluate",), "runner evaluate: 0 s, reading the run"),
         (("rm", "--purge"), "runner rm: 0 s, removing"),
         (("sync",), "runner sync: 0 s, sending"),

@@ -13,7 +13,7 @@ from runner.recipe.loader import load
         (("optimization.amp=off", "seed=7"), {"seed": 7, "optimization.amp": "off"}),
         (("optimization.fused_optimizer=on",), {"optimization.fused_optimizer": "on"}),
         (("optimization.amp={dtype: fp16}", "device=cuda"), {"device": "cuda", "optimization.amp.dtype": "fp16"}),
-        (("data.replay.beta=[0.5, 1.0]",), {"data.replay.beta": [0.5, 1.0]}),
+        (("model.gamma=[0.5, 1.0]",), {"model.gamma": [0.5, 1.0]}),
     ],
 )
 def test_what_was_assigned_is_told_from_what_stands_in_files(sets, overrides):

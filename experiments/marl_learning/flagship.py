@@ -1,0 +1,223 @@
+"""What the flagship learns as it ships: trains both recipes with several seeds and numbers of followers.
+
+    python experiments/marl_learning/flagship.py --jobs 2
+    python experiments/marl_learning/flagship.py --report
+
+Every training has one thread. Its last weights then fly 2,000 fresh flights. ``flagship.json`` is written after every
+training, and a training that it contains is not repeated.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from mlflow import MlflowClient
+from pilot import FLIGHTS, fly, steer
+
+import runner
+from runner.system.plots import BLUE, GREEN, ORANGE, VERMILLION, draw_all, legend
+from runner.train.run import RunResult
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "flagship.json"
+RECIPES = ("marl_phase3", "marl_phase2")
+FOLLOWERS = (3, 1, 2, 4)
+SEEDS = tuple(range(1, 9))
+FIRST_FLIGHT = 1_000_000
+"""Seed of the pilot's flights. Those of a training follow from this and its own seed."""
+COLUMNS = {
+    "success_rate": "success",
+    "collision_rate": "collisions",
+    "steps_to_goal": "steps to the goal",
+    "formation_rate": "formation mean",
+    "formation_strict": "formation strict",
+}
+COLOURS = dict(zip(sorted(FOLLOWERS), (BLUE, ORANGE, GREEN, VERMILLION), strict=True))
+
+
+class Job(NamedTuple):
+    """One training."""
+
+    recipe: str
+    followers: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the results."""
+        return f"{self.recipe}, {self.followers} followers, seed {self.seed}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time, one thread each")
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
+    parser.add_argument("--followers", type=int, nargs="+", default=FOLLOWERS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--set", nargs="+", default=[], metavar="A.B=VALUE", help="settings to try; not for the table")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="only print the table and draw the curves")
+    parser.add_argument("--train", metavar="JOB", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.train:
+        job = Job(*json.loads(arguments.train))
+        print(json.dumps(train(job, arguments.set)))
+        return
+    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    if not arguments.report:
+        jobs = [
+            Job(recipe, followers, seed)
+            for followers in arguments.followers
+            for seed in arguments.seeds
+            for recipe in arguments.recipes
+        ]
+        train_all(jobs, results, arguments)
+    report(results)
+
+
+def train_all(jobs: Iterable[Job], results: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Trains what the results do not contain yet, and writes them after every training."""
+    lock = Lock()
+
+    def keep(key: str, result: dict[str, Any]) -> None:
+        with lock:
+            results[key] = result
+            text = json.dumps(results, indent=1, sort_keys=True)
+            arguments.results.write_text(text + "\n")
+        shown = {name: round(result["flights"][name], 4) for name in COLUMNS}
+        print(key, f"{result.get('seconds', 0)} s", shown, flush=True)
+
+    for followers in arguments.followers:
+        key = f"scripted pilot, {followers} followers"
+        if key not in results:
+            keep(key, {"flights": fly(steer, followers, FIRST_FLIGHT)})
+    missing = [job for job in jobs if job.key not in results]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        trainings = pool.map(partial(train_in_child, settings=arguments.set), missing)
+        for job, result in zip(missing, trainings, strict=True):
+            keep(job.key, result)
+
+
+def train_in_child(job: Job, settings: list[str]) -> dict[str, Any]:
+    """Trains in a process with one thread and a workspace of its own.
+
+    Raises:
+        SystemExit: the training failed.
+    """
+    with tempfile.TemporaryDirectory() as workspace:
+        command = [sys.executable, __file__, "--train", json.dumps(job)]
+        command += ["--set", *settings] if settings else []
+        child = subprocess.run(
+            command,
+            env={**os.environ, "RUNNER_WORKSPACE": workspace, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if child.returncode:
+        raise SystemExit(f"{job.key}:\n{child.stderr}")
+    result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return result
+
+
+def train(job: Job, settings: list[str]) -> dict[str, Any]:
+    """Trains in this process, and flies the last weights.
+
+    Returns:
+        ``curve`` (evaluations by environment step), ``flights``, ``seconds`` and ``cpu_seconds`` of the training.
+    """
+    overrides: dict[str, Any] = {"seed": job.seed, "data.followers": job.followers, "tracking.system_metrics": False}
+    overrides |= dict(setting.split("=", 1) for setting in settings)
+    started = time.process_time()
+    result = runner.train(job.recipe, set=overrides)
+    cpu_seconds = time.process_time() - started
+    learner = runner.load_model(result, "last")
+    return {
+        "curve": read_curve(result),
+        "flights": fly(learner.predict, job.followers, FIRST_FLIGHT + job.seed),
+        "seconds": round(result.seconds),
+        "cpu_seconds": round(cpu_seconds),
+    }
+
+
+def read_curve(result: RunResult) -> dict[int, dict[str, float]]:
+    """The evaluations of a run by environment step."""
+    client = MlflowClient(result.tracking_uri)
+    curve: dict[int, dict[str, float]] = {}
+    for name in (f"eval/{column}" for column in COLUMNS):
+        for point in client.get_metric_history(result.run_id, name):
+            curve.setdefault(point.step, {})[name.removeprefix("eval/")] = point.value
+    return curve
+
+
+def report(results: dict[str, Any]) -> None:
+    """Prints the table and draws the curves."""
+    print(f"| trained | followers | seeds | {' | '.join(COLUMNS.values())} |")
+    print(f"|---|---|---|{'---|' * len(COLUMNS)}")
+    for recipe in RECIPES:
+        for followers in sorted(FOLLOWERS):
+            flights = [run["flights"] for run in runs_of(results, recipe, followers)]
+            if flights:
+                print(f"| `{recipe}` | {followers} | {len(flights)} | {' | '.join(cells(flights))} |")
+    for followers in sorted(FOLLOWERS):
+        if pilot := results.get(f"scripted pilot, {followers} followers"):
+            print(f"| scripted pilot | {followers} | | {' | '.join(cells([pilot['flights']]))} |")
+    for recipe in RECIPES:
+        draw_all({f"{recipe}_curves": (partial(draw, results, recipe), (9.0, 6.4))}, HERE)
+
+
+def runs_of(results: dict[str, Any], recipe: str, followers: int) -> list[dict[str, Any]]:
+    """The trainings of a recipe with so many followers, in the order of their seeds."""
+    start = f"{recipe}, {followers} followers, "
+    return [run for key, run in sorted(results.items()) if key.startswith(start)]
+
+
+def cells(flights: list[dict[str, float]]) -> list[str]:
+    """Every column's mean over seeds, with the range in brackets."""
+    texts = []
+    for name in COLUMNS:
+        form = "{:.1f}" if name == "steps_to_goal" else "{:.1%}"
+        values = [metrics[name] for metrics in flights]
+        text = form.format(statistics.mean(values))
+        if len(values) > 1:
+            text += f" [{form.format(min(values))}, {form.format(max(values))}]"
+        texts.append(text)
+    return texts
+
+
+def draw(results: dict[str, Any], recipe: str, canvas: Any) -> None:
+    """One line for every seed, in the colour of its number of followers."""
+    axes = canvas.subplots(2, 2, sharex=True)
+    columns = [name for name in COLUMNS if name != "collision_rate"]
+    for axis, column in zip(axes.flat, columns, strict=True):
+        for followers in sorted(FOLLOWERS):
+            label = f"{followers} follower{'s' * (followers > 1)}"
+            for run in runs_of(results, recipe, followers):
+                curve = sorted((int(step), metrics[column]) for step, metrics in run["curve"].items())
+                axis.plot(*zip(*curve, strict=True), color=COLOURS[followers], linewidth=0.8, label=label)
+        axis.set_title(COLUMNS[column])
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        if column == "steps_to_goal":
+            axis.set_ylim(15, 60)
+        else:
+            axis.set_ylim(-0.03, 1.03)
+            axis.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    for axis in axes[1]:
+        axis.set_xlabel("environment steps")
+    canvas.suptitle(f"{recipe}: one line for every seed, evaluated on held-out flights; then {FLIGHTS:,} fresh ones")
+    legend(canvas)
+
+
+if __name__ == "__main__":
+    main()
