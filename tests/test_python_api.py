@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import runner
+from runner.plugin.averages import AVERAGES
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system import generators
@@ -85,7 +86,7 @@ def test_mlflow_keeps_the_best_model_with_the_data_it_learnt_from():
         assert torch.equal(tensor, learner.modules()["model"].state_dict()[name])
     assert not any(part.training for part in learner.module.modules())
     (kept,) = reader.checkpoints(Path(result.run_dir, "model", "checkpoints"))
-    assert reader.load(kept)["pipeline"]["learner"].keys() == {"modules"}
+    assert reader.load(kept)["pipeline"]["learner"].keys() == {"modules", "frozen_parameters"}
     (given,) = run.inputs.dataset_inputs
     assert given.dataset.name == "digits"
     assert json.loads(given.dataset.profile)["held_out"] == int(run.data.params["data.held_out"])
@@ -96,10 +97,13 @@ def test_mlflow_keeps_the_best_model_with_the_data_it_learnt_from():
 def test_a_model_is_in_evaluation_mode_with_the_averaged_parameters():
     result = small(**{"train.ema": 0.5, "optimization.fused_optimizer": True})
     learner = runner.load_model(result, "last")
-    state = reader.load(reader.checkpoints(Path(result.run_dir, "checkpoints"))[-1])["pipeline"]["learner"]["modules"]
+    state = reader.load(reader.checkpoints(Path(result.run_dir, "checkpoints"))[-1])["pipeline"]["learner"]
     module = learner.module
+    averages = state[AVERAGES]
     assert not any(part.training for part in module.modules())
-    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in state["average"].items())
+    assert len(averages) == len([*module.parameters()])
+    for name, parameter in module.named_parameters():
+        assert torch.equal(averages[f"model.{name}"], parameter)
     with torch.no_grad():
         assert learner.predict(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     assert not any(part.training for part in module.modules())

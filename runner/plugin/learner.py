@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runner.plugin import default_slots
 from runner.plugin.averages import AVERAGES, WeightAverages, saved_averages
 from runner.plugin.contract import Mean
 from runner.plugin.loss import Loss, check_loss
@@ -66,11 +67,11 @@ class Learner(ABC):
                     f"{suggestion(name, (each for each in vars(type(self)) if not each.startswith('_')))}"
                 )
         self.slots.define(
-            make_optimizer=_make_optimizer,
+            make_optimizer=default_slots.make_optimizer,
             precision=nullcontext,
-            zero_grad=_zero_grad,
-            backward=_backward,
-            unscale=_unscale,
+            zero_grad=default_slots.zero_grad,
+            backward=default_slots.backward,
+            unscale=default_slots.unscale,
             clip=nn.utils.clip_grad_norm_,
             optimizer_step=methodcaller("step"),
             **{name: getattr(self, name) for name in sorted(config.slots)},
@@ -265,28 +266,6 @@ class Learner(ABC):
             load_module(module, state["modules"][name])
         for name, optimizer in self.optimizers():
             restore(optimizer, state["optimizers"][name])
-
-
-def _make_optimizer(optimizer: type[Optimizer], parameters: Any, **settings: Any) -> Optimizer:
-    try:
-        return optimizer(parameters, **settings)
-    except ValueError as error:  # what no signature says: betas below 1, matrices only
-        raise UsageError(f"optimizer: torch.optim.{optimizer.__name__} refuses what it is given: {error}") from error
-
-
-def _zero_grad(optimizer: Optimizer) -> None:
-    """What ``Optimizer.zero_grad`` does, without its wrappers, which take twenty times as long."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
-
-
-def _backward(loss: Tensor) -> None:  # a function of our own, because torch.compile would trace a ``methodcaller``
-    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
-def _unscale(optimizer: Optimizer) -> None:
-    """Gradients have their true scale unless a stage scales the loss."""
 
 
 def _counted(loss: Loss) -> Any:

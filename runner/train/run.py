@@ -46,7 +46,7 @@ from runner.train.chosen import Best, best_of
 from runner.train.loop import Display, Loop, Nowhere
 from runner.train.model import write_model
 from runner.train.signals import Stop, StopNow, stop_on_signals
-from runner.train.watch import Watch
+from runner.train.stall_report import StallReport
 
 PathLike = str | Path
 PATIENCE_SECONDS = 30.0
@@ -138,7 +138,7 @@ def run(
     """
     started, state = time.perf_counter(), None
     with ExitStack() as stack:
-        display = watch = stack.enter_context(Watch(display, recipe.train.stall_s))
+        display = watch = stack.enter_context(StallReport(display, recipe.train.stall_s))
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
@@ -361,7 +361,7 @@ def _concluded(
             tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
 
 
-def _give_up(tracker: Tracker, recipe: Recipe, watch: Watch, asked: Signals | None) -> None:
+def _give_up(tracker: Tracker, recipe: Recipe, watch: StallReport, asked: Signals | None) -> None:
     """Ends the process with its true status, because the training lets no exception through."""
     status: Status = "FAILED" if asked is None else "KILLED"
     reason = f"{watch.where()} does not return"

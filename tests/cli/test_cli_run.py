@@ -101,7 +101,7 @@ def test_phase_1_refuses_the_sequential_order_with_the_reason():
         ("data.warmup=160", "data.warmup: 160 leaves no step to learn in"),
         ("train.updates=5", "train.env_steps: a training is counted in one unit, and train.updates is given, too"),
         ("optimizer.actor.lr=.inf", "optimizer.actor.lr: should be a finite number"),
-        ("optimizer.actor.betas=[0.9, 2.0]", "torch.optim.Adam refuses what it is given: Invalid beta"),
+        ("optimizer.actor.betas=[0.9, 2.0]", "torch.optim.Adam refuses its settings: Invalid beta"),
         ("optimization.compile=on", "switch stacked_agents on"),
     ],
 )

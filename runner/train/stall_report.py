@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class StallReport:
     """A display that passes everything on, and reports in a thread of its own when nothing comes any more.
 
     Progress is an update, or that something else begins or ends: an evaluation, a checkpoint, the drawing of a batch.
@@ -38,7 +38,7 @@ class Watch:
         self.stop: Stop | None = None
         """By which code that exceeds the limit is ended."""
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> StallReport:
         threading.Thread(target=self._watch, name="runner-watch", daemon=True).start()
         return self
 
