@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
     parser.add_argument("--followers", type=int, nargs="+", default=FOLLOWERS)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--set", nargs="+", default=[], metavar="A.B=VALUE", help="settings to try; not for the table")
+    parser.add_argument("--set", nargs="+", default=[], metavar="A.B=JSON", help="settings to try; not for the table")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="only print the table and draw the curves")
     parser.add_argument("--train", metavar="JOB", help=argparse.SUPPRESS)
@@ -83,7 +83,7 @@ def main() -> None:
             for recipe in arguments.recipes
         ]
         train_all(jobs, results, arguments)
-    report(results)
+    report(results, arguments.results.parent)
 
 
 def train_all(jobs: Iterable[Job], results: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -103,10 +103,12 @@ def train_all(jobs: Iterable[Job], results: dict[str, Any], arguments: argparse.
         if key not in results:
             keep(key, {"flights": fly(steer, followers, FIRST_FLIGHT)})
     missing = [job for job in jobs if job.key not in results]
+
+    def train_and_keep(job: Job) -> None:
+        keep(job.key, train_in_child(job, arguments.set))
+
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        trainings = pool.map(partial(train_in_child, settings=arguments.set), missing)
-        for job, result in zip(missing, trainings, strict=True):
-            keep(job.key, result)
+        list(pool.map(train_and_keep, missing))
 
 
 def train_in_child(job: Job, settings: list[str]) -> dict[str, Any]:
@@ -138,7 +140,9 @@ def train(job: Job, settings: list[str]) -> dict[str, Any]:
         ``curve`` (evaluations by environment step), ``flights``, ``seconds`` and ``cpu_seconds`` of the training.
     """
     overrides: dict[str, Any] = {"seed": job.seed, "data.followers": job.followers, "tracking.system_metrics": False}
-    overrides |= dict(setting.split("=", 1) for setting in settings)
+    for setting in settings:
+        path, value = setting.split("=", 1)
+        overrides[path] = json.loads(value)
     started = time.process_time()
     result = runner.train(job.recipe, set=overrides)
     cpu_seconds = time.process_time() - started
@@ -161,8 +165,8 @@ def read_curve(result: RunResult) -> dict[int, dict[str, float]]:
     return curve
 
 
-def report(results: dict[str, Any]) -> None:
-    """Prints the table and draws the curves."""
+def report(results: dict[str, Any], folder: Path) -> None:
+    """Prints the table and draws the curves into a folder."""
     print(f"| trained | followers | seeds | {' | '.join(COLUMNS.values())} |")
     print(f"|---|---|---|{'---|' * len(COLUMNS)}")
     for recipe in RECIPES:
@@ -174,7 +178,7 @@ def report(results: dict[str, Any]) -> None:
         if pilot := results.get(f"scripted pilot, {followers} followers"):
             print(f"| scripted pilot | {followers} | | {' | '.join(cells([pilot['flights']]))} |")
     for recipe in RECIPES:
-        draw_all({f"{recipe}_curves": (partial(draw, results, recipe), (9.0, 6.4))}, HERE)
+        draw_all({f"{recipe}_curves": (partial(draw, results, recipe), (9.0, 6.4))}, folder)
 
 
 def runs_of(results: dict[str, Any], recipe: str, followers: int) -> list[dict[str, Any]]:
