@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -161,6 +162,9 @@ class InferenceGate:
         objective = self.found.recipe.objective
         if objective is None:
             return Verdict(Outcome.INCONCLUSIVE, "Statistical", "the recipe has no objective to judge by")
+        if not all(map(math.isfinite, self.evaluations(()))):
+            summary = f"eval/{objective.name} is not measured, or no finite number: declare the objective"
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
         looks = (len(self.evaluations(())),) if self.found.recipe.data.evaluation_seed is None else LOOKS
         if looks == (1,):
             return self._once(objective, *self.evaluations(()), *self.evaluations(stages))
@@ -204,14 +208,14 @@ class InferenceGate:
         for number in range(len(found), count):
             self.say(f"evaluation {number + 1} of {count}")
             other = replace(self.found.recipe, data=_with(data, data.evaluation_seed, first + number))
-            found.append(evaluated(self._pipeline(stages, other))[self._objective.name])
+            found.append(evaluated(self._pipeline(stages, other)).get(self._objective.name, math.nan))
         return found
 
     def _of_parts(self, stages: tuple[str, ...] | None) -> list[float]:
         pipeline = self._pipeline(stages, self.found.recipe)
         parts = _parts(pipeline)
         means = [] if parts is None else list(_means(pipeline, self._objective.name, parts))
-        return means or [evaluated(pipeline)[self._objective.name]]
+        return means or [evaluated(pipeline).get(self._objective.name, math.nan)]
 
     @property
     def _objective(self) -> Objective:

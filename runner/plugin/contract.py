@@ -40,6 +40,10 @@ class Objective:
         return 1.0 if self.direction == "maximize" else -1.0
 
 
+HELD_OUT_LOSS = Objective("loss", "minimize")
+"""The objective of a ``GradientLearner`` on a dataset where neither declares one."""
+
+
 class Mean(NamedTuple):
     """A sum and of how many things it is: means over several batches are then true means."""
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from runner.plugin.config import Config
 from runner.plugin.context import PIPELINE
-from runner.plugin.contract import Contract, Objective
+from runner.plugin.contract import HELD_OUT_LOSS, Contract, Objective
 from runner.plugin.files import Anchor, DataFile, find, folders
 from runner.plugin.progress import Unit
 
@@ -56,7 +56,7 @@ class JudgedFace(Face, ABC):
     headline: ClassVar[tuple[str, ...]] = ()
     """The evaluation metrics that a person looks at first, without ``eval/``."""
     objective: ClassVar[Objective | None] = None
-    """By what a model is judged."""
+    """By what a model is judged; of a ``GradientLearner`` on a dataset ``eval/loss`` unless one of both declares it."""
 
 
 class LearnerConfig(JudgedFace, ABC):
@@ -86,6 +86,10 @@ class LearnerConfig(JudgedFace, ABC):
         """Why these settings offer no slot of that name, for the message to the user; None if they do."""
         return None if slot in self.slots | PIPELINE else f"learner '{self.kind}' has no slot '{slot}'"
 
+    def default_objective(self, data: SourceConfig) -> Objective | None:
+        """Returns the objective where neither learner nor source declares one."""
+        return None
+
     def draws(self) -> bool:
         """Whether an update draws from torch's global generator (dropout), so that cutting a batch changes it."""
         return False
@@ -95,6 +99,12 @@ class GradientLearnerConfig(LearnerConfig, ABC):
     """The settings of a ``GradientLearner``."""
 
     slots: ClassVar[frozenset[str]] = frozenset({"forward", "loss", "forward_backward"})
+
+    def default_objective(self, data: SourceConfig) -> Objective | None:
+        """Returns the loss on a dataset's held-out samples, if evaluations can be compared by it."""
+        # A loss that depends on the progress is another function in every evaluation.
+        is_comparable = isinstance(data, DatasetConfig) and not self.depends_on_progress
+        return HELD_OUT_LOSS if is_comparable else None
 
 
 class SourceConfig(JudgedFace, ABC):

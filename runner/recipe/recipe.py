@@ -240,9 +240,14 @@ class Recipe:
         return self.train.length
 
     @property
-    def objective(self) -> Objective | None:
-        """By what its model is judged: the source's word, or else the learner's."""
+    def declared_objective(self) -> Objective | None:
+        """The objective that the source declares, or else the learner; every evaluation must measure it."""
         return self.data.objective or self.model.objective
+
+    @property
+    def objective(self) -> Objective | None:
+        """The declared objective, or what stands for it with this learner and source."""
+        return self.declared_objective or self.model.default_objective(self.data)
 
     @property
     def headline(self) -> tuple[str, ...]:

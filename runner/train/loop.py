@@ -311,18 +311,21 @@ class Loop:
         return statistics
 
     def evaluate(self) -> None:
-        """Measures the model on held-out data; a DivergedError if the objective is no finite number.
+        """Measures the model on held-out data; a DivergedError if the declared objective is no finite number.
 
         Other metrics may honestly be none: a mean over what did not happen.
         """
         with self.display.phase("evaluating"), self.activities.measure("evaluate"):
             metrics = evaluated(self.pipeline)
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
-        objective = self.pipeline.recipe.objective
+        recipe = self.pipeline.recipe
+        objective = recipe.objective
         if objective is None:
             return
-        value = metrics[objective.name]
+        value = metrics.get(objective.name, math.nan)
         if not math.isfinite(value):
+            if recipe.declared_objective is None:
+                return
             place = f"{self.progress.unit} {self.progress.done}, update {self.progress.updates}"
             self._diverge(f"{place}: the objective, eval/{objective.name}, is {value}; the run was stopped")
         self.score = value * objective.sign
@@ -374,7 +377,7 @@ def evaluated(pipeline: Assembly) -> dict[str, float]:
     """Evaluates the learner in evaluation mode, with the same random numbers every time.
 
     Raises:
-        RunnerError: The evaluation returns no numbers by name, or the objective is not among them.
+        RunnerError: The evaluation returns no numbers by name, or the declared objective is not among them.
     """
     seed = derived_seed(pipeline.context.seed, "evaluation")
     with seeded(seed, pipeline.device), pipeline.learner.evaluating():
@@ -383,8 +386,8 @@ def evaluated(pipeline: Assembly) -> dict[str, float]:
 
 
 def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
-    """What an evaluation returned; a RunnerError if it is no numbers by name, or the objective is not among them."""
-    objective = pipeline.recipe.objective
+    """What an evaluation returned; a RunnerError if it is no numbers by name, or lacks the declared objective."""
+    objective = pipeline.recipe.declared_objective
     who = f"{type(pipeline.source).__name__}.evaluate"
     if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
         raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")

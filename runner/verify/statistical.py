@@ -96,6 +96,10 @@ def statistical(
             results = trainings.run([reference, changed], seeds, length)
         except OutOfTime:
             raise OutOfTime(f"{name}, {len(test)} seeds: {test.summary()}" if len(test) else "") from None
+        missing = [milestone for milestone in results if not _measured(milestone, name)]
+        if missing:
+            summary = f"eval/{name} is not measured, or no finite number: declare the objective"
+            return Verdict(Outcome.INCONCLUSIVE, "Statistical", summary)
         gains = [sign * (each.after[name] - each.before[name]) for each in results]
         for pair in zip(gains[: len(seeds)], gains[len(seeds) :], strict=True):
             test.add(*pair)
@@ -109,3 +113,9 @@ def statistical(
     if not len(test):
         return Verdict(Outcome.INCONCLUSIVE, "Statistical", NOT_BEGUN)
     return Verdict(test.conclude(), "Statistical", f"{name}: {test.summary()}", {"metric": name, **test.evidence()})
+
+
+def _measured(milestone: Milestone, name: str) -> bool:
+    """Whether a training measured a metric before it began and here; a declared objective always is."""
+    values = [metrics.get(name, math.nan) for metrics in (milestone.before, milestone.after)]
+    return all(map(math.isfinite, values))
