@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=Config)
 
+_PLUGIN_HINT = "; one of your own comes with --plugin FILE"
 _SWITCH: dict[Any, bool] = {"on": True, True: True, "off": False, False: False}
 _WORDING = (
     ("Input should be", "should be"),
@@ -81,12 +82,11 @@ def fill(
 def plugin_section(root: Node, section: Section, catalog: Registry, problems: list[Problem]) -> Any:
     """The settings of a section with a ``kind``: an instance of the kind's face, or None if anything is wrong with it.
 
-    Those of an unknown kind are judged by the kind that was probably meant; or else, as far as the keys are the same,
-    by the one that has most keys in common.
+    Those of an unknown kind are judged only if it is a known one with another spelling.
     """
     known = catalog.kinds(section)
-    hint = "; one of your own comes with --plugin FILE"
-    named = _kind_of(root.get(section) or replace(root, value={}), section, known, problems, hint=hint)
+    node = root.get(section) or replace(root, value={})
+    named = _kind_of(node, section, known, problems, hint=_PLUGIN_HINT)
     if named is None:
         return None
     kind, rest = named
@@ -99,13 +99,21 @@ def plugin_section(root: Node, section: Section, catalog: Registry, problems: li
         if missing := lacking(face):
             problems.append(Problem(kind.place, f"{section}.kind", missing))
         return fill(face, rest, section, problems)
-    meant, written = nearest(str(kind.value), known), rest.children
-    faces = [found for each in ([meant] if meant else known) if (found := face_of(catalog, section, each))]
-    likely = max(faces, key=lambda face: len(written.keys() & face.model_fields.keys()), default=None)
-    if likely is not None and written:
-        kept = {key: child for key, child in written.items() if meant or key in likely.model_fields}
-        fill(likely, replace(rest, value=kept), section, problems)
+    misspelled = _misspelled(node, section, catalog)
+    if misspelled is not None:
+        fill(misspelled, rest, section, problems)
     return None
+
+
+def _misspelled(node: Node, section: Section, catalog: Registry) -> Any:
+    """Returns the face whose kind was misspelled: of a similar name, and with at least half of the keys."""
+    kind = node.get("kind")
+    similar = None if kind is None else nearest(str(kind.value), catalog.kinds(section))
+    face = None if similar is None else face_of(catalog, section, similar)
+    if face is None:
+        return None
+    written = node.children.keys() - {"kind"}
+    return face if 2 * len(written & face.model_fields.keys()) >= len(written) else None
 
 
 def face_of(catalog: Registry, section: Section, kind: str) -> Any:
@@ -126,7 +134,8 @@ def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]
         path = f"{name}.{kind}"
         is_switch = isinstance(node.value, bool | str) and node.value in _SWITCH
         if kind not in known:
-            problems.append(Problem(node.anchor, path, f"unknown stage{suggestion(kind, known)}"))
+            hint = "" if nearest(kind, known) else _PLUGIN_HINT
+            problems.append(Problem(node.anchor, path, f"unknown stage{suggestion(kind, known)}{hint}"))
         elif not is_switch and not (isinstance(node.value, dict) and node.value):
             given = "an empty mapping" if node.value == {} else node.shown
             problems.append(Problem(node.place, path, f"should be on, off or its settings, got {given}"))
@@ -174,9 +183,9 @@ def optimizers(root: Node, model: LearnerConfig | None, problems: list[Problem])
 def _kind_of(
     node: Node, path: str, known: Collection[str], problems: list[Problem], default: str | None = None, hint: str = ""
 ) -> tuple[Node, Node] | None:
-    """The kind that a section names, known or not, and the rest of it; None if it names none.
+    """Returns the kind that a section names, known or not, and the rest of it; None if it names none.
 
-    The hint is given about one that is like none that is known.
+    The hint follows the message about an unknown kind.
     """
     if not isinstance(node.value, dict):
         problems.append(Problem(node.place, path, f"should be a mapping with a kind, got {node.shown}"))
@@ -188,7 +197,7 @@ def _kind_of(
         return None
     if str(kind.value) not in known:
         message = f"unknown kind {kind.shown}{suggestion(str(kind.value), known)}"
-        message += hint if nearest(str(kind.value), known) is None else ""
+        message += hint
         problems.append(Problem(kind.place, f"{path}.kind", message))
     return kind, replace(node, value=rest)
 

@@ -95,7 +95,7 @@ train:
 """
     assert problems(tmp_path, text) == [
         "2:24 model.lr: should be a number, got '1e-3' - remove the quotes",
-        "3:14 data.kind: unknown kind 'simm' - did you mean 'sim'?",
+        "3:14 data.kind: unknown kind 'simm' - did you mean 'sim'?; one of your own comes with --plugin FILE",
         "5:14 train.env_steps: should be a whole number, got 'many'",
         "6:3 train.batchsize: unknown key - did you mean 'batch_size'?",
         "8:3 train.log_every: duplicate key - the first is on line 7",
@@ -104,14 +104,29 @@ train:
 
 def test_the_settings_of_an_unknown_kind_are_checked_as_far_as_they_can_be(tmp_path):
     assert problems(tmp_path, RECIPE.replace("{kind: sim, envs: 4}", "{kind: sin, envs: x, y: 1}")) == [
-        "4:14 data.kind: unknown kind 'sin' - did you mean 'sim'?",
+        "4:14 data.kind: unknown kind 'sin' - did you mean 'sim'?; one of your own comes with --plugin FILE",
         "4:25 data.envs: should be a whole number, got 'x'",
         "4:28 data.y: unknown key - known: envs, replay, warmup",
     ]
-    assert problems(tmp_path, RECIPE.replace("{kind: net, lr: 1e-3}", "{kind: qqq, lr: '1', y: 1}")) == [
-        "3:15 model.kind: unknown kind 'qqq' - known: net, pair; one of your own comes with --plugin FILE",
-        "3:24 model.lr: should be a number, got '1' - remove the quotes",
-    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "suggestion"),
+    [
+        ("qqq, lr: '1', y: 1", "'qqq' - known: net, pair"),
+        ("qqq, lr: 1, hidden: [x]", "'qqq' - known: net, pair"),
+        ("my_net, depth: 3, width: 8, lr: 1e-3", "'my_net' - did you mean 'net'?"),
+    ],
+)
+def test_a_forgotten_plugin_file_is_the_only_problem(kind, suggestion, tmp_path):
+    text = RECIPE.replace("{kind: net, lr: 1e-3}", f"{{kind: {kind}}}")
+    message = f"3:15 model.kind: unknown kind {suggestion}; one of your own comes with --plugin FILE"
+    assert problems(tmp_path, text) == [message]
+
+
+def test_an_unknown_stage_that_resembles_no_other_may_come_from_a_file(tmp_path):
+    (message,) = problems(tmp_path, RECIPE, "optimization.qqq=on")
+    assert message.endswith("; one of your own comes with --plugin FILE")
 
 
 @pytest.mark.parametrize(
