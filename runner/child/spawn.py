@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 
 from runner.child.protocol import attend
-from runner.system.errors import OUT_OF_MEMORY, TRACEBACK, ExitCode, RunnerError
+from runner.plugin.registry import MODULES
+from runner.system.errors import OUT_OF_MEMORY, TRACEBACK, ExitCode, RunnerError, UsageError
 from runner.system.processes import PYTHON, safe_environment
 from runner.system.processor import thread_variables
 from runner.system.secrets import registered
@@ -101,6 +102,7 @@ class Child(AbstractContextManager["Child"]):
         forked: bool = False,  # copies a process that has imported the module, which takes no time; or begins as new
         compiles: bool = False,  # for a CPU, about which that process knows what compilers ask
     ) -> None:
+        _refuse_classes(recipe)
         self._limits = limits or Limits()
         self._folder = tempfile.TemporaryDirectory(prefix="runner-child-", ignore_cleanup_errors=True)
         self._errors = Path(self._folder.name, "stderr")
@@ -296,3 +298,14 @@ def _given(recipe: Recipe | Mapping[str, Any] | None) -> dict[str, Any] | None:
     if isinstance(recipe, Mapping):
         return {"values": recipe, "path": "recipe", "origins": {}}
     return {"values": recipe.values(masked=False), "path": str(recipe.path), "origins": recipe.origins}
+
+
+def _refuse_classes(recipe: Recipe | Mapping[str, Any] | None) -> None:
+    """Raises a UsageError if a recipe uses classes of a program, which another process cannot import."""
+    if recipe is None or isinstance(recipe, Mapping):
+        return
+    configs = (recipe.model, recipe.data, *recipe.stages.values(), *recipe.inference.values())
+    for face in map(type, configs):
+        if face.__module__ in MODULES:
+            problem = f"class {face.__name__} of '{face.__module__}' cannot be imported by a child process"
+            raise UsageError(f"plugins: {problem}; write it to a file, and name that: plugins=['FILE.py']")

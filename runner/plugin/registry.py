@@ -54,14 +54,17 @@ class Provider:
 class Registry:
     """The plugins of this environment, or of the given entry points, and of the files that the user names.
 
-    Every class in such a Python file that is a face with a ``kind`` is registered. Two plugins of one kind, a file that
-    cannot be imported, and an entry point whose name is no ``section.kind`` are a UsageError.
+    Every class in such a Python file that is a face with a ``kind`` is registered; a program may pass such classes
+    themselves. Two plugins of one kind, a file that cannot be imported, and an entry point whose name is no
+    ``section.kind`` are a UsageError.
     """
 
-    def __init__(self, plugin_files: Sequence[Path | str] = (), installed: Iterable[EntryPoint] | None = None) -> None:
-        if isinstance(plugin_files, str | Path):
-            raise UsageError(f"plugins should be a list of files: [{str(plugin_files)!r}]")
-        self.files = tuple(map(Path, plugin_files))
+    def __init__(
+        self, plugins: Sequence[Path | str | type[Any]] = (), installed: Iterable[EntryPoint] | None = None
+    ) -> None:
+        _check_plugins(plugins)
+        self.files = tuple(Path(plugin) for plugin in plugins if not isinstance(plugin, type))
+        self.classes = tuple(plugin for plugin in plugins if isinstance(plugin, type))
         self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
         for entry_point in _installed(tuple(sys.path)) if installed is None else installed:
             provider = _provider(entry_point.dist)
@@ -72,6 +75,8 @@ class Registry:
             self._add(section, kind, provider, entry_point.load)
         for path in self.files:
             self._add_file(path)
+        for face in self.classes:
+            self._add_class(face)
 
     def kinds(self, section: Section) -> list[str]:
         """The kinds of a section, sorted."""
@@ -123,6 +128,48 @@ class Registry:
             raise UsageError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
         for section, face in faces:
             self._add(section, vars(face)["kind"], provider, partial(getattr, module, face.__name__))
+
+    def _add_class(self, face: type[Any]) -> None:
+        bases = [(section, base) for section, base in _FACES.items() if issubclass(face, base)]
+        sections = [section for section, _ in bases if _stands_in(face, section)]
+        if not sections or not isinstance(getattr(face, "kind", None), str):
+            expected = (
+                "pass the LearnerConfig, SourceConfig or StageConfig with a kind whose implementation() returns it"
+            )
+            raise UsageError(f"plugins: class {face.__name__} is not of settings: {expected}")
+        MODULES.add(face.__module__)
+        provider = Provider(f"{face.__module__}.{face.__qualname__}", _version_of(face))
+        for section in sections:
+            self._add(section, face.kind, provider, lambda: face)
+
+
+def _check_plugins(plugins: Any) -> None:
+    """Raises a UsageError unless these are files and classes in a list."""
+    if isinstance(plugins, str | Path):
+        raise UsageError(f"plugins should be a list of files: [{str(plugins)!r}]")
+    if isinstance(plugins, type):
+        raise UsageError(f"plugins should be a list of classes: [{plugins.__name__}]")
+    if not isinstance(plugins, Iterable):
+        raise UsageError(f"plugins should be a list of files and classes, got {plugins!r:.60}")
+    for plugin in plugins:
+        if isinstance(plugin, str | Path | type):
+            continue
+        expected = "a file, or a class of settings"
+        if isinstance(plugin, LearnerConfig | SourceConfig | StageConfig):
+            expected = f"the class itself: {type(plugin).__name__}"
+        elif isinstance(plugin, ModuleType):
+            expected = f"its file: {plugin.__name__}.__file__"
+        raise UsageError(f"plugins: {plugin!r:.60} is of type {type(plugin).__name__}; should be {expected}")
+
+
+def _version_of(face: type[Any]) -> str:
+    """Returns the first digits of the SHA-256 of a class's module, or of the class where that is no file."""
+    file = getattr(sys.modules.get(face.__module__), "__file__", None)
+    try:
+        content = Path(file).read_bytes() if file else inspect.getsource(face).encode()
+    except (OSError, TypeError):
+        return "unknown"
+    return hashlib.sha256(content).hexdigest()[:PROVIDER_DIGITS]
 
 
 def packages() -> frozenset[str]:

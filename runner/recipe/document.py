@@ -69,6 +69,8 @@ class Place:
         return f"    {line}\n    {margin}^"
 
 
+MAPPING = "<mapping>"
+"""The source of what a program passed as a mapping, in place of a file."""
 DEFAULT = Place("default")  # the origin of a value that nobody wrote
 
 

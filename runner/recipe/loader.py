@@ -10,8 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from runner.plugin.registry import SECTIONS, Registry
-from runner.recipe.document import DEFAULT, Node, Place, Problem, RecipeError, dump_inline, is_lock, parse, read
+from runner.recipe.document import (
+    DEFAULT,
+    MAPPING,
+    Node,
+    Place,
+    Problem,
+    RecipeError,
+    dump_inline,
+    is_lock,
+    parse,
+    read,
+)
 from runner.recipe.fill import Model, face_of, fill, optimizers, plugin_section, secrets_of, stages
+from runner.recipe.mapping import node_of
 from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
 from runner.system.errors import UsageError
 from runner.system.names import nearest, shown_path, suggestion
@@ -24,19 +36,35 @@ VERBS = {"ablation": "runner ablate", "study": "runner study run"}
 """What takes files of other kinds than a recipe."""
 
 
-def load(reference: str | Path, sets: Sequence[str | Node], catalog: Registry) -> Recipe:
+def load(reference: str | Path | Mapping[str, Any], sets: Sequence[str | Node], catalog: Registry) -> Recipe:
     """Reads, merges and validates a recipe; a ``RecipeError`` says everything that is wrong, each at its line.
 
     It is a file (a recipe, or the ``recipe.lock.yaml`` of a run), or the bare name of a recipe that ships. Assignments
     ``a.b.c=VALUE`` override it, the last one winning; those of an experiment's file come first, as they stand there.
+    A program may pass a mapping in the form of a file.
     """
-    path = find(reference)
     problems: list[Problem] = []
-    found = layers(path, sets, problems)
+    if isinstance(reference, Mapping):
+        path = Path(MAPPING)
+        found = layers(path, sets, problems, node_of(reference, problems))
+    else:
+        path = find(_reference(reference))
+        found = layers(path, sets, problems)
     recipe = _validated(path, reduce(merge, found), catalog, problems)
     # Also what another layer has replaced: a patch, or a study's file, may quote it.
     register(*(str(leaf.value) for layer in found for leaf in secrets_of(recipe, layer)))
     return recipe
+
+
+def _reference(reference: Any) -> str | Path:
+    """Returns what can be the name of a recipe; raises a UsageError about anything else."""
+    if not isinstance(reference, str | Path):
+        kind = type(reference).__name__
+        expected = "a file, the name of a recipe that ships, or a mapping in the form of a file"
+        raise UsageError(f"recipe: {reference!r:.60} is of type {kind}; should be {expected}")
+    if "\n" in str(reference):
+        raise UsageError("recipe: got a text of several lines; pass it as a mapping: yaml.safe_load(TEXT)")
+    return reference
 
 
 def load_named(name: Node, sets: Sequence[str | Node], catalog: Registry) -> Recipe:
@@ -150,12 +178,15 @@ def find(reference: str | Path, folder: Path = Path()) -> Path:
     raise RecipeError([Problem(Place(path), "", message + hint)])
 
 
-def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem]) -> list[Node]:
-    """What a recipe is laid together from: what its file extends, the lowest first, the file, and each assignment."""
+def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapping: Node | None = None) -> list[Node]:
+    """Returns what a recipe is made from: what its file extends, the lowest first, the file, and each assignment.
+
+    A ``mapping`` takes the place of the file.
+    """
     files: list[Node] = []
     chain: list[Path] = []
     while not is_lock(path):
-        root = read(path, problems)
+        root = mapping if mapping is not None and not chain else read(path, problems)
         if (kind := root.get("kind")) is not None and (taken := _taken_by(kind)):
             raise RecipeError([Problem(kind.place, "kind", f"{kind.shown} is no recipe{taken}")])
         rest = dict(root.children)

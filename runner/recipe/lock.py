@@ -13,7 +13,7 @@ from pydantic import create_model
 from runner import __version__
 from runner.plugin.config import Config
 from runner.plugin.registry import PROVIDER_DIGITS, Provider, Registry, Section
-from runner.recipe.document import Place, Problem, RecipeError, dump, parse, read
+from runner.recipe.document import MAPPING, Place, Problem, RecipeError, dump, parse, read
 from runner.recipe.fill import fill, secrets_of
 from runner.recipe.provenance import Checkout, code_digests, source, versions
 from runner.recipe.recipe import Recipe, flatten
@@ -132,7 +132,13 @@ def update_lock(recipe: Recipe, run_dir: Path, catalog: Registry, step: int, fin
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:
-    """Copies the file that a recipe was loaded from, with every secret in it masked, also what was replaced since."""
+    """Copies the file that a recipe was loaded from, with every secret in it masked, also what was replaced since.
+
+    A recipe that was passed as a mapping is written with all of its values.
+    """
+    if recipe.path == Path(MAPPING):
+        write_durably(target, redact(dump(recipe.values())))
+        return
     text = recipe.path.read_bytes().decode("utf-8-sig", errors="replace")
     with suppress(RecipeError):  # it was changed after it was loaded
         leaves = (leaf for leaf in secrets_of(recipe, parse(text, recipe.path, [])) if leaf.value is not None)

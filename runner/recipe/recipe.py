@@ -25,7 +25,7 @@ from runner.plugin.config import Config
 from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.plugin.works import unmeasured
-from runner.recipe.document import DEFAULT, Place, Problem
+from runner.recipe.document import DEFAULT, MAPPING, Place, Problem
 from runner.system.secrets import MASK, redact_values, register
 from runner.system.tree import leaves
 
@@ -226,7 +226,11 @@ class Recipe:
     def overrides(self) -> dict[str, Any]:
         """What stands in no file but was assigned, as with ``--set``, by dotted path; a stage switched on is ``on``."""
         places = {path: place.source for path, place in self.origins.items()}
-        given = [path for path, source in places.items() if isinstance(source, str) and source != DEFAULT.source]
+        given = [
+            path
+            for path, source in places.items()
+            if isinstance(source, str) and source not in (DEFAULT.source, MAPPING)
+        ]
         flat = dict(flatten(self.values()))
         return {
             path: flat.get(path, "on")

@@ -32,5 +32,5 @@ def load_locked(
         names = ", ".join(path.name for path in again)
         why = "".join(f", and {path.name} {reason}" for path, reason in again.items() if reason and is_own)
         raise UsageError(f"{name} was trained with plugins of {names}{why}; {remedy(again)}")
-    registry = Registry([*registry.files, *again])
+    registry = Registry([*registry.files, *registry.classes, *again])
     return load(lock, sets, registry), registry

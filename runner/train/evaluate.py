@@ -98,7 +98,7 @@ def load_model(
     checkpoint: Which = "best",
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002
-    plugins: Sequence[Path | str] = (),
+    plugins: Sequence[Path | str | type[Any]] = (),
 ) -> Learner:
     """The learner of a run with the parameters of a checkpoint, in evaluation mode and without stages.
 
@@ -108,7 +108,8 @@ def load_model(
         checkpoint: the one with the best objective (the last one where there is no objective), or the last one; the
             newest whole one if that is damaged.
         set: values that override the run's, by dotted path: ``{"device": "cpu"}``.
-        plugins: Python files with the plugins of the run; one of this workspace finds those that are unchanged itself.
+        plugins: Python files with the plugins of the run, or classes of their settings; a run of this workspace finds
+            files that are unchanged itself.
 
     Raises:
         RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.

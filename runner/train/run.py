@@ -89,19 +89,19 @@ class RunResult:
 
 
 def train(
-    recipe: PathLike,
+    recipe: PathLike | Mapping[str, Any],
     set: Mapping[str, Any] | None = None,  # noqa: A002
     *,
-    plugins: Sequence[PathLike] = (),
+    plugins: Sequence[PathLike | type[Any]] = (),
     tags: Mapping[str, str] | None = None,
     note: str = "",
 ) -> RunResult:
     """Trains a recipe and logs it to MLflow, as ``runner run`` does.
 
     Args:
-        recipe: a recipe file, the lock of a run, or the name of a recipe that ships.
+        recipe: a recipe file, the lock of a run, the name of a recipe that ships, or a mapping in the form of a file.
         set: values that override the recipe's, by dotted path.
-        plugins: Python files with plugins.
+        plugins: Python files with plugins, or classes of their settings.
         tags: of the run in MLflow, beside the runner's own.
         note: its description there.
 

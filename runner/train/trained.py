@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from runner.plugin.registry import Registry
 from runner.plugin.source import State
@@ -62,7 +63,10 @@ class Trained:
 
 
 def trained(
-    run: Path | str = "latest", checkpoint: Which = "best", sets: Sequence[str] = (), plugins: Sequence[Path | str] = ()
+    run: Path | str = "latest",
+    checkpoint: Which = "best",
+    sets: Sequence[str] = (),
+    plugins: Sequence[Path | str | type[Any]] = (),
 ) -> Trained:
     """Finds a run, a model that MLflow keeps (``models:/m-...``) or a version of one, and reads its weights.
 
@@ -70,7 +74,7 @@ def trained(
         run: a run's folder, name, digits or MLflow id, ``latest``, a model, ``NAME/NUMBER`` or ``NAME@ALIAS``.
         checkpoint: as for ``load_chosen``.
         sets: assignments over the run's recipe.
-        plugins: Python files with the plugins of the run.
+        plugins: Python files with the plugins of the run, or classes of their settings.
 
     Raises:
         RunnerError: there is no such run, its plugins have to be named, or none of its checkpoints can be used.

@@ -1,0 +1,43 @@
+"""A recipe that a program passes as a mapping, in the form that YAML has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from runner.recipe.document import MAPPING, MAX_DEPTH, Node, Problem, dump, parse
+from runner.system.errors import UsageError
+
+
+def node_of(values: Mapping[Any, Any], problems: list[Problem]) -> Node:
+    """Returns the mapping as it would be read from a file; relative paths start at the working directory.
+
+    Raises:
+        UsageError: It contains what YAML has no form for.
+    """
+    return parse(dump(_plain(values, ())), MAPPING, problems)
+
+
+def _plain(value: Any, keys: tuple[str, ...]) -> Any:
+    """Returns plain dictionaries, lists and scalars."""
+    place = f"recipe: {'.'.join(keys)}".removesuffix(": ")
+    if len(keys) > MAX_DEPTH:
+        raise UsageError(f"recipe: '{keys[0]}' is nested deeper than {MAX_DEPTH} levels, or contains itself")
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise UsageError(f"{place}: key {key!r:.60} is of type {type(key).__name__}, and should be text")
+        return {str(key): _plain(child, (*keys, key)) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(child, (*keys, str(number))) for number, child in enumerate(value)]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    for scalar in (int, float, str):
+        # Subclasses, such as those of NumPy, have no form in YAML.
+        if isinstance(value, scalar):
+            return scalar(value)
+    kinds = "text, numbers, booleans, lists and mappings"
+    raise UsageError(f"{place}: {value!r:.60} is of type {type(value).__name__}; a recipe has {kinds}")
