@@ -113,7 +113,7 @@ class ImageFolder(DatasetSource):
             import PIL.Image  # noqa: F401 (to say at once that it is missing)
         except ModuleNotFoundError as error:
             raise UsageError(f"data.kind: 'image_folder' needs the package 'pillow': {EXTRA}") from error
-        folder = Path(config.folder)
+        folder = config.folder
         if not folder.is_dir():
             raise UsageError(f"data.folder: no such folder: {folder}")
         classes = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")

@@ -49,8 +49,10 @@ class Anchor:
         return text if is_name and not path.exists() else str(path)
 
 
-RecipePath = Annotated[str, Anchor()]
+RecipePath = Annotated[Path, Anchor()]
+"""A path that starts at the recipe."""
 DataName = Annotated[str, Anchor(named=True)]
+"""A path that starts at the recipe, or the name of a file in the folders of data."""
 
 
 def folders(root: str | None = None) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from runner.system.names import nearest, suggestion
 from runner.system.secrets import register
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
     from runner.plugin.faces import LearnerConfig, StageConfig
@@ -39,6 +41,8 @@ _WORDING = (
     ("a valid number", "a number"),
     ("a valid integer", "a whole number"),
     ("a valid string", "text"),
+    ("Input is not a valid path for <class 'pathlib.Path'>", "should be text"),
+    ("Input is not a valid path", "should be text"),
     ("a valid boolean", "true or false"),
     ("a valid array", "a list"),
     ("a valid tuple", "a list"),
@@ -61,7 +65,8 @@ def fill(
         register(str(leaf.value), leaf.spelled.strip("\"'"))
     plain = node.plain()
     for name, field in model.model_fields.items():
-        anchor, child = next((each for each in field.metadata if isinstance(each, Anchor)), None), node.get(name)
+        anchor = _anchor_of(field)
+        child = node.get(name)
         if anchor is not None and child is not None and isinstance(child.value, str):
             plain[name] = anchor.absolute(child.value, child.place.source)
     while True:
@@ -77,6 +82,13 @@ def fill(
             return None
         for *above, key in leftovers:  # in no list, because lists are not merged
             reduce(getitem, above, plain).pop(key, None)
+
+
+def _anchor_of(field: FieldInfo) -> Anchor | None:
+    """Returns the mark of a setting that is a path, also where it is optional."""
+    members = [getattr(member, "__metadata__", ()) for member in get_args(field.annotation)]
+    marks = itertools.chain(field.metadata, *members)
+    return next((mark for mark in marks if isinstance(mark, Anchor)), None)
 
 
 def plugin_section(root: Node, section: Section, catalog: Registry, problems: list[Problem]) -> Any:
