@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationInfo, WithJsonSchema, WrapVal
 from pydantic_core import to_jsonable_python
 
 from runner.plugin.config import Config
-from runner.system.tree import map_tensors
+from runner.system.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,7 +121,19 @@ def restore(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         group["lr"] = torch.full_like(own["lr"], lr) if in_graph else lr
     # Copied, because torch would go on with the very tensors that it is given.
     state = map_tensors(_copied, saved["state"])
-    load_exactly(optimizer, {"state": state, "param_groups": groups})
+    load_exactly(optimizer, {"state": state, "param_groups": groups}, keep_saved_types=not _is_recast(optimizer, state))
+
+
+def _is_recast(optimizer: Optimizer, saved: Mapping[Any, Any]) -> bool:
+    """Returns whether a state of float32 parameters is loaded for float64 ones, or the other way round."""
+    import torch
+
+    single, double = {torch.float32}, {torch.float64}
+    parameters = {parameter.dtype for group in optimizer.param_groups for parameter in group["params"]}
+    # Counts of steps are float32 whatever the parameters are.
+    values = [{key: value for key, value in entry.items() if key != "step"} for entry in saved.values()]
+    moments = {tensor.dtype for tensor in tensors(values) if tensor.is_floating_point()}
+    return (parameters, moments) in ((single, double), (double, single))
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -172,7 +184,7 @@ def load_exactly(
             dtype = loaded[key].dtype
             if _are_plain_tensors(present.get(key)):
                 dtype = present[key].dtype
-            elif keep_saved_types or value.dim() == 0:
+            elif keep_saved_types or (value.dim() == 0 and (key == "step" or parameter.dim() > 0)):
                 # A fused kernel reads its count of steps as float32, whatever another kernel has saved.
                 dtype = loaded[key].dtype if key == "step" and id(parameter) in fused else value.dtype
             exact = value.to(loaded[key].device, dtype) if dtype != loaded[key].dtype else loaded[key]
