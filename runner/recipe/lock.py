@@ -161,11 +161,18 @@ def read_lock(lock: Path) -> dict[str, Any]:
         raise RecipeError([*problems, Problem(Place(lock), "", _REMEDY)])
     values: dict[str, Any] = root.plain()
     recorded = map(str, values.get(PLUGIN_FILES) or ())
-    values[PLUGIN_FILES] = [os.path.normpath(lock.absolute().parent / path) for path in recorded]
+    values[PLUGIN_FILES] = [_plugin_file(lock, path) for path in recorded]
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
         raise RecipeError([Problem(root.asked("lock"), "lock", message)])
     return values
+
+
+def _plugin_file(lock: Path, recorded: str) -> str:
+    """Returns the path of a plugin file; of a lock that was copied elsewhere, that of the same name here."""
+    path = Path(os.path.normpath(lock.absolute().parent / recorded))
+    here = Path(path.name).absolute()
+    return str(here if here.is_file() and not path.exists() else path)
 
 
 def plugins_again(locked: Mapping[str, Any], given: Iterable[Path]) -> dict[Path, str]:
