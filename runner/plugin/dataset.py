@@ -66,13 +66,13 @@ class DatasetSource(Source):
         """
         train = None if isinstance(self.train, Rows) else self.train
         held_out = None if isinstance(self.held_out, Rows) else self.held_out
-        inspection = Inspection(train, held_out, self.collate)
-        workers = min(self.config.workers, 1)
-        if is_stream(train) and not workers:
-            self._opening = Opening(train, self.context.batch_size, self.context.seed, _TRAINING)
-            inspection.samples = self._opening.samples
         facts = Facts()
-        if train is not None or held_out is not None:
+        if train is not None or held_out is not None:  # else nothing reads data.workers, and it is refused
+            inspection = Inspection(train, held_out, self.collate)
+            workers = min(self.config.workers, 1)
+            if is_stream(train) and not workers:
+                self._opening = Opening(train, self.context.batch_size, self.context.seed, _TRAINING)
+                inspection.samples = self._opening.samples
             (facts,) = load_batches(inspection, [0], workers, self._generator("inspection"))
         if not isinstance(self.train, Rows):
             return facts
