@@ -76,7 +76,7 @@ def test_cuda_graph_needs_a_gpu_and_refuses_loss_scaling_and_shapes_that_vary():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "order", [(FusedOptimizer._fuse, CudaGraph._capturable), (CudaGraph._capturable, FusedOptimizer._fuse)]
+    "order", [(FusedOptimizer(None)._fuse, CudaGraph._capturable), (CudaGraph._capturable, FusedOptimizer(None)._fuse)]
 )
 def test_optimizers_of_a_graph_have_their_rates_where_it_reads_them(monkeypatch, order, dtype):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
