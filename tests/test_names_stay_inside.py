@@ -16,7 +16,8 @@ from runner.recipe.document import RecipeError, dump
 from runner.recipe.loader import find, layers, load
 from runner.recipe.lock import copy_recipe
 from runner.tracking import Workspace
-from runner.tracking.store import Store, key
+from runner.tracking.keys import mlflow_key
+from runner.tracking.store import Store
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import RunFolder, folder_name
 
@@ -44,7 +45,7 @@ def test_a_folder_name_is_the_name_of_one_folder(name):
 
 @given(names)
 def test_a_key_leads_nowhere_else(name):
-    path = PurePosixPath(key(name))
+    path = PurePosixPath(mlflow_key(name))
     assert not path.is_absolute()
     assert ".." not in path.parts
 

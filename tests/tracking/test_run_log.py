@@ -113,7 +113,9 @@ def test_threads_that_train_side_by_side_do_not_leave_their_logs_behind(tmp_path
 def test_a_run_has_one_in_its_folder_and_in_mlflow(tmp_path):
     result = train_here("marl_phase1")
     folder = RunFolder(Workspace().runs / result.run_name)
-    assert kept(folder.path) == ["begun", "FINISHED"]
+    processor, *lines = kept(folder.path)
+    assert "threads (" in processor
+    assert lines == ["begun", "FINISHED"]
     copied = MlflowClient(result.tracking_uri).download_artifacts(result.run_id, "run.log", str(tmp_path))
     with open(copied) as file:
         assert file.read().endswith("FINISHED\n")
@@ -129,6 +131,6 @@ def test_a_mistake_in_the_code_leaves_its_traceback(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         train_here("marl_phase1")
     (folder,) = Workspace().runs.iterdir()
-    found = kept(folder)
+    _, *found = kept(folder)
     assert found[:2] == ["begun", "Traceback (most recent call last):"]
     assert found[-2:] == ["ZeroDivisionError: a mistake", "FAILED: ZeroDivisionError: a mistake"]
