@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from runner.recipe.document import RecipeError, dump
 from runner.recipe.loader import find, layers, load
 from runner.recipe.lock import copy_recipe
+from runner.system.errors import UsageError
 from runner.tracking import Workspace
 from runner.tracking.keys import mlflow_key
 from runner.tracking.store import Store
@@ -84,7 +85,7 @@ def test_what_a_recipe_extends_is_read_and_nothing_else(tmp_path, name):
 @given(st.one_of(names, st.sampled_from(["a" * 300, "a/" * 3000, "/dev/zero"])))
 def test_a_recipe_that_is_none_is_an_error_and_writes_nothing(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError):
+    with pytest.raises(UsageError):
         load(name, (), FakeCatalog())
     assert tree(tmp_path) == {}
 

@@ -98,6 +98,10 @@ def _warn(nowhere: str) -> None:
     )
 
 
+_SCENES_APART = 1_000_003
+"""Between the numbers of the first scenes of two seeds; more than there are scenes."""
+
+
 class CubeGrasps(DatasetSource):
     """Scenes to train on; held-out ones that are always the same; what sampled grasps are worth."""
 
@@ -131,7 +135,9 @@ class CubeGrasps(DatasetSource):
                 torch.manual_seed(seed + 2 * config.scene_seed)
                 scenes = Scenes(grasps, rows, config, scale, count).__getitems__(range(count))
             # Every scene has a number of its own, from which the noise of the batch that it begins follows.
-            return {**scenes, "draw": (config.scene_seed % 2**31 << 32) + torch.arange(count)}
+            # A generator reads the lowest 32 bits of a seed, so both numbers are in these.
+            first = config.scene_seed * _SCENES_APART % 2**31
+            return {**scenes, "draw": first + torch.arange(count)}
 
         others = [(grasps.edge == unseen).nonzero()[:, 0]] if len(sizes) > 1 else held_out
         self.unseen = fixed(others, max(1, config.scenes // 4), 2)

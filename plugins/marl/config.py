@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from runner.api import LearnerConfig
 
@@ -19,6 +19,17 @@ SHARED = frozenset({"next_actions", "current_action"})
 FORWARDS = frozenset({"actor_forward", "critic_forward", "temperatures"})
 LOSSES = frozenset({"target", "critic_loss", "actor_loss", "temperature_loss"})
 GRADIENTS = frozenset({"critic_gradients", "actor_gradients", "temperature_gradients"})
+
+
+def _form(value: Any) -> str:
+    """Returns which form a setting has, so that a mistake is reported for that form alone."""
+    return "list" if isinstance(value, list | tuple) else "number"
+
+
+Discount = Annotated[
+    Annotated[Fraction, Tag("number")] | Annotated[list[Fraction], Field(min_length=1), Tag("list")],
+    Discriminator(_form),
+]
 
 
 class MasacConfig(LearnerConfig):
@@ -52,7 +63,7 @@ class MasacConfig(LearnerConfig):
 
     hidden: list[Width] = Field(default_factory=lambda: [256, 256], min_length=1)
     """Widths of the hidden layers of every actor and critic."""
-    gamma: Fraction | Annotated[list[Fraction], Field(min_length=1)] = 0.95
+    gamma: Discount = 0.95
     """Discount factor of all agents, or a list: one for each agent, the last one for all that follow."""
     tau: Fraction = 0.01
     """Share of the critics that goes into their targets at every update (Polyak averaging)."""
