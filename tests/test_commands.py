@@ -180,7 +180,7 @@ def obey(command, page, runs, tmp_path, monkeypatch):
             (monkeypatch if exported else beside).setenv(assignment[1], os.path.expandvars(assignment[2]))
             command = command[assignment.end() :]
         command, _, target = command.partition(" > ")
-        words = shlex.split(with_runs(command, runs))
+        words = shlex.split(with_runs(command, runs, tmp_path))
         program = Path(words[0]).name if words else "export"
         if program == "runner":
             said = run(words[1:], page, tmp_path)
@@ -194,17 +194,20 @@ def obey(command, page, runs, tmp_path, monkeypatch):
             assert any(line.endswith(command.removeprefix("python3")) for line in checks), command
 
 
-def with_runs(command, runs):
+def with_runs(command, runs, tmp_path):
     """The command with runs that there are; each name stands for the same one as long as the page goes on.
 
     Args:
         command: may name runs that only its author has.
         runs: by the digits that the page has, those that stand for them; a new name is the newest that has none, of
-            its recipe if it says that, and is trained if there is none.
+            its recipe if it says that, and is trained if there is none, or killed in the middle if it is to be resumed.
+        tmp_path: where the output of a killed training goes.
     """
     for name in RUN.findall(command):
         recipe, digits = name[:-9], name[-8:]
         if digits not in runs:
+            if recipe and command.startswith("runner resume"):
+                kill_in_the_middle(["run", recipe], tmp_path)
             there = [path for path in Path(".runner/runs").glob(f"{recipe or '*'}-*") if path.name not in runs.values()]
             if not there:
                 there = [
