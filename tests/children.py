@@ -135,7 +135,7 @@ def _begin():
     forkserver._forkserver.ensure_running = lambda: None
     spawn.attend = partial(_attend, str(Path.cwd()), dict(os.environ))
     spawn._executed = executed
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # nohup had the last one ignored
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # which the runner sees to where it imports MLflow itself
     register_environment()
