@@ -39,7 +39,7 @@ class Around(Stage):
         source, learner, harm = pipeline.source, pipeline.learner, self.config.harm
         for name in ("forward", "next_batch", "transfer"):
             pipeline.slots.wrap(name, lambda step, name=name: lambda *given: self.changed(name, step(*given)))
-        self.module, self.stream = learner.module, source._batches(pipeline.batch_size, 0)
+        self.module, self.stream = learner.module, source._batches(pipeline.batch_size, 0, epochs_count=False)
         if harm == "unbuilt":
             raise AttributeError("nothing there")
         if harm == "shorter":
