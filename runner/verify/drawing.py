@@ -28,6 +28,7 @@ from runner.system import generators
 from runner.system.errors import CheckpointError
 from runner.train.assemble import assemble
 from runner.train.checkpoint import kept
+from runner.train.packing import UnpackableError
 from runner.train.step import Step
 from runner.verify.subjects import BuildError, LearnerState, recipe_with
 
@@ -250,7 +251,7 @@ def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) 
             if found is not None:
                 difference = described(update, found, *(each.get(found, MISSING) for each in (own, theirs)))
                 return f"a resumed training is another one: {difference}"
-    except (StepError, BuildError, CheckpointError) as error:
+    except (StepError, BuildError, CheckpointError, UnpackableError) as error:
         return f"a training cannot be kept and resumed, or its end reported: {error}"
     return None
 

@@ -93,7 +93,7 @@ class Around(Stage):
         return self.ahead.pop(0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": {1}} if self.harm == "unkept" else {}
+        return {"seen": slice(1)} if self.harm == "unkept" else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.ahead.clear()

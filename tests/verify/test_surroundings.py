@@ -36,7 +36,7 @@ WHERE = {
     "remembered": "'evaluate.loss' differs",
     "shorter": "'progress.length' differs",
     "from_start": "a resumed training is another one: update 1, slot 'step': 'batch.word' differs",
-    "unkept": "a checkpoint cannot hold a set",
+    "unkept": "a checkpoint cannot hold a slice",
     "notes": "or its end reported: ZeroDivisionError",
     "unbuilt": "the pipeline cannot be built: AttributeError: nothing there (around.py:",
 }
