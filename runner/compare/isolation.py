@@ -226,7 +226,9 @@ class Isolation:
             for name, tensor, kept in returned:
                 if not torch.allclose(tensor.detach().to_dense(), kept, rtol=0.0, atol=0.0, equal_nan=True):
                     self.overwritten.setdefault(name, self.updates - age)
-        tensors = ((path or "output", value) for path, value in leaves(output) if isinstance(value, Tensor))
+        tensors = (
+            (path or "output", value) for path, value in leaves(output, has_means=False) if isinstance(value, Tensor)
+        )
         self._returned.append([(path, tensor, tensor.detach().to_dense().clone()) for path, tensor in tensors])
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

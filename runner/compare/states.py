@@ -25,13 +25,14 @@ OWN_WAY = ("foreach", "fused", "capturable", "differentiable")  # say how an opt
 _OWN_SETTING = re.compile(rf"param_groups\.\d+\.({'|'.join(OWN_WAY)})$")
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "", *, has_means: bool = True) -> Iterator[tuple[str, Any]]:
     """Everything in nested mappings, sequences, dataclasses and rings that is none of these, with its dotted path.
 
     It is a tensor, a number, a text or None; of anything else only what kind of thing it is. A sum with its count
-    becomes the mean, because the parts of a batch may be counted otherwise.
+    becomes the mean, because the parts of a batch may be counted otherwise; without ``has_means``, they stay the very
+    tensors that they are.
     """
-    for name, leaf in tree.leaves(value, path, _inside):
+    for name, leaf in tree.leaves(value, path, _inside if has_means else _inside_of_all):
         if _OWN_SETTING.search(name):
             continue
         found = leaf
@@ -49,6 +50,10 @@ def _inside(value: Any) -> Mapping[Any, Any] | None:
         return None
     if isinstance(value, Mean) and not _is_counted(value.sum):
         return {"mean": _mean(value)}
+    return _inside_of_all(value)
+
+
+def _inside_of_all(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Ring):
         rows = [rows for _, rows in value.pieces()]
         return {"written": value.written, "rows": torch.cat(rows) if rows else None}

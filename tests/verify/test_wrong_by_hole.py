@@ -29,7 +29,7 @@ FOUND = [
     (
         "ready_on_arrival",
         "close",
-        r"makes of its own batch is not the same: update 1, slot 'step': 'output\.loss\.sum'",
+        r"makes of its own batch is not the same: update 1, slot 'step': 'output\.loss\.mean'",
     ),
     ("staged_over", "exact", r"what is drawn is not the same: update 2, slot 'next_batch': 'batch\.image'"),
     ("first_order_again", "exact", r"a resumed training is another one: update 1, slot 'step': 'batch\.image'"),

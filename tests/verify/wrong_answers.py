@@ -1,6 +1,7 @@
 """Stages whose update is right, and which act, answer, evaluate or collect otherwise."""
 
 import copy
+from contextlib import nullcontext
 
 import torch
 from wrong_base import Wrong, stage
@@ -88,7 +89,11 @@ class Unaveraged(Wrong):
     """Evaluates the parameters themselves where their averages are due."""
 
     def take_hold(self):
-        self.learner._swap = lambda: None
+        self.wrap_method(self.learner, "start_averages", self.started)
+
+    def started(self, step):
+        step()
+        self.learner.averages.applied = lambda: nullcontext()
 
 
 @stage("short_windows", Close(), hole=4, recipe="shakespeare_gpt")
