@@ -13,7 +13,7 @@ from runner.compare.close import close
 from runner.compare.difference import Difference, comparable, locate, newly_untrained, not_same_bits, shared
 from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observed, parting, side_effects
 from runner.compare.isolation import StepError, Trajectory
-from runner.compare.randomness import same_randomness
+from runner.compare.randomness import compiled_graphs, same_randomness
 from runner.compare.subject import Build
 from runner.compare.turns import ends, hidden, turns
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
@@ -46,6 +46,7 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     """
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # what was compiled before draws its own random numbers
+    before = compiled_graphs()
     kept = _beyond(baseline, changed, batches, contract, seed)
     without = kept.evidence.get("without_gradient")  # seen on the way, unless that ended early
     reached = health(changed, batches, baseline, seed) if without is None else _gradients(without, len(batches))
@@ -53,7 +54,7 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     if kept:
         at_ends = ends(baseline, changed, batches[-1], name, seed, isinstance(contract, Close))
         found = at_ends and hidden(baseline, changed, batches[0], name, seed)
-        found = found and same_randomness(baseline, changed, batches, name, seed)
+        found = found and same_randomness(baseline, changed, batches, name, seed, compiled_before=before)
         kept = replace(kept if found else found, evidence=kept.evidence | found.evidence)
         if "random_updates" in found.evidence and found:
             kept = replace(kept, summary=f"{kept.summary}; {found.summary}")
