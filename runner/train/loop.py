@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -142,10 +142,12 @@ class Loop:
                 while position < end and self.stop.asked is None:
                     before, began = position, perf_counter()
                     while position == before:  # a stretch of work, in the midst of which no training ends
-                        if not self.begun:
-                            self._begin()
-                        elif (output := step()) is not None:
-                            self.follow(output)
+                        if self.begun:
+                            if (output := step()) is not None:
+                                self.follow(output)
+                        elif (drawn := step.draw()) is not None:
+                            with self._beginning():
+                                self.output = step(drawn) or {}
                         position = progress.position
                     self.display.advance(progress.done, self.metrics)
                     self.stop.pace = perf_counter() - began
@@ -185,11 +187,9 @@ class Loop:
                     f"free some space and continue with: {self.again}"
                 )
 
-    def _begin(self) -> None:
-        """Draws as long as there was no update in this process: the source may warm up, and then stages compile."""
-        drawn = self.step.draw()
-        if drawn is None:
-            return
+    @contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """Entered around the first update of this process, for which the source may have warmed up: stages compile."""
         self.begun = True
         self.warm_up.close()
         compiling = any(self.pipeline.recipe.stages[kind].traces for kind in self.pipeline.stages)
@@ -197,12 +197,11 @@ class Loop:
         before = self.progress.state_dict()
         with self.activities.measure("startup"):
             started = perf_counter()
-            output = self.step(drawn)
+            yield
             self.activities.wait()
             seconds = perf_counter() - started
             self.warm_up.close()
-            assert output is not None  # there was a batch
-            self.follow(output)
+            self.follow(self.output)
             if self.progress.updates == 1:
                 self._publish({"perf/first_update_seconds": seconds})
                 self._rehearse()

@@ -175,7 +175,8 @@ def run(
             accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint)
             _restore(loop, state, accept if changes or drift else None)
         watch.stop = stop  # from here on, its limit ends what does not return
-        _run_interruptibly(loop, stop)
+        with _interruptible(loop, stop):
+            loop.run()
     return _result(loop, tracker, started, None if folder is None else step)
 
 
@@ -238,10 +239,11 @@ def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None
     reach("resume.loaded")
 
 
-def _run_interruptibly(loop: Loop, stop: Stop) -> None:
-    """Trains; a signal that interrupts code which does not return is reported with its place."""
+@contextmanager
+def _interruptible(loop: Loop, stop: Stop) -> Iterator[None]:
+    """Entered around the training: a signal that interrupts code which does not return is reported with its place."""
     try:
-        loop.run()
+        yield
     except StopNow as error:
         place = place_of(list(traceback.walk_tb(error.__traceback__)))
         name = "" if stop.asked is None else stop.asked.name
