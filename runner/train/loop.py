@@ -119,8 +119,7 @@ class Loop:
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
-        self.begun = False
-        """Whether there was an update in this process."""
+        self.begun = False  # whether there was an update in this process
         self.warm_up = ExitStack()
         self.output: dict[str, Any] = {}
         """What the last update returned."""
@@ -137,8 +136,8 @@ class Loop:
             try:
                 if not position:
                     self._rehearse_checkpoint()
-                if self.pipeline.prepared and not position:
-                    self.save()  # what was measured to choose it would come out differently another time
+                    if self.pipeline.prepared:  # what was measured would come out differently another time
+                        self.save()
                 while position < end and self.stop.asked is None:
                     before, began = position, perf_counter()
                     while position == before:  # a stretch of work, in the midst of which no training ends
@@ -165,17 +164,7 @@ class Loop:
                         self.save()
                     self.score = None
                 if self.stop.asked is None and not self.complete:
-                    if not progress.updates:
-                        why = "the warm-up is too long, or too little data"
-                        raise RunnerError(f"the training ended before its first update: {why}")
-                    if not self.gradients.done:
-                        self.gradients.end(progress.updates, self.pipeline.learner.idle(progress))
-                    self.check()
-                    try:
-                        self.evaluate()
-                    finally:  # the last report has the last evaluation in it
-                        self.report()
-                    self.complete = True
+                    self._end()
                 self.stop.acknowledged = True
                 self.save()
             finally:
@@ -234,6 +223,19 @@ class Loop:
         if metrics is not None:
             checked(metrics, self.pipeline)
         self._rehearse_learner()
+
+    def _end(self) -> None:
+        """Checks and evaluates a training that has reached its length; the last report has that evaluation in it."""
+        if not self.progress.updates:
+            raise RunnerError("the training ended before its first update: the warm-up is too long, or too little data")
+        if not self.gradients.done:
+            self.gradients.end(self.progress.updates, self.pipeline.learner.idle(self.progress))
+        self.check()
+        try:
+            self.evaluate()
+        finally:
+            self.report()
+        self.complete = True
 
     def _rehearse_checkpoint(self) -> None:
         """Raises a RunnerError if the state before the first update does not survive a checkpoint."""

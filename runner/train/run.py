@@ -125,10 +125,9 @@ def run(
     """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
 
     The recipe of a run that goes on is that of its lock; ``drift`` says what has changed since, and is kept on record.
-    Whether its data have changed shows only here, and is refused without ``allow_drift``.
-    A run that begins keeps tags and a note of its user. ``parent`` is the name of a group of runs with its run in
-    MLflow, below which this one stands. With ``takeover``, a process on another machine counts as gone. Should the
-    training fail, the MLflow run, if there is one by then, has its true status.
+    Changed data are refused without ``allow_drift``. A run that begins keeps tags and a note of its user. ``parent``
+    is the name of a group of runs with its run in MLflow, below which this one stands. With ``takeover``, a process on
+    another machine counts as gone. If the training fails, its MLflow run has its true status.
 
     Raises:
         UsageError: the run's process is alive.
