@@ -69,7 +69,7 @@ def test_an_interval_that_no_update_ends_at_is_kept_by_the_next_one(tmp_path):
 def test_a_training_counted_in_environment_steps(tmp_path):
     loop, notes = trained(tmp_path, assemble(tiny("marl_baseline", *intervals("env_steps", 160, 40, 80, 80))))
     assert loop.progress.env_steps == 160
-    assert loop.progress.updates == (160 - 64) / 2
+    assert loop.progress.updates == (160 - 64) / 4  # one for every four steps
     assert steps(notes, "train/critic_loss") == [80, 120, 160]  # the first 64 are the warm-up
     assert steps(notes, "eval/return") == [80, 160]
     assert checkpoints(loop) == [80, 160]
