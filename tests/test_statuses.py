@@ -72,7 +72,7 @@ def status_in_mlflow(workspace):
         ("sys.exit(3)", 1, "FAILED", "sys.exit(3) was called; raise an exception instead"),
         ("sys.exit(0)", 1, "FAILED", "sys.exit(0) was called; raise an exception instead"),
         ("raise MemoryError", 1, "FAILED", "MemoryError"),
-        ("batch['reward'] = batch['reward'] * float('nan')", 6, "FAILED", "env_steps 80, update 8: tensor 'reward'"),
+        ("batch['reward'] = batch['reward'] * float('nan')", 6, "FAILED", "env_steps 96, update 8: tensor 'reward'"),
         ("os.kill(os.getpid(), 15)", 143, "KILLED", None),
         ("os.kill(os.getpid(), 2)", 130, "KILLED", None),
         ("[os.kill(os.getpid(), 2) for _ in range(2)]", 130, "KILLED", None),
@@ -96,7 +96,7 @@ def test_a_nan_leaves_a_diagnosis_and_the_last_good_checkpoint(tmp_path, isolate
     assert child.wait() == 6
     (run,) = isolated_workspace.glob("runs/*")
     diagnosis = json.loads((run / "diagnosis.json").read_text())
-    assert diagnosis["step"] == 80
+    assert diagnosis["step"] == 96
     good = checkpoint.checkpoints(run / "checkpoints")[-1]
     assert str(good) in child.stderr
     assert str(run / "diagnosis.json") in child.stderr

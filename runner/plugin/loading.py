@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,22 @@ def load_batches(
         options["sampler"] = plan
     loader = DataLoader(data, batch_size=None, collate_fn=deliver, **options)
     iterator = _started(loader, workers)
+    try:
+        yield from _loaded(iterator, workers, data)
+    finally:
+        # A collector of garbage closes the queues before workers are told to end, and torch waits 5 s for each.
+        for process in getattr(iterator, "_workers", ()):
+            process.terminate()
+
+
+def _loaded(iterator: Iterator[Any], workers: int, data: Dataset[Any]) -> Iterator[Any]:
+    """The batches of a loader; what failed is raised."""
     while True:
         try:
             batch = next(iterator)
         except StopIteration:
             return
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, EOFError) as error:
             if workers and (message := _lost_worker(error, iterator, data)):
                 raise RunnerError(message) from error
             raise
@@ -115,12 +126,19 @@ def _lost_worker(error: Exception, iterator: Any, data: Any) -> str | None:
     """The message about a worker that ended; None if the error is another one."""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         return "data.workers: too many open files: raise the limit (ulimit -n 65536), or use fewer data.workers"
-    if "DataLoader worker" not in str(error):
+    processes = getattr(iterator, "_workers", ())
+    if isinstance(error, OSError | EOFError):
+        # A worker that dies while it sends breaks the connection before its parent sees the exit.
+        ended = wait([process.sentinel for process in processes], timeout=5)
+        for process in processes:
+            if process.sentinel in ended:
+                process.join()
+    elif "DataLoader worker" not in str(error):
         return None
-    exit_codes = [worker.exitcode for worker in getattr(iterator, "_workers", ())]
+    exit_codes = [process.exitcode for process in processes]
     worker = next((number for number, code in enumerate(exit_codes) if code), None)
     if worker is None:
-        return f"data.workers: {error}"
+        return f"data.workers: {type(error).__name__}: {error}"
     code = exit_codes[worker]
     if code == -signal.SIGBUS:
         return describe_full_shared_memory()

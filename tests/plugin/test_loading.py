@@ -1,5 +1,6 @@
 """Batches that worker processes load: right whatever the files, and in one line where something goes wrong."""
 
+import gc
 import multiprocessing
 import os
 import re
@@ -24,6 +25,7 @@ from records import (
     write,
 )
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from runner.api import Mean, Progress, RunnerError, UsageError
 
@@ -329,6 +331,13 @@ def test_full_shared_memory_is_one_line_with_what_to_do():
         drawn(source_of(Elements(20, run_out_of_shared_memory), workers=1), 5)
 
 
+@pytest.fixture
+def prompt_workers(monkeypatch):
+    """Has torch look every moment, instead of every 5 s, whether a worker lives."""
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+
+
+@pytest.mark.usefixtures("prompt_workers")
 @pytest.mark.parametrize(
     ("end", "text"),
     [
@@ -348,6 +357,22 @@ def test_a_worker_that_ends_is_one_line_with_what_it_was_loading(end, text):
         drawn(source, 5)
     assert "while it read sample 19 of the training data: " in str(caught.value)
     assert signal.getsignal(signal.SIGCHLD) == handler
+
+
+def test_workers_end_when_their_source_is_dropped(monkeypatch):
+    still_alive = []
+    join = multiprocessing.process.BaseProcess.join
+
+    def watched_join(process, timeout=None):
+        join(process, timeout)
+        still_alive.append(process.is_alive())
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "join", watched_join)
+    source = source_of(Elements(20), workers=2)
+    drawn(source, 2)
+    del source
+    gc.collect()
+    assert still_alive == [False, False]
 
 
 def test_progress_of_epochs_is_that_of_passes():
