@@ -372,7 +372,8 @@ def test_workers_end_when_their_source_is_dropped(monkeypatch):
     drawn(source, 2)
     del source
     gc.collect()
-    assert still_alive == [False, False]
+    assert still_alive
+    assert not any(still_alive)
 
 
 def test_progress_of_epochs_is_that_of_passes():
