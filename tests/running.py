@@ -15,7 +15,7 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.tracking import Workspace
 from runner.train.assemble import assemble
-from runner.train.loop import Nowhere as NoDisplay
+from runner.train.outputs import NoOutput as NoDisplay
 from runner.train.run import RunResult, run
 
 RECIPES = Path(__file__).parent.parent / "recipes"

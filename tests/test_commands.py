@@ -144,7 +144,7 @@ def kill_in_the_middle(words, tmp_path):
 
 
 def quick_child(module, *arguments, **options):
-    return Child(module.replace("runner.measure.", "quick_"), *arguments, **options)
+    return Child("quick_" + module.rpartition(".")[2], *arguments, **options)
 
 
 def shrink(path):

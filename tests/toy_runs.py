@@ -42,7 +42,7 @@ def toy_pipeline(folder, *sets):
 
 
 class Notes:
-    """A journal and a display that remember."""
+    """Keeps what is logged and shown."""
 
     def __init__(self):
         self.points = {}

@@ -29,7 +29,8 @@ from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system import generators
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, Nowhere
+from runner.train.loop import Loop
+from runner.train.outputs import NoOutput
 from runner.train.signals import Stop
 
 HERE = Path(__file__).parent
@@ -51,7 +52,7 @@ def learnt(seed: int, share: float | None) -> float:
     recipe = load("digits_classifier", [*SETS, *stage, f"seed={seed}"], Registry([PLUGIN]))
     generators.seed(recipe.seed)
     with tempfile.TemporaryDirectory() as folder:
-        loop = Loop(assemble(recipe, [PLUGIN]), Path(folder), Nowhere(), Nowhere(), Stop())
+        loop = Loop(assemble(recipe, [PLUGIN]), Path(folder), NoOutput(), NoOutput(), Stop())
         loop.run()
     return loop.metrics["eval/accuracy"]
 

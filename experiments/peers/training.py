@@ -32,7 +32,8 @@ from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system import generators
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, Nowhere
+from runner.train.loop import Loop
+from runner.train.outputs import NoOutput
 from runner.train.signals import Stop
 
 ENVS, BATCH, WIDTH, WARM_UP, PER_UPDATE = 8, 256, 128, 2_000, 8
@@ -111,7 +112,7 @@ def evaluated(experiment: Experiment) -> list[Any]:
         return [env.rollout(CYCLES, experiment.policy) for _ in range(EPISODES)]
 
 
-class Stopwatch(Nowhere):
+class Stopwatch(NoOutput):
     """Knows when the training last reported, which is before it evaluates."""
 
     def log(self, metrics: dict[str, float], step: int) -> None:

@@ -19,12 +19,13 @@ from runner.compare.difference import digest
 from runner.compare.fresh import FreshBatches
 from runner.compare.ratio import FEWEST_ROUNDS, NO_RATIO, Effect, Ratio, effect, ratio
 from runner.compare.states import clones, leaves, load, saved
-from runner.compare.stopwatch import Stopwatch, WarmUp, warm_up
 from runner.compare.subject import Build
+from runner.compare.warm_up import WarmUp, warm_up
 from runner.compare.windows import UPDATES, Comparison, Window, observe, rounded
 from runner.plugin.contract import Close, Contract
 from runner.system import generators
 from runner.system.generators import Globals
+from runner.system.stopwatch import Stopwatch
 from runner.system.tree import nbytes, tensors
 
 BLOCK_SECONDS = 0.1  # as many steps as take so long are a block: long against the clock's and the scheduler's grain

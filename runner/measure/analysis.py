@@ -12,8 +12,8 @@ from runner.compare.ratio import Effect, Ratio, effect, of_processes
 from runner.compare.verdict import Outcome
 from runner.measure.case_log import CaseLog, Entry
 from runner.measure.experiment import Case
-from runner.measure.limit import Rates, UpdateCost
 from runner.system.errors import ExitCode, RunnerError
+from runner.train.roofline import Rates, UpdateCost, dtype_of
 from runner.verify.variants import AGAIN, ALL, BASELINE, BASELINES, Variant, VariantSet, required
 
 if TYPE_CHECKING:
@@ -186,8 +186,7 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
     for variant in variants.variants:
         measured = log.ratio(variant.name)
         if variant.name in prepared and variant.name not in failed and measured is not None:
-            dtypes = (getattr(case.recipe.stages[kind], "dtype", None) for kind in variant.stages)
-            limit_s = cost.limit_s(rates, next(filter(None, dtypes), None))
+            limit_s = cost.limit_s(rates, dtype_of(case.recipe.stages[kind] for kind in variant.stages))
             results.append(_variant(case, variant, log, measured, a_a, base_s, limit_s))
         else:
             unknown = "only one process was measured" if variant.name in prepared else "its turn did not come"

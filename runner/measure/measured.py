@@ -5,24 +5,23 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
-from torch.utils.flop_counter import FlopCounterMode
 
 from runner.child.protocol import Parent
-from runner.compare.stopwatch import Stopwatch, warm_up
+from runner.compare.warm_up import warm_up
 from runner.measure import compared
 from runner.system import generators
 from runner.system.contention import ContentionMeter
 from runner.system.hardware import available_memory, peak_host_memory
 from runner.system.openmp import WaitControl
 from runner.system.processor import set_threads
+from runner.system.stopwatch import Stopwatch
 from runner.system.tree import map_tensors, nbytes
 from runner.train.assemble import Assembly, assemble
 from runner.train.metrics import Activities
+from runner.train.roofline import count_work
 from runner.train.step import Drawn, Step
 
 BLOCK_SECONDS = 0.25  # a block of updates takes about so long
@@ -64,12 +63,8 @@ class Measured:
 
     def cost(self) -> dict[str, Any]:
         """FLOP of one update as torch counts them, and what else the limit needs to know."""
-        (drawn,), learner = self.draws(1), self.pipeline.learner
-        with FlopCounterMode(display=False) as counter:
-            self.step.update(drawn)
-        moved = optimizer_bytes(optimizer for _, optimizer in learner.optimizers())
-        least = learner.least_work(self.pipeline.batch_size)
-        return {"flop": counter.get_total_flops(), "optimizer_bytes": moved, "least": least}
+        (drawn,) = self.draws(1)
+        return count_work(self.step, drawn)
 
     def update(self) -> dict[str, Any]:
         """Seconds of one update in the mean over a block, scaled to the recipe's batch size.
@@ -169,25 +164,6 @@ class Measured:
             self.step.count(drawn.batch)
         self.activities.wait()
         return found
-
-
-def optimizer_bytes(optimizers: Iterable[Optimizer]) -> int:
-    """What their steps read and write: parameters and tensors of their state twice, gradients once."""
-    moved = 0
-    for optimizer in optimizers:
-        for own in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-            if own.grad is not None or own in optimizer.state:
-                gradient = own if own.grad is None else own.grad  # some loops forget them
-                moved += 2 * sum(map(_bytes, [own, *optimizer.state.get(own, {}).values()])) + _bytes(gradient)
-    return moved
-
-
-def _bytes(value: Any) -> int:
-    if not isinstance(value, torch.Tensor):
-        return 0
-    if value.layout == torch.sparse_coo:
-        return value._values().nbytes + value._indices().nbytes
-    return value.nbytes
 
 
 def main(parent: Parent) -> None:

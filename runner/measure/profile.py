@@ -20,7 +20,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from runner.compare.stopwatch import warm_up
+from runner.compare.warm_up import warm_up
 from runner.measure.measured import Measured
 from runner.measure.report import print_table
 from runner.plugin.registry import Registry

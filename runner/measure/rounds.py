@@ -201,7 +201,7 @@ class Measurement:
         round_s = prepared["block_s"] + prepared["train_s"] / TRAIN_EVERY
         pace = Pace(again / len(BASELINES), round_s, self.config.rounds.a_process)
         left, pace = self._fitting(left, pace, deadline - LIMIT_SECONDS, side_by_side)
-        limit = Child("runner.measure.limit", options={"device": str(self.device)})
+        limit = Child("runner.train.roofline", options={"device": str(self.device)})
         with self.phase("measuring what this machine can do at best"), limit as child:
             self.add(rates=child.answer())
         squad = left[:side_by_side]

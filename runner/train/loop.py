@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from runner.plugin.batches import seeded
 from runner.plugin.context import derived_seed
@@ -18,7 +18,9 @@ from runner.system.errors import DivergedError, RunnerError
 from runner.train.checkpoint import CHECKPOINTS, Writer
 from runner.train.guards import FiniteGuard, GradientGuard
 from runner.train.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, peak_memory, speeds, split_time
+from runner.train.outputs import Display, MetricLog
 from runner.train.rehearsal import OF_STAGES, check_loaded, rehearse
+from runner.train.roofline import measure_share
 from runner.train.step import Step
 
 if TYPE_CHECKING:
@@ -28,69 +30,21 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 50
 """Updates between two looks at the losses of a GPU."""
-
-
-class Journal(Protocol):
-    """Who keeps what the training logs."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Logs metrics of one step."""
-
-    def mark(self) -> int:
-        """Where a run that resumes here goes on."""
-
-    def sync(self) -> None:
-        """Makes durable what was logged so far."""
-
-
-class Display(Protocol):
-    """Who shows a person how the training goes."""
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows progress and the newest value of every metric."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Entered around what takes a while, which may be inside of something else that does."""
-
-    def improved(self, best: float) -> None:
-        """Told the best value of the objective so far."""
-
-
-class Nowhere:
-    """Keeps nothing of what a training logs, and shows nothing."""
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        """Forgets the metrics."""
-
-    def advance(self, step: int, metrics: dict[str, float]) -> None:
-        """Shows nothing."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Shows nothing."""
-        return nullcontext()
-
-    def improved(self, best: float) -> None:
-        """Shows nothing."""
-
-    def sync(self) -> None:
-        """Nothing is written."""
-
-    def mark(self) -> int:
-        """Nothing is resumed."""
-        return 0
+LEAST_TIMED_S = 10.0
+"""Seconds of updates below which a share of the roofline is not measured: it would take a good part of them."""
 
 
 class Loop:
     """One training; ``step`` in what it logs is ``progress.done``, in the recipe's unit."""
 
     def __init__(
-        self, pipeline: Assembly, run_dir: Path, journal: Journal, display: Display, stop: Stop,
+        self, pipeline: Assembly, run_dir: Path, metric_log: MetricLog, display: Display, stop: Stop,
         again: str = "runner resume",
     ) -> None:  # fmt: skip
         """Makes ready to train in ``run_dir``; messages name ``again``, the command that goes on with this run."""
-        self.pipeline, self.journal, self.display, self.stop = pipeline, journal, display, stop
+        self.pipeline, self.metric_log, self.display, self.stop = pipeline, metric_log, display, stop
         self.again, self.progress = again, pipeline.progress
-        self.writer = Writer(run_dir / CHECKPOINTS, journal.sync)
+        self.writer = Writer(run_dir / CHECKPOINTS, metric_log.sync)
         train = pipeline.recipe.train
         scale = self.progress.whole // self.progress.length
         every = {"log": train.log_interval, "evaluate": train.evaluate_every, "checkpoint": train.checkpoint_every}
@@ -110,6 +64,8 @@ class Loop:
             pipeline.slots.wrap(name, partial(self._shown, said))
         self.untimed: dict[str, int] = {}
         """What the first update in this process counted, whose time is no update's."""
+        self.timed_updates, self.update_s = 0, 0.0
+        """Updates whose time was taken in this process, and their seconds."""
         self.timed_from = self.progress.state_dict()
         """Counts when the clock was last read; it knows nothing of what came before this process."""
         self.complete = False
@@ -237,6 +193,15 @@ class Loop:
             self.report()
         self.complete = True
 
+    def measure_roofline_share(self) -> None:
+        """Logs which share of its roofline an update reaches; for the end, because it makes one more update."""
+        if not self.timed_updates or self.update_s < LEAST_TIMED_S:
+            return
+        with self.display.phase("measuring what this machine can do at best"):
+            share = measure_share(self.step, self.update_s / self.timed_updates)
+        if share is not None:
+            self._publish({"perf/roofline_share": share})
+
     def _rehearse_checkpoint(self) -> None:
         """Raises a RunnerError if the state before the first update does not survive a checkpoint."""
 
@@ -296,6 +261,8 @@ class Loop:
             added = {unit: count - self.timed_from[unit] - self.untimed.get(unit, 0) for unit, count in counts.items()}
             always = ("updates", "samples" if self.progress.unit == "epochs" else self.progress.unit)
             metrics |= speeds(elapsed, parts, added, always)
+            self.timed_updates += added["updates"]
+            self.update_s += parts["update"]
             metrics["perf/peak_memory_mib"] = peak_memory(self.pipeline.device) / 2**20
             self.untimed = {}
         self.timed_from = counts
@@ -351,7 +318,7 @@ class Loop:
             "means": self.means.state_dict(),
             "generators": generators.state_dict(),
             "gradients": self.gradients.state_dict(),
-            "cursor": self.journal.mark(),
+            "cursor": self.metric_log.mark(),
             "metrics": self.metrics,
             "complete": self.complete,
             "best": self.best,
@@ -371,7 +338,7 @@ class Loop:
 
     def _publish(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
-        self.journal.log(metrics, self.progress.done)
+        self.metric_log.log(metrics, self.progress.done)
 
 
 def evaluated(pipeline: Assembly) -> dict[str, float]:

@@ -43,8 +43,9 @@ from runner.tracking.workspace import computing
 from runner.train import checkpoint as saved
 from runner.train.assemble import Assembly, StageReport, assemble
 from runner.train.chosen import Best, best_of
-from runner.train.loop import Display, Loop, Nowhere
+from runner.train.loop import Loop
 from runner.train.model import write_model
+from runner.train.outputs import Display, NoOutput
 from runner.train.signals import Stop, StopNow, stop_on_signals
 from runner.train.stall_report import StallReport
 
@@ -114,7 +115,7 @@ def train(
     """
     registry = Registry(plugins)
     loaded = load(recipe, assignments(set or {}), registry)
-    return run(loaded, registry, Workspace(), Nowhere(), own_tags=tags, note=note)
+    return run(loaded, registry, Workspace(), NoOutput(), own_tags=tags, note=note)
 
 
 def run(
@@ -329,6 +330,8 @@ def _concluded(
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
         yield loop
         status = "FINISHED" if loop.complete else "KILLED"
+        if loop.complete:
+            loop.measure_roofline_share()
         for name, value in _stage_tags(pipeline).items():
             tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
         if loop.complete and (model := write_model(tracker.run_dir)) is not None:

@@ -36,7 +36,7 @@ from runner.tracking.keys import interval_keys, mlflow_key
 from runner.tracking.store import Store, params_of, shown, text
 from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import DIGITS, Record, folder_name
-from runner.train.loop import Display, Nowhere
+from runner.train.outputs import Display, NoOutput
 from runner.train.run import run, stopped_by
 from runner.train.signals import Stop, stop_on_signals
 
@@ -253,7 +253,7 @@ class _Together:
             self._display.advance(sum(self._steps.values()), metrics)
 
 
-class _Reporting(Nowhere):
+class _Reporting(NoOutput):
     """Tells the parent how far the training is."""
 
     def __init__(self, parent: Parent) -> None:

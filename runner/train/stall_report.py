@@ -14,7 +14,7 @@ from runner.system.errors import RunnerError
 from runner.train.signals import Stop, main_frames
 
 if TYPE_CHECKING:
-    from runner.train.loop import Display
+    from runner.train.outputs import Display
 
 REPORT_SECONDS = 60.0
 """Without progress, until it is reported for the first time; then after twice as long each time."""

@@ -23,7 +23,8 @@ from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, Nowhere, evaluated
+from runner.train.loop import Loop, evaluated
+from runner.train.outputs import NoOutput
 from runner.train.signals import Stop
 
 
@@ -235,7 +236,7 @@ def _as_json(trainings: Sequence[TrainingOrder], seeds: Sequence[int]) -> list[s
     return [json.dumps(order, sort_keys=True) for order in orders]
 
 
-class _Told(Nowhere):
+class _Told(NoOutput):
     """Tells every evaluation of a training to the process that waits for it."""
 
     def __init__(self, parent: Parent, before: Mapping[str, float]) -> None:
@@ -257,4 +258,4 @@ def main(parent: Parent) -> None:
     recipe, registry = parent.load()
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files, batch_size=parent.options["batch_size"])
-    Loop(pipeline, parent.folder, _Told(parent, evaluated(pipeline)), Nowhere(), Stop()).run()
+    Loop(pipeline, parent.folder, _Told(parent, evaluated(pipeline)), NoOutput(), Stop()).run()

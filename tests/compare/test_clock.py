@@ -9,8 +9,9 @@ import torch
 
 from runner.compare.clock import clock
 from runner.compare.ratio import Effect
-from runner.compare.stopwatch import Stopwatch, warm_up
 from runner.compare.subject import Subject
+from runner.compare.warm_up import warm_up
+from runner.system.stopwatch import Stopwatch
 
 CPU = torch.device("cpu")
 MODULE = sys.modules["runner.compare.clock"]  # the package has a function of that name

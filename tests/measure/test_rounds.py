@@ -54,7 +54,7 @@ def quick_children(copied_children, monkeypatch):
 
 
 def quick_child(module, *arguments, **options):
-    return Child(module.replace("runner.measure.", "quick_"), *arguments, **options)
+    return Child("quick_" + module.rpartition(".")[2], *arguments, **options)
 
 
 class Notes:

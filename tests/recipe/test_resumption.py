@@ -19,7 +19,8 @@ from runner.system.places import LOCK_NAME
 from runner.tracking import RunFolder, Workspace
 from runner.train.assemble import assemble
 from runner.train.checkpoint import load as load_checkpoint
-from runner.train.loop import Loop, Nowhere
+from runner.train.loop import Loop
+from runner.train.outputs import NoOutput
 from runner.train.run import run
 from runner.train.signals import Stop
 
@@ -213,11 +214,11 @@ def test_a_fixed_setting_of_a_plugin_is_refused():
 def test_lock_list_and_mlflow_have_the_values_that_are_trained(tmp_path):
     registry, workspace = Registry([TOYS]), Workspace()
     base = ("train.updates=4", "lr_scheduler.kind=constant")
-    first = run(toy(tmp_path, *base), registry, workspace, Nowhere())
+    first = run(toy(tmp_path, *base), registry, workspace, NoOutput())
     folder = RunFolder(Path(first.run_dir))
     lock = folder.path / LOCK_NAME
     changed = load(lock, ["train.updates=8", "optimizer.lr=0.05"], registry)
-    second = run(changed, registry, workspace, Nowhere(), folder, ["recipe.optimizer.lr: 0.01 in the lock, 0.05 now"])
+    second = run(changed, registry, workspace, NoOutput(), folder, ["recipe.optimizer.lr: 0.01 in the lock, 0.05 now"])
     assert second.resumed_at == 4
     locked = read_lock(lock)
     assert (locked["recipe"]["optimizer"]["lr"], locked["recipe"]["train"]["updates"]) == (0.05, 8)

@@ -16,7 +16,7 @@ from running import settings_of
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.tracking import Workspace
-from runner.train.loop import Nowhere
+from runner.train.outputs import NoOutput
 from runner.train.run import run
 
 TESTS = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def workspace_with(folder, database):
 def trained(workspace, recipe, *sets, plugins=()):
     """The folder of a run."""
     registry = Registry(plugins)
-    return Path(run(load(recipe, sets, registry), registry, workspace, Nowhere()).run_dir)
+    return Path(run(load(recipe, sets, registry), registry, workspace, NoOutput()).run_dir)
 
 
 def small(workspace, name):

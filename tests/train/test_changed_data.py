@@ -17,7 +17,7 @@ from runner.system.places import LOCK_NAME
 from runner.tracking import RunFolder, Workspace
 from runner.train import checkpoint
 from runner.train.assemble import assemble
-from runner.train.loop import Nowhere
+from runner.train.outputs import NoOutput
 from runner.train.resuming import refuse_other_classes
 from runner.train.run import run
 
@@ -83,21 +83,21 @@ CHANGES = [(images, another_pixel), (images, fewer_images), (text, another_text)
 def resume(folder, registry, **options):
     unit, length = load(folder.path / LOCK_NAME, [], registry).length
     longer = load(folder.path / LOCK_NAME, [f"train.{unit}={length + 1}"], registry)
-    return run(longer, registry, Workspace(), Nowhere(), folder, **options)
+    return run(longer, registry, Workspace(), NoOutput(), folder, **options)
 
 
 @pytest.mark.parametrize(("make", "change"), CHANGES)
 def test_data_that_changed_are_refused_at_resume_and_reported_when_a_lock_is_run(make, change, tmp_path, caplog):
     recipe, registry = make(tmp_path), Registry()
-    first = run(load(recipe, [], registry), registry, Workspace(), Nowhere())
+    first = run(load(recipe, [], registry), registry, Workspace(), NoOutput())
     folder, lock = RunFolder(Path(first.run_dir)), Path(first.lock)
     before = read_lock(lock)["data"]["fingerprint"]
-    run(load(lock, [], registry), registry, Workspace(), Nowhere())
+    run(load(lock, [], registry), registry, Workspace(), NoOutput())
     assert "data.fingerprint" not in caplog.text
     change(tmp_path)
     with pytest.raises(UsageError, match=r"its data have changed; restore them, or .* --allow-drift$"):
         resume(folder, registry)
-    run(load(lock, [], registry), registry, Workspace(), Nowhere())
+    run(load(lock, [], registry), registry, Workspace(), NoOutput())
     assert f"drift: data.fingerprint: {before[:12]} in the lock" in caplog.text
     assert resume(folder, registry, allow_drift=True).status == "FINISHED"
     assert read_lock(lock)["data"]["fingerprint"] != before
@@ -106,25 +106,25 @@ def test_data_that_changed_are_refused_at_resume_and_reported_when_a_lock_is_run
 
 def test_tables_in_memory_that_changed_are_refused_and_data_that_moved_are_not(tmp_path):
     registry = Registry([TOYS])
-    first = run(toy(tmp_path, "train.updates=2"), registry, Workspace(), Nowhere())
+    first = run(toy(tmp_path, "train.updates=2"), registry, Workspace(), NoOutput())
     folder = RunFolder(Path(first.run_dir))
     rows = load(folder.path / LOCK_NAME, ["train.updates=3"], registry)
-    assert run(rows, registry, Workspace(), Nowhere(), folder).status == "FINISHED"
+    assert run(rows, registry, Workspace(), NoOutput(), folder).status == "FINISHED"
     longer = load(folder.path / LOCK_NAME, ["train.updates=4"], registry)
     source = type(assemble(rows, [TOYS]).source)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "fingerprint", lambda self: "other")
         with pytest.raises(UsageError, match="its data have changed"):
-            run(longer, registry, Workspace(), Nowhere(), folder)
-    second = run(load(text(tmp_path), [], registry), registry, Workspace(), Nowhere())
+            run(longer, registry, Workspace(), NoOutput(), folder)
+    second = run(load(text(tmp_path), [], registry), registry, Workspace(), NoOutput())
     shutil.copy(tmp_path / "text.txt", tmp_path / "moved.txt")
     moved = load(second.lock, [f"data.file={tmp_path / 'moved.txt'}", "train.updates=3"], registry)
-    assert run(moved, registry, Workspace(), Nowhere(), RunFolder(Path(second.run_dir))).status == "FINISHED"
+    assert run(moved, registry, Workspace(), NoOutput(), RunFolder(Path(second.run_dir))).status == "FINISHED"
 
 
 def test_a_renamed_folder_swaps_no_labels(tmp_path):
     recipe, registry = images(tmp_path), Registry()
-    first = run(load(recipe, [], registry), registry, Workspace(), Nowhere())
+    first = run(load(recipe, [], registry), registry, Workspace(), NoOutput())
     folder = RunFolder(Path(first.run_dir))
     assert checkpoint.load_newest(folder.checkpoints)["pipeline"]["classes"] == ["bright", "dark"]
     runner.load_model(first)

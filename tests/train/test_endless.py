@@ -12,7 +12,7 @@ from toy_runs import TOYS, written
 from runner.tracking import Workspace
 from runner.tracking.workspace import folders
 from runner.train import stall_report
-from runner.train.loop import Nowhere
+from runner.train.outputs import NoOutput
 from runner.train.stall_report import StallReport
 
 ENDLESS = Path(__file__).with_name("endless.py")
@@ -68,7 +68,7 @@ def test_a_limit_ends_a_run_whose_code_does_not_return(tmp_path, where, how):
 def test_what_does_not_return_is_reported_with_phase_function_and_time(monkeypatch, caplog):
     monkeypatch.setattr(stall_report, "REPORT_SECONDS", 0.2)
     monkeypatch.setattr(stall_report, "_LOOK_SECONDS", 0.02)
-    with caplog.at_level(logging.WARNING), StallReport(Nowhere(), None) as watch, watch.phase("evaluating"):
+    with caplog.at_level(logging.WARNING), StallReport(NoOutput(), None) as watch, watch.phase("evaluating"):
         stay_a_while(caplog)
     assert caplog.messages[0].startswith("evaluating: stay_a_while in ")
     assert caplog.messages[0].endswith(" has not returned for 0 s; train.stall_s=SECONDS sets a limit")

@@ -20,7 +20,7 @@ from runner.recipe.loader import load
 from runner.recipe.lock import read_lock
 from runner.tracking import Workspace
 from runner.train.assemble import assemble
-from runner.train.loop import Nowhere
+from runner.train.outputs import NoOutput
 from runner.train.run import run
 from runner.verify.subjects import recipe_with
 
@@ -118,7 +118,7 @@ def test_the_lock_begins_with_the_same_weights_again_and_says_when_they_are_othe
 
     def again():
         registry = Registry()
-        return run(load(second.lock, (), registry), registry, Workspace(), Nowhere())
+        return run(load(second.lock, (), registry), registry, Workspace(), NoOutput())
 
     def drifts():
         return [record.message for record in caplog.records if record.message.startswith("drift: ")]

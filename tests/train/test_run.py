@@ -14,7 +14,8 @@ from runner.system.errors import DivergedError, UsageError
 from runner.tracking import Workspace
 from runner.train import checkpoint
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, Nowhere
+from runner.train.loop import Loop
+from runner.train.outputs import NoOutput
 from runner.train.run import run
 from runner.train.signals import Stop
 
@@ -191,7 +192,7 @@ def test_the_speed_of_a_resumed_training_counts_what_it_has_done_itself():
     result = train_here("marl_phase1", "train.log_every=1000")
     state = checkpoint.load(checkpoint.checkpoints(Path(result.run_dir) / "checkpoints")[0])
     recipe = tiny("marl_phase1", "train.log_every=1000")
-    loop = Loop(assemble(recipe), Path(result.run_dir), Nowhere(), Nowhere(), Stop())
+    loop = Loop(assemble(recipe), Path(result.run_dir), NoOutput(), NoOutput(), Stop())
     loop.load_state_dict(state)
     loop.report()
     assert loop.progress.state_dict() == state["pipeline"]["progress"]
@@ -205,10 +206,10 @@ def test_the_speed_of_a_resumed_training_counts_what_it_has_done_itself():
 def test_a_lock_and_a_printed_recipe_with_defaults_that_nothing_reads_train_the_same_again(tmp_path):
     first = train_here("digits_classifier", "train.epochs=1")
     registry = Registry()
-    again = run(load(first.lock, (), registry), registry, Workspace(), Nowhere())
+    again = run(load(first.lock, (), registry), registry, Workspace(), NoOutput())
     assert learnt(again) == learnt(first)
     printed = tmp_path / "printed.yaml"
     printed.write_text("\n".join(render(load(first.lock, (), registry).printable())))
-    assert learnt(run(load(printed, (), registry), registry, Workspace(), Nowhere())) == learnt(first)
+    assert learnt(run(load(printed, (), registry), registry, Workspace(), NoOutput())) == learnt(first)
     with pytest.raises(RecipeError, match=r"data\.workers: no plugin reads this value"):
-        run(load(first.lock, ["data.workers=1"], registry), registry, Workspace(), Nowhere())
+        run(load(first.lock, ["data.workers=1"], registry), registry, Workspace(), NoOutput())

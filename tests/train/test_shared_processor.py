@@ -20,7 +20,8 @@ from runner.system.processes import Owner, _born
 from runner.system.processor import THREAD_VARIABLES
 from runner.tracking import Workspace
 from runner.tracking.workspace import RunFolder, computing
-from runner.train.loop import Loop, Nowhere
+from runner.train.loop import Loop
+from runner.train.outputs import NoOutput
 from runner.train.run import run
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
@@ -121,7 +122,7 @@ def test_a_resumed_run_keeps_its_threads_and_may_wait_in_another_way(load, monke
     with monkeypatch.context() as patch:
         used = []
         patch.setattr(Loop, "run", noting_threads(Loop.run, used))
-        resumed = run(recipe, registry, Workspace(), Nowhere(), RunFolder(Path(stopped.run_dir)))
+        resumed = run(recipe, registry, Workspace(), NoOutput(), RunFolder(Path(stopped.run_dir)))
     assert used == [2]
     assert resumed.status == "FINISHED"
     assert learned(resumed) == learned(whole)

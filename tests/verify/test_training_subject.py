@@ -19,7 +19,8 @@ from runner.recipe.loader import load
 from runner.system import generators
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, Nowhere
+from runner.train.loop import Loop
+from runner.train.outputs import NoOutput
 from runner.train.signals import Stop
 from runner.verify.subjects import recipe_with, recorded, subject
 
@@ -82,7 +83,7 @@ def test_recorded_batches_are_those_of_the_training(name, tmp_path, request):
     seen = []
     pipeline = assemble(recipe, registry.files)
     pipeline.slots.wrap("update", lambda step: partial(kept, seen, step))
-    loop = Loop(pipeline, tmp_path, Nowhere(), Nowhere(), Stop())
+    loop = Loop(pipeline, tmp_path, NoOutput(), NoOutput(), Stop())
     while len(seen) < 5:
         loop.step()
     found = recorded(recipe, registry, 5)

@@ -1,9 +1,14 @@
 import pytest
 import torch
+from interrupted import flat, same
+from running import tiny, train_here
+from toy_runs import toy_pipeline, trained
 
-from runner.measure import limit
-from runner.measure.limit import Rates, UpdateCost, measure
-from runner.measure.measured import optimizer_bytes
+from runner.train import loop, roofline
+from runner.train.assemble import assemble
+from runner.train.evaluate import load_model
+from runner.train.roofline import Rates, UpdateCost, count_work, measure, optimizer_bytes
+from runner.train.step import Step
 
 
 def test_the_limit_is_what_takes_longer():
@@ -47,12 +52,58 @@ def test_an_optimizer_moves_what_it_has(kind, settings, tensors, dtype):
 
 
 def test_rates_are_measured_and_precision_is_put_back(monkeypatch):
-    monkeypatch.setattr(limit, "SECONDS", 1e-4)
-    monkeypatch.setattr(limit, "_SQUARE", {"cpu": 64})
-    monkeypatch.setattr(limit, "_COPIED_BYTES", 2**16)
+    monkeypatch.setattr(roofline, "SECONDS", 1e-4)
+    monkeypatch.setattr(roofline, "_SQUARE", {"cpu": 64})
+    monkeypatch.setattr(roofline, "_COPIED_BYTES", 2**16)
     rates = measure(torch.device("cpu"))
     assert min(rates.default_flops, rates.relaxed_flops, rates.copy_bytes) > 0
     assert rates.float32_flops >= rates.default_flops
     assert all(rate > 0 for rate in rates.half_flops.values())
     assert set(rates.half_flops) == ({"bf16"} if torch.cpu.get_capabilities().get("avx512_bf16") else set())
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.fixture
+def every_training_is_measured(monkeypatch):
+    monkeypatch.setattr(loop, "LEAST_TIMED_S", 0.0)
+
+
+@pytest.mark.usefixtures("every_training_is_measured", "migrated_workspace")
+@pytest.mark.parametrize("name", ["shakespeare_gpt", "digits_classifier", "marl_phase1", "gcn_cora"])
+def test_a_run_logs_the_share_of_its_roofline(name):
+    result = train_here(name)
+    # What such small updates take is mostly not computing.
+    assert 0 < result.metrics["perf/roofline_share"] < 0.9
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_measuring_changes_nothing_that_is_kept(monkeypatch):
+    plain = train_here("digits_classifier")
+    monkeypatch.setattr(loop, "LEAST_TIMED_S", 0.0)
+    measured = train_here("digits_classifier")
+    assert "perf/roofline_share" not in plain.metrics
+    assert "perf/roofline_share" in measured.metrics
+    one, other = (flat(load_model(result, "last").complete_state()) for result in (plain, measured))
+    same([one], [other])
+
+
+@pytest.mark.usefixtures("every_training_is_measured")
+def test_a_training_does_not_fail_of_what_is_raised_in_the_measurement(tmp_path, monkeypatch):
+    pipeline = toy_pipeline(tmp_path, "train.updates=4")
+    loop_, notes = trained(tmp_path, pipeline)
+
+    def fail(*_):
+        raise KeyError("label")
+
+    monkeypatch.setattr(pipeline.learner, "noise", fail)
+    loop_.measure_roofline_share()
+    assert loop_.complete
+    assert "perf/roofline_share" not in notes.points
+
+
+def test_compiled_products_are_counted_like_those_that_are_not():
+    plain, compiled = (
+        count_work(step := Step(assemble(tiny("digits_classifier", f"optimization={stages}"))), step.next())
+        for stages in ("{}", "{compile: on}")
+    )
+    assert plain["flop"] == compiled["flop"] > 0

@@ -1,4 +1,4 @@
-"""Seconds that work takes on a device, and steps until they are steady."""
+"""Steps until each takes as long as the one before."""
 
 from __future__ import annotations
 
@@ -6,34 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
+from runner.system.stopwatch import Stopwatch
 
 WINDOW_SECONDS = 0.1
 PREPARING = 5  # times as long as its steps a window of the warm-up may take with what is prepared for them
 STEADY = 0.95
 WARM_UP_SECONDS = 20.0
-
-
-@dataclass(frozen=True)
-class Stopwatch:
-    """Seconds that work takes on a device: by device events on a GPU, by the wall clock on a CPU."""
-
-    device: torch.device
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Does the work and says how long it took, until the device was done."""
-        if self.device.type != "cuda":
-            started = time.perf_counter()
-            work()
-            return time.perf_counter() - started
-        with torch.cuda.device(self.device):  # events belong to the current device's stream
-            torch.cuda.synchronize()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            return float(begin.elapsed_time(end)) / 1e3
 
 
 @dataclass(frozen=True)
