@@ -6,6 +6,7 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ from runner.plugin.inspection import Facts, Inspection, is_stream, shapes_and_la
 from runner.plugin.learner import Learner
 from runner.plugin.loading import load_batches
 from runner.plugin.metric_names import join_metrics
+from runner.plugin.mistakes import noted
 from runner.plugin.progress import Progress
 from runner.plugin.rows import Rows, TensorRows
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import method_named
-from runner.system.tree import leaves, map_tensors
+from runner.system.tree import described, leaves, map_tensors
 
 _RESIDENT_SHARE = 0.25
 """Of an accelerator's memory; data that take no more are kept there."""
@@ -309,7 +311,8 @@ class DatasetSource(Source):
         with seeded(seed), learner.evaluating():
             for number, batch in enumerate(batches):
                 moved = map_tensors(lambda tensor: tensor.to(self.device), batch)
-                with seeded(derived_seed(seed, str(number)), self.device):
+                place = partial(_held_out_place, number, batch)
+                with noted(place), seeded(derived_seed(seed, str(number)), self.device):
                     metrics: Any = learner.metrics(moved)
                 if not isinstance(metrics, Mapping) or not all(isinstance(mean, Mean) for mean in metrics.values()):
                     who = f"{type(learner).__name__}.metrics"
@@ -329,6 +332,10 @@ class DatasetSource(Source):
             return torch.device("cpu")
         memory: int = torch.cuda.get_device_properties(self.device).total_memory
         return self.device if data.nbytes <= _RESIDENT_SHARE * memory else torch.device("cpu")
+
+
+def _held_out_place(number: int, batch: Batch) -> str:
+    return f"held-out batch {number + 1}: {described(batch)}"
 
 
 def _taken(rows: Rows, index: Tensor, seed: int, number: int) -> Batch:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from running import tiny
 from torch import nn
 from toy_runs import toy
 
@@ -142,3 +143,22 @@ def test_a_long_error_is_a_paragraph(tmp_path, monkeypatch):
     with pytest.raises(PluginError) as raised, told():
         step()
     assert str(raised.value).endswith("\n    update 1, on the batch: words int64 [8, 6]")
+
+
+@pytest.mark.parametrize("unlucky", [1, 3])
+def test_an_error_in_an_evaluation_says_on_which_held_out_batch(unlucky, monkeypatch):
+    pipeline = assemble(tiny("digits_classifier", "data.held_out=1000"))
+    metrics, asked = pipeline.learner.metrics, []
+
+    def fail(batch):
+        asked.append(batch)
+        if len(asked) == unlucky:
+            raise ValueError("no metric")
+        return metrics(batch)
+
+    monkeypatch.setattr(pipeline.learner, "metrics", fail)
+    with pytest.raises(ValueError, match="no metric") as caught:
+        pipeline.source.evaluate(pipeline.learner)
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"held-out batch {unlucky}: ")
+    assert "image float32 [64, " in note
