@@ -64,6 +64,12 @@ def imported_for_good() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def isolated_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests have a state folder of their own, also in child processes: the user's key stays as it is."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def isolated_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test has a workspace of its own, also in its child processes."""

@@ -12,20 +12,22 @@ from pydantic import create_model
 
 from runner import __version__
 from runner.plugin.config import Config
-from runner.plugin.registry import PROVIDER_DIGITS, Provider, Registry, Section
+from runner.plugin.registry import Provider, Registry, Section
 from runner.recipe.document import MAPPING, Place, Problem, RecipeError, dump, parse, read
 from runner.recipe.fill import fill, secrets_of
-from runner.recipe.provenance import Checkout, code_digests, source, versions
+from runner.recipe.provenance import Checkout, code_digests, plugin_sources, source, versions
 from runner.recipe.recipe import Recipe, flatten
-from runner.system.files import sha256, write_durably
+from runner.system.files import read_regular, remove, sha256, write_durably
 from runner.system.hardware import hardware
 from runner.system.places import LOCK_NAME
 from runner.system.secrets import MASK, redact, redact_values
+from runner.system.trust import is_signed, signed
 
 VERSION = 1
 PATCH_NAME = "source.patch"
 DATA = "data"  # what the training has read, which only a source that is built can tell
 PLUGIN_FILES = "plugin_files"  # where they were: a hint for who runs it again, and no part of what is compared
+PLUGIN_SOURCES = "plugin_sources"  # SHA-256 of these and of what they import beside them, by path
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _MATTERS = ("recipe", "code", "plugins", "packages")  # sections that decide about results
 # Sections that do not, or in digits at most: resuming elsewhere, or at a commit with another text, is legitimate.
@@ -69,17 +71,26 @@ def write_lock(
     if checkout is not None and checkout.patch:
         write_durably(run_dir / PATCH_NAME, redact(checkout.patch))
     else:  # an earlier lock may have been here
-        (run_dir / PATCH_NAME).unlink(missing_ok=True)
-    names = {provider.name for provider in _providers(recipe, catalog).values()}
-    files = sorted(_recorded_path(Path(name), run_dir) for name in names if name.endswith(".py"))
+        remove(run_dir / PATCH_NAME)
     origins = {path: place.cited() for path, place in recipe.origins.items()}
     head = {"lock": VERSION, "digest": recipe.digest} | ({} if init_from is None else {"init_from": dict(init_from)})
     head |= {} if processor is None else {PROCESSOR: dict(processor)}
     head |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
-    facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins, PLUGIN_FILES: files})
+    facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins})
+    facts |= _plugin_facts(recipe, run_dir, catalog)
     # The code comes last: a lock that is cut anywhere lacks of it.
-    write_durably(run_dir / LOCK_NAME, dump(facts | {"code": code_of(recipe)}))
+    write_durably(run_dir / LOCK_NAME, signed(dump(facts | {"code": code_of(recipe)}), run_dir))
     return run_dir / LOCK_NAME
+
+
+def _plugin_facts(recipe: Recipe, run_dir: Path, catalog: Registry) -> dict[str, Any]:
+    """Returns where the plugin files in use are, and the digests of all sources that run because of them."""
+    names = {provider.name for provider in _providers(recipe, catalog).values()}
+    files = [Path(name) for name in names if name.endswith(".py")]
+    sources = plugin_sources(_faces(recipe), files) if files else []
+    digests = {_recorded_path(path, run_dir): sha256(path) for path in sources}
+    facts = {PLUGIN_FILES: sorted(_recorded_path(path, run_dir) for path in files), PLUGIN_SOURCES: digests}
+    return dict(redact_values(facts))
 
 
 def _recorded_path(path: Path, run_dir: Path) -> str:
@@ -109,15 +120,19 @@ def data_drift(locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | Non
     return Drift("data.fingerprint", str(before)[:12], str(fingerprint or "absent")[:12], matters=True)
 
 
-def update_lock(recipe: Recipe, run_dir: Path, catalog: Registry, step: int, fingerprint: str | None = None) -> None:
-    """Replaces the lock of a run that is resumed with other settings, code or packages.
+def update_lock(
+    recipe: Recipe, run_dir: Path, catalog: Registry, step: int, fingerprint: str | None = None, is_changed: bool = True
+) -> None:  # fmt: skip
+    """Replaces the lock of a run that is resumed, if settings, code or packages are others, or if it is not signed.
 
-    The lock until then stays beside it, with the step up to which it was true.
+    The lock until then stays beside it if something has changed, with the step up to which it was true.
     """
     path = run_dir / LOCK_NAME
+    if not is_changed and is_trusted(path):
+        return
     locked = read_lock(path)
     previous = run_dir / f"until-{step}.lock.yaml"
-    if not previous.exists():
+    if is_changed and not previous.exists():
         write_durably(previous, path.read_text())
     facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
     before = dict(flatten(locked["recipe"]))
@@ -128,7 +143,8 @@ def update_lock(recipe: Recipe, run_dir: Path, catalog: Registry, step: int, fin
     # The code comes last: a lock that is cut anywhere lacks of it.
     locked.pop("code", None)
     locked |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
-    write_durably(path, dump(locked | {"digest": recipe.digest, "origins": redact_values(origins)} | facts))
+    locked |= {"digest": recipe.digest, "origins": redact_values(origins)} | _plugin_facts(recipe, run_dir, catalog)
+    write_durably(path, signed(dump(locked | facts), run_dir))
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:
@@ -162,6 +178,8 @@ def read_lock(lock: Path) -> dict[str, Any]:
     values: dict[str, Any] = root.plain()
     recorded = map(str, values.get(PLUGIN_FILES) or ())
     values[PLUGIN_FILES] = [_plugin_file(lock, path) for path in recorded]
+    digests = values.get(PLUGIN_SOURCES) or {}
+    values[PLUGIN_SOURCES] = {_plugin_file(lock, str(path)): str(digest) for path, digest in digests.items()}
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
         raise RecipeError([Problem(root.asked("lock"), "lock", message)])
@@ -175,20 +193,35 @@ def _plugin_file(lock: Path, recorded: str) -> str:
     return str(here if here.is_file() and not path.exists() else path)
 
 
-def plugins_again(locked: Mapping[str, Any], given: Iterable[Path]) -> dict[Path, str]:
-    """Plugin files that a lock, as ``read_lock`` returns it, was written with and of whose names none is given.
+def plugins_again(locked: Mapping[str, Any], given: Iterable[Path]) -> list[Path]:
+    """Returns the plugin files that a lock, as ``read_lock`` returns it, was written with and whose names none has."""
+    names = {path.name for path in given}
+    return [path for path in map(Path, locked.get(PLUGIN_FILES) or ()) if path.name not in names]
 
-    Each with why it cannot be used again; empty if it is where it was, and as it was.
+
+def is_trusted(lock: Path) -> bool:
+    """Returns whether this user's runner wrote a lock here, on this machine, and nobody has changed it since."""
+    try:
+        return is_signed(read_regular(lock).decode("utf-8", "surrogateescape"), lock.parent)
+    except OSError:
+        return False
+
+
+def changed_sources(locked: Mapping[str, Any], files: Iterable[Path]) -> dict[Path, str]:
+    """Returns the sources of plugins that are not as a lock records them, each with what is wrong with it.
+
+    Args:
+        locked: The lock, as ``read_lock`` returns it.
+        files: Plugin files, whose digests the lock must have.
     """
-    names, found = {path.name for path in given}, {}
-    for path in map(Path, locked.get(PLUGIN_FILES) or ()):
-        if path.name not in names:
-            try:
-                provider = Provider(path.name, sha256(path)[:PROVIDER_DIGITS])
-                found[path] = "" if str(provider) in (locked.get("plugins") or {}).values() else "has changed since"
-            except OSError as error:
-                found[path] = f"cannot be read at {path}: {error.strerror}"
-    return found
+    wrong = {}
+    for path in dict.fromkeys([*files, *map(Path, locked[PLUGIN_SOURCES])]):
+        try:
+            if sha256(path) != locked[PLUGIN_SOURCES].get(str(path)):
+                wrong[path] = "has changed since"
+        except OSError as error:
+            wrong[path] = f"cannot be read at {path}: {error.strerror}"
+    return wrong
 
 
 def drift(lock: Path, recipe: Recipe, catalog: Registry) -> list[Drift]:
@@ -216,8 +249,13 @@ def locked_threads(lock: Path) -> int | None:
 
 def code_of(recipe: Recipe) -> dict[str, str]:
     """Digests of the code that a recipe runs, by package."""
+    return code_digests(_faces(recipe))
+
+
+def _faces(recipe: Recipe) -> list[type]:
+    """Returns the classes of the settings of everything that a recipe uses."""
     stages = (*recipe.stages.values(), *recipe.inference.values())
-    return code_digests([type(recipe.model), type(recipe.data), *map(type, stages)])
+    return [type(recipe.model), type(recipe.data), *map(type, stages)]
 
 
 def _facts(recipe: Recipe, catalog: Registry, checkout: Checkout | None) -> dict[str, Any]:

@@ -2,10 +2,7 @@
 
 import ast
 import hashlib
-import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,13 +17,13 @@ from typing import NamedTuple
 
 import runner
 from runner.plugin.siblings import FOLDERS
+from runner.recipe.repository import GitError, open_repository
 
 _PACKAGE, _DISTRIBUTION = "runner", "proven-runner"
 _ELSEWHERE = ("plugins", "recipes")  # folders of an installed package; in a checkout they lie beside it
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # of distributions, in whichever environment
 # Kept out of a patch even if somebody tracks them:
 _SECRETS = (".env*", "*.pem", "*.key", "id_*", ".netrc", ".pypirc", "*credential*", "*secret*")
-_DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--no-color")
 _COMPUTES = ("torch", "numpy")
 _TOOL_EXTRAS = frozenset({"nvidia", "plots", "serve"})  # no result depends on them; others bring what computes
 _DEVELOPMENT = frozenset({"dev", "docs", "lint", "reference", "test", "testing", "tests"})  # extras that no run uses
@@ -39,6 +36,22 @@ def code_digests(faces: Iterable[type]) -> dict[str, str]:
     other plugin the package that its face is defined in, and what these import from outside of installed packages,
     whose versions a lock has; by file name where that is a single file.
     """
+    return {name: _digest(files) for name, files in _sources(faces).items()}
+
+
+def plugin_sources(faces: Iterable[type], plugin_files: Iterable[Path]) -> list[Path]:
+    """Returns plugin files and the sources that they import from their folders, sorted."""
+    paths = {path.absolute() for path in plugin_files}
+    folders = {path.resolve().parent for path in paths}
+    sources = _sources(faces)
+    del sources[_PACKAGE]
+    imported = {path.resolve() for files in sources.values() for path in files.values()} - {p.resolve() for p in paths}
+    paths |= {path for path in imported if any(path.is_relative_to(folder) for folder in folders)}
+    return sorted(paths)
+
+
+def _sources(faces: Iterable[type]) -> dict[str, dict[str, Path]]:
+    """Returns the files of ``code_digests``, by package and by name in it."""
     own, shipped = _files(find_spec(_PACKAGE)), _files(find_spec(f"{_PACKAGE}.plugins"))
     own = {name: path for name, path in own.items() if name.split("/")[0] not in _ELSEWHERE}
     sources = {_PACKAGE: own | {f"plugins/{name}": path for name, path in shipped.items()}}
@@ -57,7 +70,7 @@ def code_digests(faces: Iterable[type]) -> dict[str, str]:
         for path in files.values():
             imports = [(each, _outside(each, path)) for each in _imports(path)]
             queue += [(each, found) for each, found in imports if found is not None]
-    return {name: _digest(files) for name, files in sources.items()}
+    return sources
 
 
 def _files(spec: ModuleSpec | None) -> dict[str, Path]:
@@ -135,41 +148,29 @@ class Checkout:
 
 def source(recipe: Path, results: Path | None = None) -> Checkout | None:
     """The checkout that the runner itself runs from, or else the one that a recipe lies in; as ``checkout``."""
-    package = Path(runner.__file__)
+    package = Path(runner.__file__).parent
     # An installed package may lie in somebody's checkout without being part of it.
-    is_tracked = _git(package.parent, "ls-files", "--error-unmatch", package.name) is not None
-    return checkout(package.parent if is_tracked else recipe.absolute().parent, results)
+    own = _checkout(package, results, tracked=package)
+    return own if own is not None else checkout(recipe.absolute().parent, results)
 
 
 def checkout(folder: Path, results: Path | None = None) -> Checkout | None:
-    """The checkout that a folder lies in, but for ``results`` in it; None if there is none, or git cannot tell."""
-    top, commit = _git(folder, "rev-parse", "--show-toplevel"), _git(folder, "rev-parse", "HEAD")
-    if not top or not commit:
-        return None
+    """Returns the checkout that a folder lies in, except ``results`` in it; None if there is none, or git fails."""
+    return _checkout(folder, results)
+
+
+def _checkout(folder: Path, results: Path | None, tracked: Path | None = None) -> Checkout | None:
+    """Returns the checkout around a folder; with ``tracked``, None if that path is not part of it."""
     excluded = [f":(exclude,glob,icase)**/{pattern}" for pattern in _SECRETS]
-    if results is not None and results.resolve().is_relative_to(top.strip()):
-        excluded.append(f":(exclude,literal,top){results.resolve().relative_to(top.strip())}")
-    patch = _git(Path(top.strip()), *_DIFF, "HEAD", "--", ".", *excluded)
-    return None if patch is None else Checkout(commit.strip(), patch)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    git = shutil.which("git")
-    if git is None:
+    try:
+        with open_repository(folder) as repository:
+            if tracked is not None and not repository.is_tracked(tracked):
+                return None
+            if results is not None and results.resolve().is_relative_to(repository.top):
+                excluded.append(f":(exclude,literal,top){results.resolve().relative_to(repository.top)}")
+            return Checkout(repository.commit, repository.patch(excluded))
+    except (GitError, OSError):
         return None
-    command = [git, "--no-optional-locks", *_without_programs(git, folder), "-C", str(folder), *arguments]
-    result = subprocess.run(command, capture_output=True, check=False)
-    return result.stdout.decode("utf-8", "surrogateescape") if result.returncode == 0 else None
-
-
-@cache
-def _without_programs(git: str, folder: Path) -> tuple[str, ...]:
-    """Options for a repository that somebody else has made, which may name programs for git to start."""
-    filters = ("config", "--local", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
-    found = subprocess.run([git, "-C", str(folder), *filters], capture_output=True, check=False, text=True)
-    settings = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}"]
-    settings += [f"{name}=" for name in found.stdout.splitlines()]
-    return tuple(part for setting in settings for part in ("-c", setting))
 
 
 def versions(providers: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:

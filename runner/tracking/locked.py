@@ -7,30 +7,55 @@ from pathlib import Path
 
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.recipe.lock import plugins_again, read_lock
+from runner.recipe.lock import changed_sources, is_trusted, plugins_again, read_lock
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
+from runner.system.trust import is_own
 from runner.tracking.workspace import Workspace
 
 
 def load_locked(
     lock: Path, name: str, sets: Sequence[str], registry: Registry, remedy: Callable[[Mapping[Path, str]], str]
 ) -> tuple[Recipe, Registry]:
-    """The recipe of a lock, under these settings, and the plugins with its own.
+    """Loads the recipe of a lock, under these settings, and the plugins with its own.
 
-    Plugin files of a run of this workspace are found again where they were, if they are as they were. Of any other lock
-    they have to be named, because a lock from elsewhere must not run code.
+    Plugin files that nobody has named are used only if this user's runner wrote the lock, into this workspace and on
+    this machine, and if they and what they import from their folders are unchanged.
+
+    Args:
+        lock: The file.
+        name: What the lock belongs to, for messages.
+        sets: Assignments over the recipe.
+        registry: The plugins that are named.
+        remedy: Returns how to name plugin files, given the files with why each is not used.
 
     Raises:
-        UsageError: they have to be named, or are not as they were; ``name`` is whose they are, and the remedy, given
-            the files with why each is not taken by itself, says how they are named.
-        RecipeError: the lock, or a setting, is wrong.
+        UsageError: Plugin files have to be named.
+        RecipeError: The lock, or a setting, is wrong.
     """
-    again = plugins_again(read_lock(lock), registry.files)
-    is_own = lock.absolute().parent.parent == Workspace().runs
-    if again and (not is_own or any(again.values())):
+    locked = read_lock(lock)
+    again = plugins_again(locked, registry.files)
+    foreign = _foreign(lock) if again else ""
+    changed = changed_sources(locked, again) if again and not foreign else {}
+    if foreign or changed:
+        problem = foreign or " and ".join(f"{path.name} {reason}" for path, reason in changed.items())
         names = ", ".join(path.name for path in again)
-        why = "".join(f", and {path.name} {reason}" for path, reason in again.items() if reason and is_own)
-        raise UsageError(f"{name} was trained with plugins of {names}{why}; {remedy(again)}")
+        refusal = f"which does not run unless you name it with --plugin, because {problem}"
+        shown = remedy(dict.fromkeys(again, "" if foreign else problem))
+        raise UsageError(f"{name} was trained with the plugin file {names}, {refusal}; {shown}")
     registry = Registry([*registry.files, *registry.classes, *again])
     return load(lock, sets, registry), registry
+
+
+def _foreign(lock: Path) -> str:
+    """Returns why a lock is not taken for one that this user's runner wrote here; empty if it is."""
+    folder = lock.absolute().parent
+    workspace = Workspace()
+    if folder.parent != workspace.runs:
+        return f"{lock.name} is not that of a run in {workspace.runs}"
+    if not all(map(is_own, (lock, folder, workspace.runs, workspace.root))):
+        return "the run belongs to another user"
+    if not is_trusted(lock):
+        origin = "it was moved or copied, or is from someone else or from an older runner"
+        return f"your runner did not write its lock here: {origin}"
+    return ""

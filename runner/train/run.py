@@ -52,8 +52,7 @@ from runner.train.stall_report import StallReport
 PathLike = str | Path
 PATIENCE_SECONDS = 30.0
 STOPPED_PATIENCE_SECONDS = 5.0
-_LAST_SECONDS = 1.0
-"""A scheduler that has sent SIGTERM kills soon; what MLflow lacks then is in the spool."""
+_LAST_SECONDS = 1.0  # a scheduler that has sent SIGTERM kills soon; what MLflow lacks then is in the spool
 _ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", run_log.NAME)
 _log = logging.getLogger(__name__)
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
@@ -172,8 +171,8 @@ def run(
         if folder is None:
             _write_start(pipeline, tracker.run_dir, registry, use, fingerprint)
         else:
-            accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint)
-            _restore(loop, state, accept if changes or drift else None)
+            accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint, bool(changes or drift))
+            _restore(loop, state, accept)
         watch.stop = stop  # from here on, its limit ends what does not return
         with _interruptible(loop, stop):
             loop.run()
@@ -230,12 +229,11 @@ def _changed_data(recipe: Recipe, folder: RunFolder | None, fingerprint: str | N
     return [str(change)]
 
 
-def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None] | None) -> None:
+def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None]) -> None:
     """Loads a checkpoint, if there is one; ``accept`` then records what has changed since."""
     if state is not None:
         loop.load_state_dict(state)
-    if accept is not None:
-        accept()
+    accept()
     reach("resume.loaded")
 
 

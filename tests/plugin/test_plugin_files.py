@@ -138,12 +138,14 @@ def test_a_plugin_file_that_has_changed_or_is_gone_is_said_with_the_command(kill
     own = tmp_path / "my own.py"
     text = own.read_text()
     own.write_text(text + "# changed\n")
-    name = f"{killed.name} was trained with plugins of my own.py"
+    name = (
+        f"{killed.name} was trained with the plugin file my own.py, which does not run unless you name it with --plugin"
+    )
     command = f"the command is: runner resume {killed.name} --plugin 'my own.py' --allow-drift"
-    assert said_by("resume", killed.name) == f"{name}, and my own.py has changed since; {command}"
+    assert said_by("resume", killed.name) == f"{name}, because my own.py has changed since; {command}"
     own.unlink()
     gone = f"cannot be read at {own}: No such file or directory"
-    assert said_by("resume", killed.name) == f"{name}, and my own.py {gone}; {command}"
+    assert said_by("resume", killed.name) == f"{name}, because my own.py {gone}; {command}"
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "my own.py").write_text(text)
     told = result_of(forked("resume", killed.name, "--json", "--plugin", "elsewhere/my own.py"))
@@ -153,9 +155,8 @@ def test_a_plugin_file_that_has_changed_or_is_gone_is_said_with_the_command(kill
 def test_a_lock_from_elsewhere_runs_no_code_that_nobody_has_named(killed, tmp_path):
     shutil.copytree(killed, tmp_path / "got" / killed.name)
     lock = tmp_path / "got" / killed.name / "recipe.lock.yaml"
-    assert said_by("run", str(lock)) == (
-        f"{killed.name} was trained with plugins of my own.py; the command is: runner run {lock} --plugin 'my own.py'"
-    )
+    reason = f"recipe.lock.yaml is not that of a run in {killed.parent}"
+    assert f"because {reason}; the command is: runner run {lock} --plugin 'my own.py'" in said_by("run", str(lock))
 
 
 def said_by(*command):

@@ -36,7 +36,7 @@ def test_a_lock_runs_the_same_recipe_again(recipe, lock):
     again = load(lock, (PASSWORD,), FakeCatalog())
     assert again.values() == recipe.values()
     assert again.digest == recipe.digest
-    assert str(again.origins["seed"]).endswith("recipe.lock.yaml:5:9")
+    assert str(again.origins["seed"]).endswith("recipe.lock.yaml:6:9")
 
 
 def test_a_lock_says_what_the_run_was_made_from(recipe, lock):

@@ -39,10 +39,10 @@ def test_after_a_failure_the_file_is_as_it_was(tmp_path, monkeypatch, fails):
     path = tmp_path / "file.txt"
     write_durably(path, "before")
 
-    def full(*args):
+    def full(*args, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(*((files.os, "fsync") if fails == "fsync" else (files.Path, "replace")), full)
+    monkeypatch.setattr(files.os, fails, full)
     with pytest.raises(OSError, match="No space left"):
         write_durably(path, "after")
     assert path.read_text() == "before"
@@ -51,12 +51,12 @@ def test_after_a_failure_the_file_is_as_it_was(tmp_path, monkeypatch, fails):
 
 def test_content_is_durable_before_its_name_is_and_then_the_name(tmp_path, monkeypatch):
     calls = []
-    fsync, replace = os.fsync, files.Path.replace
+    fsync, replace = os.fsync, os.replace
     kinds = {True: "folder", False: "file"}
     monkeypatch.setattr(
         files.os, "fsync", lambda fd: (calls.append(kinds[stat.S_ISDIR(os.fstat(fd).st_mode)]), fsync(fd))
     )
-    monkeypatch.setattr(files.Path, "replace", lambda *paths: (calls.append("rename"), replace(*paths)))
+    monkeypatch.setattr(files.os, "replace", lambda *paths, **fds: (calls.append("rename"), replace(*paths, **fds)))
     write_durably(tmp_path / "file.txt", "text")
     assert calls == ["file", "rename", "folder"]
 
