@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.system.errors import OUT_OF_MEMORY, PluginError, RunnerError, print_traceback
 from runner.system.secrets import register
+from runner.system.terminal import print_error
 
 if TYPE_CHECKING:
     from runner.plugin.registry import Registry
@@ -119,7 +120,7 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
         if not no_memory and said is None:  # a mistake of the runner's, which needs its traceback
             sys.stdout.flush()  # what was printed goes to the same place, and the error is the last word there
             raise
-        sys.stderr.write(f"{error if no_memory else said}\n")
+        print_error(str(error if no_memory else said))
         sys.exit(OUT_OF_MEMORY if no_memory or said is None else said.exit_code)
     finally:
         if parent.gone:  # nobody else ends what this process has started

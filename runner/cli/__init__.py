@@ -2,7 +2,6 @@
 
 import os
 import sys
-import traceback
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -10,11 +9,13 @@ import typer
 
 from runner import __version__
 from runner.cli import evaluate, models, plugins, prove, recipes, runs, serve, study, workspace
-from runner.cli.common import Verb, clean_streams, report, say
+from runner.cli.common import Verb, Verbs, emit, report, say, use_own_console
 from runner.system.errors import TRACEBACK, ExitCode, RunnerError, print_traceback
 from runner.system.secrets import redact
+from runner.system.terminal import clean_streams, print_exception
 
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -26,16 +27,15 @@ for verb in (
     workspace.compare, workspace.ui, workspace.doctor,
 ):  # fmt: skip
     app.command(cls=Verb)(verb)
-app.add_typer(study.app, name="study")
-app.add_typer(plugins.data, name="data")
-app.add_typer(models.app, name="models")
+for group, verbs in (("study", study.app), ("data", plugins.data), ("models", models.app)):
+    app.add_typer(verbs, name=group, cls=Verbs)
 
 _OPTION = "--traceback"
 
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"runner {__version__}")
+        emit(f"runner {__version__}")
         raise typer.Exit
 
 
@@ -106,7 +106,7 @@ def _fail(error: Exception) -> int:
 
     message = mistake(error)
     if message is None:
-        traceback.print_exception(error)
+        print_exception(error)
     else:
         print_traceback(error)
         report(message)
@@ -117,6 +117,7 @@ def _refuse(error: Any) -> int:
     """Says what is wrong with the command line; masked before it is wrapped, which would tear a secret in two."""
     from typer.rich_utils import rich_format_error
 
+    use_own_console()
     error.message = redact(error.message)
     rich_format_error(error)
     return int(error.exit_code)

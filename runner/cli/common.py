@@ -11,21 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVarTuple
 
-from typer import Argument, Option, echo
-from typer.core import TyperCommand
+from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
 
 from runner.cli import completion
 from runner.system.errors import RunnerError, UsageError
 from runner.system.lines import wrapped
 from runner.system.secrets import redact, redact_values
+from runner.system.terminal import CleanStream, write
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from runner.cli.live import LiveBar
     from runner.plugin.registry import Registry
     from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
+    from runner.system.console import Console
     from runner.tracking import RunFolder
 
 _Shown = TypeVarTuple("_Shown")
@@ -127,9 +127,8 @@ def sharing_processor(recipe: "Recipe", locked_threads: int | None = None) -> It
 
 def working(verb: str, doing: str, quiet: bool = False) -> "LiveBar":
     """Shows on stderr, inside the ``with``, what a verb is doing that takes more than a moment; at once."""
-    from rich.console import Console
-
     from runner.cli.live import LiveBar
+    from runner.system.console import Console
 
     return LiveBar(Console(stderr=True, quiet=quiet), f"runner {verb}", doing=doing)
 
@@ -141,7 +140,7 @@ def output(
     if as_json:
         print_json(data())
         return
-    from rich.console import Console
+    from runner.system.console import Console
 
     show(*shown, Console(file=results.stream))
 
@@ -153,19 +152,18 @@ def print_json(data: dict[str, Any]) -> None:
 
 def emit(text: object, nl: bool = True) -> None:
     """Prints a part of a verb's result."""
-    echo(text, file=results.stream, nl=nl)
+    write(results.stream, f"{text}\n" if nl else str(text))
 
 
 def report(error: RunnerError) -> None:
     """Tells the user on stderr what went wrong, without secrets; on a terminal no word is torn at its edge."""
-    from rich.console import Console
-    from rich.text import Text
+    from runner.system.console import CleanText, Console
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for line in redact(str(error)).split("\n"):
         excerpt = line.startswith("    ")  # with a caret below, which points into it
         for part in wrapped(line, console.width) if console.is_terminal and not excerpt else [line]:
-            console.print(Text(part, style="dim" if excerpt else "red"))
+            console.print(CleanText(part, style="dim" if excerpt else "red"))
 
 
 def say(text: str) -> None:
@@ -177,31 +175,8 @@ def tell(text: str, hang: int = 0, err: bool = False) -> None:
     """Prints text for a person: on a terminal as ``wrapped``, elsewhere as it is."""
     stream = sys.stderr if err else results.stream
     if stream.isatty():
-        text = "\n".join(wrapped(redact(text), shutil.get_terminal_size().columns, hang))
-    echo(text, file=stream)
-
-
-class CleanStream(io.TextIOWrapper):
-    """A text stream over the bytes of another one, that masks secrets in every text it is given."""
-
-    def __init__(self, stream: io.TextIOWrapper) -> None:
-        stream.flush()
-        super().__init__(
-            stream.buffer, stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through
-        )
-        self._stream = stream  # its end would close the bytes
-
-    def write(self, text: str) -> int:
-        """Writes the text without its secrets; returns the length of what was given."""
-        super().write(redact(text))
-        return len(text)
-
-
-def clean_streams() -> None:
-    """Replaces stdout and stderr of this process: plugins, libraries and warnings write to them, too."""
-    for name in ("stdout", "stderr"):
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
-            setattr(sys, name, CleanStream(stream))
+        text = "\n".join(wrapped(text, shutil.get_terminal_size().columns, hang))
+    write(stream, f"{text}\n")
 
 
 class Results:
@@ -253,8 +228,32 @@ def _moved(stream: TextIO) -> TextIO:
     return CleanStream(copy)
 
 
+def use_own_console() -> None:
+    """Lets typer print help and its errors in colour: another console's codes would be escaped as foreign text."""
+    from typer import rich_utils
+
+    from runner.system.console import Console
+
+    # Its own texts are in markup; what a user typed is not rendered as such.
+    setattr(rich_utils, "Console", partial(Console, markup=True))  # noqa: B010
+
+
+class Verbs(TyperGroup):
+    """A group of verbs."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help."""
+        use_own_console()
+        super().format_help(ctx, formatter)
+
+
 class Verb(TyperCommand):
     """A verb: what it prints on stdout is its result, and a plugin's ``sys.exit`` is an error of the plugin."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help."""
+        use_own_console()
+        super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the verb; a RunnerError reports what called ``sys.exit``."""

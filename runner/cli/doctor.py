@@ -16,10 +16,9 @@ from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
-from rich.console import Console
-from rich.text import Text
 
 from runner.plugin.registry import SECTIONS, Registry
+from runner.system.console import CleanText, Console
 from runner.system.contention import SINCE_START
 from runner.system.errors import RunnerError, StorageError
 from runner.system.hardware import available_memory, cpu_model, slow_bf16, usable_cores
@@ -70,7 +69,7 @@ def show(checks: list[Check], console: Console) -> None:
         for label, text, style in ((head, check.found, ""), *remedy):
             for beginning, part in labelled(label, [text], console.width):
                 coloured = (beginning[:4], _COLOURS[check.status])
-                console.print(Text.assemble(coloured, beginning[4:], (part, style)), soft_wrap=True)
+                console.print(CleanText.assemble(coloured, beginning[4:], (part, style)), soft_wrap=True)
 
 
 def _packages() -> Iterator[Check]:

@@ -27,9 +27,8 @@ from runner.system.errors import UsageError
 from runner.system.lines import figure, print_wrapped
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from runner.plugin.faces import SourceConfig
+    from runner.system.console import Console
     from runner.train.evaluate import Evaluation
 
 Checkpoint = Annotated[Literal["best", "last"], Option(help="The one with the best objective, or the last one.")]

@@ -1,19 +1,19 @@
 """A bar and what is being done now, drawn beside the work, so that a long step of it is never silent."""
 
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from typing import NamedTuple, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
+from runner.system.console import CleanText, Console, PrintedLines
 from runner.system.lines import wrapped
-from runner.system.secrets import redact
 from runner.tracking.periodic import Periodic
 
 LINE_SECONDS, DRAWINGS_A_SECOND = 5.0, 4.0
@@ -50,13 +50,24 @@ class LiveBar(ExitStack):
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.console.quiet:
             drawn = Live(
-                console=self.console, get_renderable=self.drawn, refresh_per_second=DRAWINGS_A_SECOND, transient=True
-            )
+                console=self.console, get_renderable=self.drawn, refresh_per_second=DRAWINGS_A_SECOND, transient=True,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
             self.enter_context(drawn).refresh()
+            self._print_above(drawn)
         elif not self.console.quiet:
             self.print_line()  # here, for the thread may have to wait for what is imported next
             self.callback(Periodic("progress", LINE_SECONDS, self._print_next).stop)
         return self
+
+    def _print_above(self, drawn: Live) -> None:
+        """Prints above the bar what the rest of the process writes to stdout and stderr."""
+        output = PrintedLines(drawn.console, sys.stdout)
+        errors = PrintedLines(drawn.console, sys.stderr)
+        self.enter_context(redirect_stdout(output))
+        self.enter_context(redirect_stderr(errors))
+        self.callback(output.flush)
+        self.callback(errors.flush)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -70,9 +81,8 @@ class LiveBar(ExitStack):
 
     def say(self, text: str) -> None:
         """Prints a line that stays; on a terminal no word of it is torn."""
-        text = redact(text)  # a secret that is torn is not found any more
         for part in wrapped(text, self.console.width) if self.console.is_terminal else [text]:
-            self.console.print(part, soft_wrap=True, highlight=False, markup=False)
+            self.console.print(part, soft_wrap=True, highlight=False)
 
     def doing(self, progressed: float = 0.0) -> str:
         """The phase that is going on, with its seconds unless there was progress at that time, lately and since."""
@@ -113,9 +123,9 @@ class LiveBar(ExitStack):
         bar.add_column(no_wrap=True)
         done = self.completed()
         total = None if self.total is None else max(self.total, done)
-        bar.add_row(Text(self.name), ProgressBar(total, done, pulse=total is None), Text(self.counted()))
-        parts = (part for line in self.lines() for part in wrapped(redact(line), self.console.width))
-        return Group(bar, *(Text(part, no_wrap=True, overflow="ellipsis") for part in parts))
+        bar.add_row(CleanText(self.name), ProgressBar(total, done, pulse=total is None), CleanText(self.counted()))
+        parts = (part for line in self.lines() for part in wrapped(line, self.console.width))
+        return Group(bar, *(CleanText(part, no_wrap=True, overflow="ellipsis") for part in parts))
 
 
 def shown_seconds(seconds: float) -> str:

@@ -11,8 +11,7 @@ from runner.cli.runs import Run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-
+    from runner.system.console import Console
     from runner.tracking.versions import Version
 
 app = Typer(no_args_is_help=True, rich_markup_mode="rich")

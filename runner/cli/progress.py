@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
 from runner.cli.live import LiveBar, shown_seconds
+from runner.system.console import CleanText, Console
 from runner.system.lines import figure, labelled
 from runner.system.names import shown_path
-from runner.system.secrets import redact
 
 if TYPE_CHECKING:
     from runner.recipe.recipe import Recipe
@@ -107,7 +104,7 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     if best := result.best:
         place = f"checkpoints/{Path(best.checkpoint).name}"
         kept = [f"{best.metric[5:]} {figure(best.value)} at {best.step:,} {best.unit}: {place}"]
-    console.print(Text(f"{result.run_name}: {result.status}", style="italic"), soft_wrap=True)
+    console.print(CleanText(f"{result.run_name}: {result.status}", style="italic"), soft_wrap=True)
     for label, lines in (
         ("learnt", learnt or ["nothing was evaluated"]),
         ("best", kept),
@@ -116,8 +113,8 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
         ("run", [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]),
         ("next", following),
     ):
-        for beginning, part in labelled(f"{label:{_LABEL}}", map(redact, lines), console.width):
-            console.print(Text.assemble((beginning, "bold"), part), soft_wrap=True)
+        for beginning, part in labelled(f"{label:{_LABEL}}", lines, console.width):
+            console.print(CleanText.assemble((beginning, "bold"), part), soft_wrap=True)
 
 
 def _speed(result: "RunResult") -> list[str]:

@@ -180,9 +180,8 @@ def _say_drift(changes: "Sequence[Drift]") -> None:
 
 def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]") -> NoReturn:
     """Trains before a person's eyes, shows what came of it, and exits."""
-    from rich.console import Console
-
     from runner.cli.progress import ProgressDisplay, show
+    from runner.system.console import Console
 
     with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe) as display:
         result = train(display)

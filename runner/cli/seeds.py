@@ -5,14 +5,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from typer import Exit
 
 from runner.cli.common import output
+from runner.system.console import CleanText, Console
 from runner.system.lines import figure, print_wrapped
-from runner.system.secrets import redact
 
 if TYPE_CHECKING:
     from runner.plugin.registry import Registry
@@ -43,17 +41,17 @@ def run_seeds(
 def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Console) -> None:
     """Prints the mean of every metric with its interval, and the value of every seed where there is room for them."""
     names = [name for name in headline if name in result.means] + sorted(result.means.keys() - set(headline))
-    console.print(Text(f"{result.name}: {result.status}, {len(result.runs)} seeds"))
+    console.print(CleanText(f"{result.name}: {result.status}, {len(result.runs)} seeds"))
     tables = [_table(result, names, seeds) for seeds in (list(result.runs), [])]
     endless = console.options.update(width=10_000)
     fitting = [table for table in tables if console.measure(table, options=endless).maximum <= console.width]
-    told = (fitting or tables[-1:])[0] if names else Text("not all were evaluated at the same step", style="dim")
+    told = (fitting or tables[-1:])[0] if names else CleanText("not all were evaluated at the same step", style="dim")
     console.print(told)
     for seed, reason in result.failures.items():
-        print_wrapped(redact(f"seed {seed}: {reason}"), console, style="red")
+        print_wrapped(f"seed {seed}: {reason}", console, style="red")
     following = "runner compare OTHER_GROUP " + result.name if result.status == "FINISHED" else again
     for line in (f"kept in {result.folder}", f"next: {following}"):
-        print_wrapped(redact(line), console)
+        print_wrapped(line, console)
 
 
 def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int]) -> Table:
@@ -71,7 +69,7 @@ def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int]) ->
 def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:
     """Prints the means of two groups, and whether they differ."""
     one, other = compared["groups"]
-    console.print(Text(f"{one} and {other}, {'paired by seed' if compared['paired'] else 'with other seeds'}"))
+    console.print(CleanText(f"{one} and {other}, {'paired by seed' if compared['paired'] else 'with other seeds'}"))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("metric", "first", "second", "difference [95 %]", ""):
         table.add_column(title, no_wrap=True)

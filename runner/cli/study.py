@@ -176,9 +176,8 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
 
 def _bar(verb: str, quiet: bool) -> "TrialsBar":
     """Shows on stderr, inside the ``with``, how a study goes; at once."""
-    from rich.console import Console
-
     from runner.cli.trials import TrialsBar
+    from runner.system.console import Console
 
     return TrialsBar(Console(stderr=True, quiet=quiet), verb)
 

@@ -4,9 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console
-
 from runner.cli.live import SILENT_SECONDS, LiveBar
+from runner.system.console import Console
 from runner.system.lines import figures
 
 if TYPE_CHECKING:

@@ -7,12 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from runner.compare.ratio import Effect
 from runner.recipe.document import render
+from runner.system.console import CleanText, Console
 from runner.system.files import write_durably
 from runner.system.lines import figure, print_wrapped
 from runner.system.plots import BLACK, BLUE, GREY, NO_PLOTS, VERMILLION, draw_all, legend
@@ -42,12 +41,12 @@ def show(result: InferenceResult, console: Console) -> None:
         is_word = name in ("variant", "verdict")
         table.add_column(name, justify="left" if is_word else "right", overflow="fold", no_wrap=is_word)
     for row in rows:
-        table.add_row(*map(Text, row.values()))
+        table.add_row(*map(CleanText, row.values()))
     console.print(table)
     for line in _caught(result):
         print_wrapped(line, console)
     for kind, reason in result.inactive.items():
-        print_wrapped(f"{kind}: inactive, {redact(reason)}", console)
+        print_wrapped(f"{kind}: inactive, {reason}", console)
     print_wrapped(f"{result.recipe}, on the model of {result.run}: {result.seconds:.0f} s", console)
     print_wrapped(f"report: {result.folder / REPORT}", console)
 

@@ -14,8 +14,6 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.text import Text
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
@@ -26,6 +24,7 @@ from runner.measure.report import print_table
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system import generators
+from runner.system.console import CleanText, Console
 from runner.system.errors import StorageError, UsageError
 from runner.system.lines import print_wrapped
 from runner.tracking.workspace import Workspace, folder_name
@@ -256,19 +255,19 @@ def show(profile: Profile, console: Console) -> None:
             print_table(console, shown)
 
     where = f"{profile.device}, {profile.threads} threads, batch {profile.batch_size}"
-    console.print(Text(f"{profile.recipe}: one update on {where}: {profile.update_ms:.3g} ms"))
+    console.print(CleanText(f"{profile.recipe}: one update on {where}: {profile.update_ms:.3g} ms"))
     table("calls", _slots(profile))
     for device, what in (("cuda", "kernels on the GPU"), ("cpu", "operators on the host")):
         if found := [each for each in profile.operators if each.device == device]:
-            console.print(Text(f"top {len(found[:_TOP])} of {len(found)} {what}"))
+            console.print(CleanText(f"top {len(found[:_TOP])} of {len(found)} {what}"))
             table("calls", ({"name": each.name, "calls": f"{each.calls:g}", "self ms": f"{each.self_ms:.3f}",
                              "share": f"{each.share:.1%}"} for each in found[:_TOP]))  # fmt: skip
     what = "values read by the host, which would wait if they were on a GPU" if on_cpu else "host syncs"
-    console.print(Text(f"{what}: {profile.waits:g} in one update"))
+    console.print(CleanText(f"{what}: {profile.waits:g} in one update"))
     table("counted", ({"name": each.name, "slot": each.slot, "calls": f"{each.calls:g}",
                        "counted": "yes" if each.waits else ""} for each in profile.syncs))  # fmt: skip
     for line in _remarks(profile):
-        console.print(Text(line), style="dim")
+        console.print(CleanText(line), style="dim")
     print_wrapped(f"trace: {profile.trace} (open it in https://ui.perfetto.dev)", console)
 
 

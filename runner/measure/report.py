@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
 from runner.compare.ratio import Ratio
 from runner.compare.verdict import Outcome
@@ -25,6 +23,7 @@ from runner.measure.experiment import Case
 from runner.measure.recommend import Recommendation
 from runner.recipe.document import dump_inline, render
 from runner.recipe.loader import shipped
+from runner.system.console import CleanText, Console
 from runner.system.hardware import cpu_model
 from runner.system.lines import print_wrapped
 from runner.system.plots import (
@@ -70,11 +69,11 @@ Row = Mapping[str, str]  # of a table: texts by column
 
 def print_table(console: Console, rows: Sequence[Row], title: str = "", narrowest: int | None = None) -> None:
     """Prints rows, the first column no narrower than told; then others fold."""
-    table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=CleanText(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         table.add_column(name, justify="left" if name in _WORDS else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row.values()))
+        table.add_row(*map(CleanText, row.values()))
     if narrowest is not None:  # a least width would be kept by cutting off what is on the right
         too_wide = Measurement.get(console, console.options.update_width(_ENDLESS), table).maximum - console.width
         table.columns[0].width = max(narrowest, max(len(next(iter(row.values()))) for row in rows) - max(0, too_wide))
@@ -89,16 +88,16 @@ def show(result: Result, console: Console) -> None:
         rows = _variants(case, console.width >= _WIDE)
         print_table(console, rows, f"{title}, batch {case.batch_size}", longest_word)
         for line in _remarks(case):
-            console.print(Text(line), style="dim")
+            console.print(CleanText(line), style="dim")
     if result.slope is not None:
-        console.print(Text(_slope(result.slope)))
+        console.print(CleanText(_slope(result.slope)))
     for recommendation in result.recommendations:
-        console.print(Text(str(recommendation)), style="bold")
+        console.print(CleanText(str(recommendation)), style="bold")
         for each in recommendation.unproven[:_SHOWN]:
-            console.print(Text(f"{each}; to prove it:"))
-            print_wrapped(f"    {redact(each.command)}", console, hang=2)
+            console.print(CleanText(f"{each}; to prove it:"))
+            print_wrapped(f"    {each.command}", console, hang=2)
         if len(recommendation.unproven) > _SHOWN:
-            console.print(Text(f"{len(recommendation.unproven) - _SHOWN} more of them are in the report"))
+            console.print(CleanText(f"{len(recommendation.unproven) - _SHOWN} more of them are in the report"))
     print_wrapped(f"report: {result.folder}", console)
 
 

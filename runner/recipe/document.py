@@ -4,16 +4,19 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from runner.system.errors import UsageError
+from runner.system.escapes import escape, escape_line, is_printable
 from runner.system.names import shown_path
 from runner.system.secrets import redact
 
+SUFFIXES = (".yaml", ".yml")
+"""Of files that hold a recipe or an experiment."""
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000  # keys and values, after aliases have been expanded; all of them together within MAX_BYTES
@@ -50,7 +53,8 @@ class Place:
     def __str__(self) -> str:
         if isinstance(self.source, str):
             return self.source
-        return f"{shown_path(self.source)}:{self.line}:{self.column}" if self.line else shown_path(self.source)
+        path = escape_line(shown_path(self.source))
+        return f"{path}:{self.line}:{self.column}" if self.line else path
 
     def cited(self) -> str:
         """The place in the middle of a sentence, where no excerpt follows."""
@@ -60,7 +64,9 @@ class Place:
         """The line and below it a caret; empty if the place has no line."""
         if not self.text.strip():
             return ""
-        text, before = redact(self.text), redact(self.text[: self.column - 1])  # before a cut hides half of one
+        # Masked before a cut hides half of a secret, and escaped as it is printed: the caret stands below the place.
+        text = escape(redact(self.text))
+        before = escape(redact(self.text[: self.column - 1]))
         column = min(len(before), len(text))  # what is masked before it moves it
         start = max(0, column - _LONGEST_EXCERPT // 2) if len(text) > _LONGEST_EXCERPT else 0
         line = text[start : start + _LONGEST_EXCERPT].rstrip()
@@ -88,7 +94,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        headline = ": ".join(part for part in (str(self.place), self.path, self.message) if part)
+        headline = ": ".join(part for part in (str(self.place), escape_line(self.path), self.message) if part)
         return "\n".join(part for part in (headline, self.place.excerpt()) if part)
 
 
@@ -158,12 +164,27 @@ class Node:
             return "a mapping" if isinstance(self.value, dict) else "a list"
         if self.value is None:
             return "nothing"
-        text = f"'{redact(self.value)}'" if isinstance(self.value, str) else json.dumps(self.value)
+        text = f"'{escape_line(redact(self.value))}'" if isinstance(self.value, str) else json.dumps(self.value)
         return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def read(path: Path, problems: list[Problem]) -> Node:
-    """Reads a file that holds one YAML mapping; as ``parse``."""
+def has_suffix(path: Path) -> bool:
+    """Whether a file is named as recipes and experiments are, also where a link leads."""
+    return {path.suffix, path.resolve().suffix} <= set(SUFFIXES)
+
+
+def read(path: Path, problems: list[Problem], quotes: bool = True) -> Node:
+    """Reads a file that holds one YAML mapping; as ``parse``.
+
+    Args:
+        path: The file.
+        problems: Receives what is wrong without making the rest unreadable.
+        quotes: Whether an error may quote lines of a file that holds no mapping. Of a file that is named otherwise than
+            a recipe it never does, because it may be any file of this machine.
+
+    Raises:
+        RecipeError: The file cannot be read, or is none.
+    """
 
     def refusal(message: str) -> RecipeError:
         return RecipeError([Problem(Place(path), "", message)])
@@ -179,11 +200,17 @@ def read(path: Path, problems: list[Problem]) -> Node:
         raise refusal(message) from None
     except UnicodeDecodeError as error:
         raise refusal(f"is not UTF-8 text (byte {error.start})") from None
-    node = parse(text, path, problems)
-    if node.value is None:
-        raise refusal("is empty")
-    if not isinstance(node.value, dict):
-        raise RecipeError([Problem(node.place, "", "a recipe is a mapping of keys to values")])
+    try:
+        node = parse(text, path, problems)
+        if node.value is None:
+            raise refusal("is empty")
+        if not isinstance(node.value, dict):
+            raise RecipeError([Problem(node.place, "", "a recipe is a mapping of keys to values")])
+    except RecipeError as error:
+        if quotes and has_suffix(path):
+            raise
+        place = replace(error.problems[-1].place, text="")
+        raise RecipeError([Problem(place, "", "is not a YAML mapping, so that it is no recipe")]) from None
     return node
 
 
@@ -320,8 +347,8 @@ class _Dumper(yaml.SafeDumper):
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
     def represent_str(self, data: str) -> Any:
-        # Line breaks beyond ASCII survive in double quotes only, and these two words mean something to YAML.
-        special = data in ("<<", "=") or any(character in data for character in "\x85\u2028\u2029")
+        # These two words mean something to YAML. What is printed escaped reads back in double quotes only.
+        special = data in ("<<", "=") or not is_printable(data)
         return self.represent_scalar(f"{_TAG}str", data, style='"' if special else None)
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -13,11 +13,13 @@ from runner.plugin.registry import SECTIONS, Registry
 from runner.recipe.document import (
     DEFAULT,
     MAPPING,
+    SUFFIXES,
     Node,
     Place,
     Problem,
     RecipeError,
     dump_inline,
+    has_suffix,
     is_lock,
     parse,
     read,
@@ -186,7 +188,8 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapp
     files: list[Node] = []
     chain: list[Path] = []
     while not is_lock(path):
-        root = mapping if mapping is not None and not chain else read(path, problems)
+        # A file that another one names may be anything; only the one on the command line is quoted whatever it holds.
+        root = mapping if mapping is not None and not chain else read(path, problems, quotes=not chain)
         if (kind := root.get("kind")) is not None and (taken := _taken_by(kind)):
             raise RecipeError([Problem(kind.place, "kind", f"{kind.shown} is no recipe{taken}")])
         rest = dict(root.children)
@@ -213,10 +216,12 @@ def _found(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> P
     try:
         found = find(str(name.value), folder)
         wrong = "" if os.path.isfile(found) else "is not a file"
+        if not wrong and not has_suffix(found):
+            wrong = f"is no recipe: a recipe's file ends in {' or '.join(SUFFIXES)}"
     except RecipeError as error:
         found, wrong = folder, error.problems[0].message
     if wrong:
-        raise RecipeError([*problems, Problem(name.place, key, f"'{name.value}': {wrong}")])
+        raise RecipeError([*problems, Problem(name.place, key, f"{name.shown}: {wrong}")])
     return found
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, JustifyMethod
+from rich.console import JustifyMethod
 from rich.table import Table
-from rich.text import Text
 
 from runner.recipe.document import dump_inline, render
 from runner.study.config import short, spelled
 from runner.study.pictures import SLICE, draw
+from runner.system.console import CleanText, Console
 from runner.system.errors import UsageError
 from runner.system.files import write_durably
 from runner.system.lines import figure, print_wrapped, wrapped
@@ -40,11 +40,11 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
         if given := [row for row in summary.rows if row.is_recipe and row.values and not row.best]:
             _print_trials(summary, given, "the recipe as it is", console)
     else:
-        console.print(Text(f"{summary.name}: no trial counts yet", style="bold"))
+        console.print(CleanText(f"{summary.name}: no trial counts yet", style="bold"))
     counting = sum(row.cause == "done" for row in summary.rows)
     for name, shares in summary.importance.items():
         told = ", ".join(f"{path} {share:.0%}" for path, share in shares.items() if share >= 0.005)
-        console.print(Text(f"what decides about {name}, by {counting} trials: {told}"))
+        console.print(CleanText(f"what decides about {name}, by {counting} trials: {told}"))
     if summary.worth:
         columns = {"stage": False, "objective": False, "on": True, "off": True, "effect": True}
         rows = []
@@ -54,8 +54,8 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
             rows.append((each.stage, _title(each.objective), on, off, effect))
         _print_table("stages", columns, rows, console)
         confounded = "Across the study, where other settings differ too: runner ablate measures a stage by itself."
-        console.print(Text(confounded, style="dim"))
-    console.print(*map(Text, remarks(summary)), sep="\n")
+        console.print(CleanText(confounded, style="dim"))
+    console.print(*map(CleanText, remarks(summary)), sep="\n")
     print_wrapped("\n".join(where), console)
 
 
@@ -92,7 +92,7 @@ def show_plan(plan: StudyPlan, console: Console) -> None:
     if plan.forecast is not None:
         trial, start, study = plan.forecast.trial_seconds, plan.forecast.start_seconds, plan.forecast.study_seconds
         lines.append(f"forecast: {_time(trial)} a trial, with {start:.1f} s to start; {_time(study)} the study")
-    console.print(*map(Text, lines), *(Text(f"* {remark}") for remark in plan.remarks), sep="\n")
+    console.print(*map(CleanText, lines), *(CleanText(f"* {remark}") for remark in plan.remarks), sep="\n")
 
 
 def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
@@ -148,12 +148,12 @@ def _print_trials(summary: Summary, rows: Sequence[Row], title: str, console: Co
 
 def _print_table(title: str, columns: Mapping[str, bool], rows: Sequence[Sequence[str]], console: Console) -> None:
     """Prints columns of numbers or not; where it is too wide, titles and settings are folded and never a number."""
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=CleanText(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, is_number in columns.items():
         how: JustifyMethod = "right" if is_number else "left"
-        table.add_column(Text(name), justify=how, overflow="fold", no_wrap=name == "setting")
+        table.add_column(CleanText(name), justify=how, overflow="fold", no_wrap=name == "setting")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(CleanText, row))
     if console.measure(table, options=console.options.update(width=1000)).maximum > console.width:
         for column in table.columns:
             if column.justify == "right":

@@ -1,7 +1,6 @@
 """Errors that a user can meet, each with the exit code that a script can act on."""
 
 import os
-import traceback
 from enum import IntEnum
 
 
@@ -31,7 +30,9 @@ OUT_OF_MEMORY = 77
 def print_traceback(error: BaseException) -> None:
     """Prints the complete traceback on stderr if the user wants it."""
     if os.environ.get(TRACEBACK):
-        traceback.print_exception(error)
+        from runner.system.terminal import print_exception
+
+        print_exception(error)
 
 
 class RunnerError(Exception):

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
+from runner.system.escapes import escape
+from runner.system.secrets import redact
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from runner.system.console import Console
 
 _NARROWEST = 20
 _COMMAND = re.compile(r"(?:^ *|: )(?=(?:[A-Z_]+=\S+ )?(?:runner|mlflow|optuna-dashboard) [^ ]*[^ :](?: |$))")
@@ -15,12 +18,13 @@ _GOES_ON = " \\"
 
 
 def wrapped(text: str, width: int, hang: int = 0) -> Iterator[str]:
-    """The lines of a text, none longer than the width unless a word is: a path stays whole, to be copied.
+    """The clean lines of a text, none longer than the width unless a word is: a path stays whole, to be copied.
 
     What does not fit goes on ``hang`` columns further than its line began. A command with which a line begins or ends,
     after a colon, goes on as a shell reads it.
     """
-    for line in text.split("\n"):
+    # A secret that is torn is not found any more, and escapes have a width.
+    for line in escape(redact(text)).split("\n"):
         indent, command = " " * (len(line) - len(line.lstrip()) + hang), _COMMAND.search(line)
         columns = max(_NARROWEST, width - len(_GOES_ON) if command and len(line) > width else width)
         parts = textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -46,7 +50,7 @@ def figures(values: Mapping[str, float]) -> str:
 def print_wrapped(text: str, console: "Console", hang: int = 0, style: str | None = None) -> None:
     """Prints a text as ``wrapped`` says; nothing in it is taken for markup."""
     for part in wrapped(text, console.width, hang):
-        console.print(part, style=style, soft_wrap=True, markup=False, highlight=False)
+        console.print(part, style=style, soft_wrap=True, highlight=False)
 
 
 def labelled(label: str, lines: Iterable[str], width: int) -> Iterator[tuple[str, str]]:

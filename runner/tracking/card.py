@@ -4,9 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
+from runner.system.console import CleanText, Console
 from runner.system.lines import figure, labelled
 from runner.tracking.keys import interval_keys
 from runner.tracking.listing import metric, objective, progress, said, span
@@ -21,7 +19,7 @@ _MOST = 12
 
 def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Prints what ``listing.described`` knows of a run, and of those below it if it is a group of seeds."""
-    console.print(Text(f"{run['name']}: {run['status']}", style="italic"), soft_wrap=True)
+    console.print(CleanText(f"{run['name']}: {run['status']}", style="italic"), soft_wrap=True)
     for label, lines in (
         ("reason", run["reason"].splitlines() if run["reason"] else []),
         ("recipe", [run["recipe"]] if run["recipe"] else []),
@@ -35,7 +33,7 @@ def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Co
         ("next", list(_next(run))),
     ):
         for beginning, part in labelled(f"{label:{_LABEL}}", lines, console.width):
-            console.print(Text.assemble((beginning, "bold"), part), soft_wrap=True)
+            console.print(CleanText.assemble((beginning, "bold"), part), soft_wrap=True)
 
 
 def _learnt(run: Mapping[str, Any]) -> Iterator[str]:

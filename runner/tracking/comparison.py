@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from runner.recipe.document import read
 from runner.recipe.recipe import flatten
+from runner.system.console import CleanText, Console
 from runner.system.errors import UsageError
 from runner.system.lines import print_wrapped
 from runner.system.places import LOCK_NAME
@@ -147,13 +146,13 @@ def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> N
         shown = range(start, min(start + per_table, len(runs)))
         for section, rows in sections.items():
             if rows:
-                console.print(Text(section + _ABOUT.get(section, ""), style="bold"), soft_wrap=True)
+                console.print(CleanText(section + _ABOUT.get(section, ""), style="bold"), soft_wrap=True)
                 _print_rows(rows, runs, shown, console)
             elif section != "headline":
                 console.print(f"{section}: no difference", style="dim")
     if hidden:
         console.print(f"{hidden} differences of speed, process and the like: --all", style="dim", highlight=False)
-    console.print(comparison["link"], soft_wrap=True, markup=False, highlight=False)
+    console.print(comparison["link"], soft_wrap=True, highlight=False)
 
 
 def _print_rows(
@@ -175,11 +174,11 @@ def _print_rows(
         stem, _, digits = runs[run]["name"].rpartition("-")
         table.add_column(f"{stem}\n{digits}".strip(), max_width=column, overflow="fold")
     for name, row in fitting.items():
-        table.add_row(name, *map(Text, row))
+        table.add_row(name, *map(CleanText, row))
     if fitting:
         console.print(table)
     for name in (name for name in cells if name not in fitting):
-        console.print(Text(name), soft_wrap=True)
+        console.print(CleanText(name), soft_wrap=True)
         for run, cell in zip(shown, cells[name], strict=True):
             print_wrapped(f"    {runs[run]['name']}: {cell}", console, hang=4)
 

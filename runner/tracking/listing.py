@@ -6,10 +6,11 @@ from math import isfinite
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
 
+from runner.system.console import CleanText, Console
+from runner.system.escapes import escape_line
 from runner.system.lines import figure, print_wrapped
+from runner.system.secrets import redact
 from runner.tracking.keys import interval_keys
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
@@ -74,7 +75,7 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
     """
     if not runs:
         text = none or "no runs yet; start one: runner run marl_phase2"
-        console.print(text, markup=False, highlight=False)
+        console.print(text, highlight=False)
         return
     groups = {run["name"]: run for run in runs if run["kind"] == "seeds"}
     rows = [_cells(run, _GAP if run["group"] in groups else "") for run in runs]
@@ -83,7 +84,7 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
     titles = [title for title in widths if title != "kind" or {run["kind"] for run in runs} - {"run", None}]
     columns = _fitting(titles, widths, console.width)
     for run, row in zip([None, *runs], rows, strict=True):
-        line = Text("" if "run" in columns else f"{row['run']}\n{_GAP}", style="" if run else "bold")
+        line = CleanText("" if "run" in columns else f"{row['run']}\n{_GAP}", style="" if run else "bold")
         for title in columns:
             style = _COLOURS.get(row[title], "") if title == "status" else ""
             line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
@@ -127,7 +128,7 @@ def progress(run: Mapping[str, Any]) -> str:
 
 def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
     """What each column says."""
-    return {
+    cells = {
         "run": indent + run["name"],
         "kind": run["kind"] or _MISSING,
         "status": run["status"],
@@ -138,6 +139,7 @@ def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
         "started": _MISSING if run["started"] is None else f"{span(max(0.0, time.time() - run['started']))} ago",
         "resume": "yes" if run["resumable"] else "no",
     }
+    return {title: escape_line(redact(cell)) for title, cell in cells.items()}
 
 
 def objective(run: Mapping[str, Any]) -> str:
@@ -153,7 +155,7 @@ def objective(run: Mapping[str, Any]) -> str:
 def said(run: Mapping[str, Any]) -> Iterator[str]:
     """What its user says of it."""
     if run["tags"]:
-        yield "tags " + ", ".join(f"{name}={value}" for name, value in run["tags"].items())
+        yield escape_line("tags " + ", ".join(f"{name}={value}" for name, value in run["tags"].items()))
     if run["note"]:
         yield run["note"]
 
@@ -164,7 +166,7 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
     What is said of its group is not said again.
     """
     overrides, known = run["overrides"] or {}, group["overrides"] if group else {}
-    yield " ".join(f"{path}={value}" for path, value in overrides.items() if known.get(path) != value)
+    yield escape_line(" ".join(f"{path}={value}" for path, value in overrides.items() if known.get(path) != value))
     yield "; ".join(text for text in said(run) if group is None or text not in said(group))
     parts = []
     if run["status"] == "FAILED":

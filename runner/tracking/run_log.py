@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from runner.system.secrets import redact
+from runner.system.terminal import clean
 
 NAME = "run.log"
 _MOST_BYTES = 2**20
@@ -69,7 +69,7 @@ class RunLog:
     def keep(self, text: str) -> None:
         """Keeps what nobody has to be told now."""
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        lines = "".join(f"{now} {line}\n" for line in redact(text).rstrip("\n").split("\n"))
+        lines = "".join(f"{now} {line}\n" for line in clean(text).rstrip("\n").split("\n"))
         if self._path is None:
             self._waiting.append(lines)
         else:

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import logging
 import os
-import sys
 import threading
 import time
 import traceback
@@ -35,6 +34,7 @@ from runner.system.names import shown_path
 from runner.system.places import LOCK_NAME
 from runner.system.processor import ProcessorUse, share_processor
 from runner.system.secrets import redact
+from runner.system.terminal import print_error
 from runner.tracking import RunFolder, Status, Workspace, run_log
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import mlflow_key
@@ -369,8 +369,7 @@ def _give_up(tracker: Tracker, recipe: Recipe, watch: StallReport, asked: Signal
     reason = f"{watch.where()} does not return"
     if asked is not None:
         reason = f"stopped by {asked.name} although {reason}"
-    sys.stderr.write(f"{reason}\n")
-    sys.stderr.flush()
+    print_error(reason)
     # A store that hangs must not keep this process, either.
     closing = threading.Thread(target=tracker.close, args=(status, reason, _LAST_SECONDS), daemon=True)
     closing.start()

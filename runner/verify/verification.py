@@ -8,14 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from rich import box
-from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.recipe.recipe import Recipe
+from runner.system.console import CleanText, Console
 from runner.system.errors import ExitCode, UsageError
-from runner.system.secrets import redact
 from runner.verify.time_limit import Interrupted
 from runner.verify.variants import ALL, Variant, VariantSet, weakest
 
@@ -72,13 +70,13 @@ def show(report: Verification, console: Console) -> None:
     stage, verdict = (Column(title, no_wrap=True) for title in ("stage", "verdict"))
     table = Table(stage, "contract", verdict, Column("evidence", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False)
     for row in report.rows:
-        outcome = Text(row.verdict, style=colours[row.verdict])
-        table.add_row(Text(row.name), row.contract, outcome, Text(redact(row.summary)))
+        outcome = CleanText(row.verdict, style=colours[row.verdict])
+        table.add_row(CleanText(row.name), row.contract, outcome, CleanText(row.summary))
     for kind, reason in report.inactive.items():
-        table.add_row(Text(kind), "", "inactive", Text(redact(reason)), style="dim")
+        table.add_row(CleanText(kind), "", "inactive", CleanText(reason), style="dim")
     console.print(table)
     whole = (report.outcome, colours[report.outcome])
-    console.print(Text.assemble(f"{report.recipe}: ", whole, f" in {report.seconds:.0f} s"))
+    console.print(CleanText.assemble(f"{report.recipe}: ", whole, f" in {report.seconds:.0f} s"))
 
 
 class Judge(Protocol):

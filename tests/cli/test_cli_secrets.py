@@ -5,10 +5,11 @@ import traceback
 
 import pytest
 
-from runner.cli.common import clean_streams, print_json, report, say
+from runner.cli.common import print_json, report, say
 from runner.system import secrets
 from runner.system.errors import RunnerError
 from runner.system.secrets import MASK, register
+from runner.system.terminal import clean_streams
 
 SECRET = 'hunter2-"quoted"-é'
 

@@ -3,9 +3,9 @@
 import io
 
 import pytest
-from rich.console import Console
 
 from runner.cli.seeds import show
+from runner.system.console import Console
 from runner.system.errors import ExitCode
 from runner.system.interval import student
 from runner.train.seeds import SeedsResult

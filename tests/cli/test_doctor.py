@@ -5,13 +5,13 @@ from importlib.metadata import EntryPoint
 
 import psutil
 import pytest
-from rich.console import Console
 from run_folders import run_folder
 from typer.testing import CliRunner
 
 from runner.cli import app, doctor
 from runner.cli.doctor import examine, show
 from runner.plugin.registry import Registry
+from runner.system.console import Console
 from runner.tracking.workspace import Workspace
 
 BROKEN = (EntryPoint("model.mine", "mine:Mine", "runner.plugins"),)

@@ -3,11 +3,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from runner.api import Objective
 from runner.cli import live
 from runner.cli.progress import ProgressDisplay, show
+from runner.system.console import Console
 from runner.train.assemble import StageReport
 from runner.train.chosen import Best
 

@@ -4,10 +4,10 @@ import io
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from runner.cli import live
 from runner.cli.trials import TrialsBar
+from runner.system.console import Console
 
 STUDY = SimpleNamespace(name="demo", budget=SimpleNamespace(trials=12, seconds=600.0))
 ENDLESS = SimpleNamespace(name="demo", budget=SimpleNamespace(trials=12, seconds=None))

@@ -2,13 +2,13 @@ import io
 import json
 
 import pytest
-from rich.console import Console
 from trainings import classifier
 
 from runner.compare import clock, stopwatch
 from runner.inference import ablate
 from runner.inference.ablate import ablate_inference
 from runner.inference.report import show, write
+from runner.system.console import Console
 from runner.system.errors import UsageError
 
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 from ablations import OFF, analysed, case, result
 from canvases import cut, kept, told, written
-from rich.console import Console
 
 from runner.measure.recommend import recommend
 from runner.measure.report import draw, markdown, print_table, show
 from runner.plugin.registry import Registry
+from runner.system.console import Console
 from runner.system.plots import NO_PLOTS
 
 FACTORS = {"stacked_agents": 3.0, "fused_optimizer": 0.5}

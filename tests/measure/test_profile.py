@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 from running import RECIPES, TINY, runner, tiny
 from torch.autograd import DeviceType
 
@@ -25,6 +24,7 @@ from runner.measure.profile import (
     tables,
 )  # fmt: skip
 from runner.plugin.registry import Registry
+from runner.system.console import Console
 from runner.system.errors import StorageError, UsageError
 from runner.tracking import Workspace
 from runner.train.assemble import assemble

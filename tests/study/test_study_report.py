@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import pytest
 from browser import needs_browser, page
-from rich.console import Console
 from summaries import RETURN, ROWS, SPEED, WORTH, row, single, summary
 
 from runner.study.definition import Forecast, StudyPlan
@@ -14,6 +13,7 @@ from runner.study.pictures import draw
 from runner.study.report import html, show, show_plan
 from runner.study.summary import Used
 from runner.system import secrets
+from runner.system.console import Console
 from runner.system.lines import figure
 
 

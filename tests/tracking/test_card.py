@@ -1,9 +1,9 @@
 import io
 
 import pytest
-from rich.console import Console
 from run_folders import run_folder, seed_group
 
+from runner.system.console import Console
 from runner.system.places import LOCK_NAME
 from runner.tracking.card import show
 from runner.tracking.listing import described

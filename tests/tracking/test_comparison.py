@@ -5,9 +5,9 @@ from urllib.parse import parse_qs
 
 import pytest
 from browser import needs_browser, page
-from rich.console import Console
 from servers import server
 
+from runner.system.console import Console
 from runner.system.errors import UsageError
 from runner.system.secrets import MASK
 from runner.tracking.comparison import compare, show

@@ -4,9 +4,9 @@ import math
 import shutil
 
 import pytest
-from rich.console import Console
 from run_folders import run_folder, seed_group
 
+from runner.system.console import Console
 from runner.system.processes import Owner
 from runner.tracking import Workspace
 from runner.tracking.listing import listing, show

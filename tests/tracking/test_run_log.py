@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 from mlflow import MlflowClient
-from rich.console import Console
 from rich.progress import Progress
 from running import train_here
 
 from runner.system import secrets
+from runner.system.console import Console
 from runner.system.secrets import MASK
 from runner.tracking import RunFolder, Workspace
 from runner.tracking.run_log import RunLog

@@ -1,0 +1,93 @@
+"""The streams of a process, through which neither a secret nor a command to the terminal passes.
+
+All that is printed goes through here: verbs, plugins, libraries, warnings and tracebacks write to these streams.
+Only a ``Console`` of ``runner.system.console`` can colour its text, because it has escaped the text before.
+"""
+
+import io
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from runner.system.escapes import escape
+from runner.system.secrets import redact
+
+
+class Rendered(str):
+    """Text in which every control sequence is a console's own, because what it shows was escaped before."""
+
+    __slots__ = ()
+
+
+class CleanStream(io.TextIOWrapper):
+    """A text stream over the bytes of another one. It masks secrets, and escapes what is not ``Rendered``."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        stream.flush()
+        super().__init__(
+            stream.buffer, stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through
+        )
+        self._stream = stream  # its end would close the bytes
+
+    def write(self, text: str) -> int:
+        """Writes the text in its clean form; returns the length of what was given."""
+        super().write(redact(text) if isinstance(text, Rendered) else clean(text))
+        return len(text)
+
+
+class RenderedOutput:
+    """The file of a console: it passes on what the console has rendered, marked as such.
+
+    Args:
+        stream: Returns the stream, which may be replaced while the console is in use.
+    """
+
+    def __init__(self, stream: Callable[[], TextIO]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes what a console has rendered."""
+        return self._target().write(Rendered(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target(), name)
+
+    def _target(self) -> TextIO:
+        # A stream that shows what is written through a live display names the one beneath it so, for consoles.
+        stream = self._stream()
+        target: TextIO = getattr(stream, "rich_proxied_file", stream)
+        return target
+
+
+def clean(text: str) -> str:
+    """Returns text that a program prints, without secrets and commands to the terminal."""
+    # A progress bar returns to the begin of its line. A line feed keeps it readable and lets it overwrite nothing.
+    return escape(redact(text).replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def clean_streams() -> None:
+    """Replaces stdout and stderr of this process: plugins, libraries and warnings write to them, too."""
+    for name in ("stdout", "stderr"):
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            setattr(sys, name, CleanStream(stream))
+
+
+def write(stream: TextIO | None, text: str) -> None:
+    """Writes text to a stream at once, without secrets and commands to the terminal.
+
+    A stream that was closed before the start receives none.
+    """
+    if stream is not None:
+        stream.write(escape(redact(text)))
+        stream.flush()
+
+
+def print_error(text: str) -> None:
+    """Prints a message on stderr; for code that has no console."""
+    write(sys.stderr, f"{text}\n")
+
+
+def print_exception(error: BaseException) -> None:
+    """Prints the complete traceback of an error on stderr."""
+    print_error("".join(traceback.format_exception(error)).rstrip("\n"))
