@@ -40,6 +40,20 @@ FAMILY_WORDS = {
 """Where the core may use which of them: in the list of units, and what is said of it."""
 SEQUENCE = re.compile(r"(^|\.)(next_batch|feedback)$|slots\.update$")
 TRAINING_STEP = "runner/train/step.py"
+PRINTERS = {"runner/system/terminal.py", "runner/system/console.py"}
+"""Through these all that is printed goes: they escape what commands a terminal."""
+RICH = re.compile(
+    r"rich\.(box|cells\.cell_len|console\.(Group|RenderableType|JustifyMethod)|live\.Live|measure\.Measurement|"
+    r"progress_bar\.ProgressBar|table\.(Table|Column))"
+)
+"""Of rich, what neither prints by itself nor takes text for markup."""
+PRINTING_MODULES = re.compile(r"(rich|click|typer\.(echo|secho|style|rich_utils)|colorama|curses|tqdm)(\.|$)")
+PRINTING = re.compile(
+    r"print|input|(sys\.)?(__)?std(out|err)(__)?\.(buffer\.)?(write|writelines)|traceback\.print_\w+|warnings\.showwarning|"
+    r"logging\.(StreamHandler|basicConfig)|os\.write|.*\.from_(ansi|markup)"
+)
+TO_OTHER_FILES = {"runner/tracking/spool.py": {"os.write"}}
+"""Calls of those names that write to a file of their own."""
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 LONGEST_CHAIN = 10
@@ -105,6 +119,21 @@ def test_plugins_import_the_api_and_each_other(path):
 def test_the_core_knows_no_family(path):
     found = {match[1].lower() for match in FAMILY.finditer(path.read_text(encoding="utf-8"))}
     assert found == FAMILY_WORDS.get(name_of(path), set())
+
+
+@pytest.mark.parametrize("path", [*CORE, *PLUGINS], ids=name_of)
+def test_all_that_is_printed_goes_through_one_place(path):
+    """Else a name that a stranger has chosen could command the terminal of who reads it."""
+    if name_of(path) in PRINTERS:
+        return
+    package = "runner.plugins" if path in PLUGINS else "runner"
+    names = {name for name in imports(path, package) if PRINTING_MODULES.match(name) and not RICH.fullmatch(name)}
+    # By which typer prints help: with a console of ours, which that function gives it.
+    assert names <= {"typer.rich_utils", "typer.rich_utils.rich_format_error"}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    calls |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "print"}
+    assert {call for call in calls if PRINTING.fullmatch(call)} <= TO_OTHER_FILES.get(name_of(path), set())
 
 
 def test_the_sequence_of_a_training_step_stands_once():

@@ -183,7 +183,7 @@ def ui(port: Port = 5000, browser: Browser = True) -> None:
         if browser and sys.stderr.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))):
             webbrowser.open(address)
 
-    serve(Workspace(), port, announce)
+    serve(Workspace(), announce, port)
 
 
 def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:

@@ -21,7 +21,7 @@ from runner.tracking.workspace import Workspace
 _START_SECONDS = 60.0
 
 
-def serve(workspace: Workspace, port: int = PORT, announce: Callable[[str], object] = print) -> None:
+def serve(workspace: Workspace, announce: Callable[[str], object], port: int = PORT) -> None:
     """Shows the runs of a workspace in MLflow's page until it is interrupted.
 
     The page has no password, so it listens on 127.0.0.1 alone, on another free port if the wanted one is taken, and

@@ -21,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, al
 from runner.tracking import Workspace
 from runner.tracking.ui import serve
 
-serve(Workspace(), int(sys.argv[1]), lambda address: print(address, flush=True))
+serve(Workspace(), lambda address: print(address, flush=True), int(sys.argv[1]))
 """
 
 
@@ -88,7 +88,7 @@ def test_page_and_api_answer_on_another_port_if_the_wanted_one_is_taken(server, 
 def test_a_tracking_server_has_the_page_already(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@tracking.example:8080/")
     addresses = []
-    serve(Workspace(), announce=addresses.append)
+    serve(Workspace(), addresses.append)
     (address,) = addresses
     assert address == "http://tracking.example:8080/#/experiments?workflowType=machine_learning"
 
@@ -97,7 +97,7 @@ def test_a_broken_database_is_refused_before_a_server_starts(isolated_workspace)
     isolated_workspace.mkdir()
     (isolated_workspace / "mlflow.db").write_text("this is no database, " * 100)
     with pytest.raises(StorageError, match="not a database"):
-        serve(Workspace())
+        serve(Workspace(), str)
 
 
 @pytest.mark.usefixtures("migrated_workspace")
