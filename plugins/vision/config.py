@@ -21,10 +21,14 @@ EXTRA = "pip install 'proven-runner[vision]'"
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+Row = Annotated[list[Share], Field(max_length=1024)]
+Channel = Annotated[list[Row], Field(max_length=1024)]
+
+
 class ImageRequest(ServedRequest):
     """An image, as the classifier has learnt to see them."""
 
-    image: list[list[list[Share]]]
+    image: Annotated[list[Channel], Field(max_length=64)]
     """[C, H, W], from 0 (black) to 1."""
 
 

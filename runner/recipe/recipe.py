@@ -108,6 +108,10 @@ class SystemConfig(Config):
             raise ValueError(f"should be auto or a whole number from 1, got {value!r}") from None
 
 
+HostName = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._:-]+)$", max_length=253)]
+"""A name or an address, without a port."""
+
+
 class ServeConfig(Config):
     """How a model is served over HTTP."""
 
@@ -115,8 +119,12 @@ class ServeConfig(Config):
     """The address to listen on; there is no password, so others than 127.0.0.1 are for networks that are trusted."""
     port: Annotated[int, Field(ge=0, lt=2**16)] = 8000
     """The port; 0 takes a free one."""
+    hosts: list[HostName] = Field(default_factory=list)
+    """Further names under which clients reach the server; "*" allows all. Loopback names and ``host`` are allowed."""
     max_batch: Count = 32
     """Requests that are answered together, at most."""
+    bit_exact: bool = False
+    """Whether every request is computed alone, so that its answer is the same to the bit whatever else is requested."""
     wait_ms: Annotated[float, Field(ge=0)] = 20.0
     """How long a request waits for others to be answered with, as long as there are clients that do not wait, too."""
     queue: Count = 256
@@ -124,11 +132,11 @@ class ServeConfig(Config):
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """After which the answer is 504."""
     max_body_bytes: Count = 2**21
-    """Of a request; to more the answer is 413."""
+    """Of a request; to more the answer is 413. Larger ones than 64 KiB are received 16 at a time."""
     client_s: Annotated[float, Field(gt=0)] = 10.0
     """How long a client may take to send a request, or to read an answer."""
     connections: Count = 1024
-    """Clients that may be connected; to more the answer is 503."""
+    """Connections; idle ones end for new ones, and then the answer is 503. /health and /ready have 64 more."""
     drain_s: Count = 30
     """How long requests are still answered after SIGTERM."""
 

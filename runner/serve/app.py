@@ -1,68 +1,128 @@
 """The routes of the server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from runner import __version__
 from runner.plugin.faces import ServedRequest
 from runner.recipe.recipe import ServeConfig
 from runner.serve.batching import Batcher, ClientGoneError, QueueFullError
-from runner.serve.limits import Guard, failed, said
+from runner.serve.bodies import Bodies
+from runner.serve.guard import Guard
 from runner.serve.metrics import ServerMetrics
-from runner.serve.model import ServedModel
+from runner.serve.model import ServedModel, log_failure
+from runner.serve.reading import MalformedError, RequestReader
+from runner.serve.responses import Failure, error_response, failure_response
 
 CLIENT_GONE = 499
 """Status of requests whose clients have disconnected, in the metrics; as nginx has it."""
+RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+ERRORS = {
+    400: "The request is not valid HTTP, or its Host is not allowed (serve.hosts).",
+    408: "The body did not come.",
+    413: "The body is too long (serve.max_body_bytes).",
+    415: "The body is not declared as application/json in UTF-8.",
+    422: "The body is not JSON, has a key twice, or is no request to this model.",
+    500: "The model failed.",
+    503: "Too many requests wait, too many clients are connected, or the server stops.",
+    504: "The deadline has passed (serve.deadline_s).",
+}
+"""Answers to ``/predict`` but 200."""
 
 
 def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
     """The application; its batcher is ``app.state.batcher``."""
     metrics = ServerMetrics()
     batcher = Batcher(model.answers, settings, metrics.batch.observe)
+    reader = RequestReader(model)
     metrics.watch(lambda: batcher.waiting)
 
     @asynccontextmanager
     async def working(_: FastAPI) -> AsyncIterator[None]:
         work = asyncio.create_task(batcher.run())
         yield
+        reader.close()
         work.cancel()
         with suppress(asyncio.CancelledError):
             await work
 
     # Documentation pages would be fetched from elsewhere; openapi.json says the same.
-    app = FastAPI(title=model.name, version=__version__, lifespan=working, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title=model.name, version=__version__, lifespan=working, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.batcher = batcher
     app.add_middleware(Guard, settings=settings, answered=metrics.answered)
     app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.post("/predict", summary="Ask the model", responses=_answers_of(model))(_predict(model, batcher))
-    _add_looks(app, model, batcher, metrics)
+    _add_predict(app, model, _Predictor(reader, batcher, settings))
+    _add_status(app, model, batcher, metrics)
     if model.page is not None:
         app.mount("/", StaticFiles(directory=model.page, html=True))
     return app
 
 
-def _predict(model: ServedModel, batcher: Batcher) -> Any:
-    """The route that asks the model."""
+class _Predictor:
+    """Answers requests to the model."""
 
-    async def predict(request: Any, http: Request) -> Response:
+    def __init__(self, reader: RequestReader, batcher: Batcher, settings: ServeConfig) -> None:
+        self._reader = reader
+        self._batcher = batcher
+        self._bodies = Bodies(settings)
+        self._deadline_s = settings.deadline_s
+
+    async def __call__(self, http: Request) -> Response:
+        """Answers a request."""
+        try:
+            return Response(await self._answer(http), media_type="application/json")
+        except HTTPException:
+            raise
+        except asyncio.CancelledError:
+            # The server is about to stop, so nothing is left to be cancelled.
+            self._batcher.cut_off += 1
+            return error_response(503, "the server stops before there is an answer")
+        except Exception as error:
+            return _response_to(error)
+
+    async def _answer(self, http: Request) -> bytes:
+        async with self._bodies.received(http) as body, asyncio.timeout(self._deadline_s):
+            request = await self._read(body)
         gone = asyncio.ensure_future(_disconnected(http))
         try:
-            return await _answer(model, batcher, request, gone)
+            return await self._batcher.ask(request, gone)
         finally:
             gone.cancel()
 
-    predict.__annotations__["request"] = model.request  # by which FastAPI validates and describes it
-    return predict
+    async def _read(self, body: bytearray) -> ServedRequest:
+        try:
+            return await self._reader.read(body)
+        except MalformedError:
+            raise
+        except Exception as error:
+            log_failure(error)
+            raise
+
+
+def _response_to(error: Exception) -> Response:
+    """Returns the answer where there is none of the model."""
+    match error:
+        case MalformedError():
+            return error_response(422, str(error))
+        case ClientDisconnect() | ClientGoneError():
+            return Response(status_code=CLIENT_GONE)
+        case QueueFullError():
+            return error_response(503, str(error), retry_after=str(error.retry_after))
+        case TimeoutError():
+            return error_response(504, "the deadline has passed before there was an answer")
+        case _:
+            return failure_response(error)
 
 
 async def _disconnected(http: Request) -> None:
@@ -71,37 +131,51 @@ async def _disconnected(http: Request) -> None:
         pass
 
 
-async def _answer(
-    model: ServedModel, batcher: Batcher, request: ServedRequest, gone: asyncio.Future[None]
-) -> Response:  # fmt: skip
-    try:
-        if (reason := model.learner.refused(request)) is not None:
-            return said(422, reason)
-        return Response(await batcher.ask(request, gone), media_type="application/json")
-    except ClientGoneError:
-        return Response(status_code=CLIENT_GONE)
-    except QueueFullError as error:
-        return said(503, str(error), retry_after=str(error.retry_after))
-    except asyncio.CancelledError:  # the server's last word: nothing is left to be cancelled
-        return said(503, "the server stops before there is an answer", retry_after="1")
-    except TimeoutError:
-        return said(504, "the deadline has passed before there was an answer")
-    except Exception as error:  # whatever a model raises
-        return failed(error)
+def _add_predict(app: FastAPI, model: ServedModel, predictor: _Predictor) -> None:
+    """Adds the route of the model.
+
+    FastAPI describes it in the OpenAPI document. It does not read the body, since it would do so in the event loop.
+    """
+
+    class PredictRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            return predictor.__call__
+
+    def predict(request: Any) -> Any:
+        """Returns the model's answer to one request."""
+
+    predict.__annotations__["request"] = model.request
+    app.router.add_api_route(
+        "/predict",
+        predict,
+        methods=["POST"],
+        summary="Ask the model",
+        responses=_documented_answers(model),
+        response_model=None,
+        route_class_override=PredictRoute,
+    )
 
 
-def _add_looks(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: ServerMetrics) -> None:
-    """Adds the routes by which the server is looked at."""
+def _documented_answers(model: ServedModel) -> dict[int | str, dict[str, Any]]:
+    answers: dict[int | str, dict[str, Any]] = {200: {"model": model.response}}
+    for status, description in ERRORS.items():
+        answers[status] = {"model": Failure, "description": description}
+    answers[503]["headers"] = RETRY_AFTER
+    return answers
+
+
+def _add_status(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: ServerMetrics) -> None:
+    """Adds the routes that describe the server and its state."""
 
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the process answers."""
         return {"status": "ok"}
 
-    @app.get("/ready", response_model=None)
+    @app.get("/ready", response_model=None, responses={503: {"model": Failure, "headers": RETRY_AFTER}})
     async def ready() -> Response | dict[str, str]:
         """Whether a request would be taken now."""
-        return said(503, "the queue is full", retry_after="1") if batcher.full else {"status": "ready"}
+        return error_response(503, "the queue is full") if batcher.full else {"status": "ready"}
 
     @app.get("/model")
     async def about() -> dict[str, Any]:
@@ -114,29 +188,6 @@ def _add_looks(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: Serv
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _answers_of(model: ServedModel) -> dict[int | str, dict[str, Any]]:
-    errors = {408: "The body did not come.", 413: "The body is too long.", 422: "The request is malformed.",
-              500: "The model failed.", 503: "Too many wait; Retry-After says for how long.",
-              504: "The deadline has passed."}  # fmt: skip
-    return {200: {"model": model.response}, **{status: {"description": each} for status, each in errors.items()}}
-
-
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return said(error.status_code, error.detail, **(error.headers or {}))
-
-
-async def _malformed(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return said(422, malformed(error.errors()))
-
-
-def malformed(errors: Sequence[Any]) -> str:
-    """What is wrong with a request, in one line: the first error, and how many more there are."""
-    first = errors[0]
-    place = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    reason = first.get("ctx", {}).get("error", "") if first["type"] == "json_invalid" else ""
-    message = (
-        f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}" if not reason else f"the body is no JSON: {reason}"
-    )
-    return message + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
+    return error_response(error.status_code, error.detail, **(error.headers or {}))

@@ -57,6 +57,7 @@ class Batcher:
             began: is told the size of every batch.
         """
         self._answers, self._settings, self._began = answers, settings, began
+        self._max_batch = 1 if settings.bit_exact else settings.max_batch
         self._waiting: list[_Waiting] = []
         self._changed = asyncio.Event()
         self._work: SimpleQueue[tuple[list[_Waiting], asyncio.Future[None]]] = SimpleQueue()
@@ -95,7 +96,7 @@ class Batcher:
             Exception: what the model raised.
         """
         if self.full:
-            batches = math.ceil(self.waiting / self._settings.max_batch)
+            batches = math.ceil(self.waiting / self._max_batch)
             raise QueueFullError(max(1, math.ceil(batches * self._seconds)))
         loop = asyncio.get_running_loop()
         each = _Waiting(request, request.group(), loop.create_future(), loop.time())
@@ -108,9 +109,6 @@ class Batcher:
             if not each.future.done():
                 raise ClientGoneError
             return each.future.result()
-        except asyncio.CancelledError:
-            self.cut_off += 1
-            raise
         finally:
             each.future.cancel()
             with suppress(ValueError):  # its turn has come
@@ -138,9 +136,9 @@ class Batcher:
             left: float | None = None
             if self._waiting:
                 first = self._waiting[0]
-                alike = [each for each in self._waiting if each.group == first.group][: settings.max_batch]
+                alike = [each for each in self._waiting if each.group == first.group][: self._max_batch]
                 left = first.since + settings.wait_ms / 1e3 - loop.time()
-                if len(alike) == settings.max_batch or left <= 0 or self.waiting >= self.clients():
+                if len(alike) == self._max_batch or left <= 0 or self.waiting >= self.clients():
                     taken = set(alike)
                     self._waiting = [each for each in self._waiting if each not in taken]
                     return alike

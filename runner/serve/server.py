@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -14,9 +15,14 @@ import uvicorn
 
 from runner.recipe.recipe import ServeConfig
 from runner.serve.app import make_app
-from runner.serve.limits import PatientProtocol
+from runner.serve.connections import RESERVE, Connection, Connections
 from runner.serve.model import ServedModel
 from runner.system.errors import ExitCode, UsageError
+
+DISCARDED_BODIES = 16
+"""Times the longest allowed body that is read and dropped, so that clients that send more can read the answer."""
+OTHER_FILES = 128
+"""Files that the process opens besides its connections."""
 
 
 def bound(settings: ServeConfig) -> socket.socket:
@@ -38,6 +44,17 @@ def address_of(listener: socket.socket) -> str:
     """The URL of the server."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _allow_files(connections: int) -> int:
+    """Raises the process's limit on open files for the connections, and returns how many fit into it."""
+    needed = connections + RESERVE + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(1, allowed - RESERVE - OTHER_FILES)
 
 
 class AnnouncingServer(uvicorn.Server):
@@ -79,10 +96,15 @@ def serve(
         0 if all of them were answered after SIGTERM, 130 after Ctrl-C; 143 if some took longer than ``drain_s``.
     """
     app = make_app(model, settings)
-    patient = type("Protocol", (PatientProtocol,), {"patience": settings.client_s})
+    limits = {
+        "patience": settings.client_s,
+        "most_discarded": DISCARDED_BODIES * settings.max_body_bytes,
+        "registry": Connections(_allow_files(settings.connections)),
+    }
     config = uvicorn.Config(
-        app, http=patient, ws="none", loop="asyncio", lifespan="on", log_config=None, access_log=False,
-        server_header=False, timeout_graceful_shutdown=settings.drain_s, limit_concurrency=settings.connections,
+        app, http=type("LimitedConnection", (Connection,), limits), ws="none", loop="asyncio", lifespan="on",
+        log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=settings.drain_s,
     )  # fmt: skip
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what matters is in the answers and in our own messages
     server = AnnouncingServer(config, lambda: announce(address_of(listener)))

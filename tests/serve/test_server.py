@@ -53,11 +53,11 @@ def test_the_page_of_the_model_is_at_the_root_and_loads_nothing_from_elsewhere(c
     ("body", "line"),
     [
         (b'{"words": [1, "2"]}', "words.1: input should be a valid integer"),
-        (b'{"words": [1.5, 2.5, 3.5]}', "words.0: input should be a valid integer (and 2 more)"),
+        (b'{"words": [1.5, 2.5, 3.5]}', "words.0: input should be a valid integer"),
         (b'{"word": [1]}', "words: field required (and 1 more)"),
         (b'{"words": [99]}', "words: should be below 16"),
         (b'{"words": [1]', "the body is no JSON: Expecting ',' delimiter"),
-        (b"[]", "body: input should be a valid dictionary or object to extract fields from"),
+        (b"[]", "body: should be an object"),
         (b"", "body: field required"),
     ],
 )
@@ -75,14 +75,14 @@ def test_a_body_that_is_too_long_is_refused_however_it_comes(client):
 
 def test_a_body_that_does_not_come_is_waited_for_only_so_long(client):
     with connected(client) as connection:
-        connection.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        connection.sendall(b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n")
         connection.sendall(b'content-length: 20\r\n\r\n{"words"')
         said = received(connection)
     assert said.startswith("HTTP/1.1 408")
     assert "the body did not come within 0.5 s" in said
 
 
-@pytest.mark.parametrize("beginning", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+@pytest.mark.parametrize("beginning", [b"", b"GET /health HTTP/1.1\r\nhost: localhost\r\n"])
 def test_a_client_that_does_not_finish_asking_is_let_go(client, beginning):
     with connected(client) as connection:
         connection.sendall(beginning)
@@ -183,7 +183,7 @@ def test_a_port_that_is_taken_is_said(place, client):
 def left(client, **question):
     """A client that asks, and disconnects as a proxy does that gives up; or waits for ever if it is told to."""
     body = json.dumps(question).encode()
-    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     connection = socket.create_connection((client.base_url.host, client.base_url.port), timeout=20)
     connection.sendall(head % len(body) + body)
     return connection

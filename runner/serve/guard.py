@@ -1,0 +1,100 @@
+"""What surrounds all routes: allowed hosts, scarce connections, security headers and errors of plugins."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runner.recipe.recipe import ServeConfig
+from runner.serve.connections import SCARCE
+from runner.serve.model import log_failure
+from runner.serve.responses import SECURITY_HEADERS, error_response, failure_response
+
+RESERVED_PATHS = frozenset({"/health", "/ready"})
+"""Paths that are answered also when connections are scarce."""
+ANY_HOST = "*"
+
+
+class Guard:
+    """Middleware that refuses what no route should see, and completes the headers of every answer.
+
+    Args:
+        app: The application.
+        settings: Allowed hosts.
+        answered: Called with path, status and seconds of every answer that begins.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServeConfig, answered: Callable[[str, int, float], object]) -> None:
+        self._app = app
+        self._hosts = frozenset(name.lower() for name in (settings.host, *settings.hosts))
+        self._answered = answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers, or passes the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        has_started = False
+
+        async def guarded(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                self._answered(scope["path"], message["status"], loop.time() - start)
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                if "location" in headers:
+                    headers["location"] = _relative(headers["location"])
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope)
+            await (refusal or self._app)(scope, receive, guarded)
+        except Exception as error:
+            log_failure(error)
+            if not has_started:
+                await failure_response(error)(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        """Returns the answer to a request that no route sees; None for all others."""
+        host = Headers(scope=scope).get("host")
+        if host is not None and not self._is_allowed(host, scope):
+            return error_response(400, f"host: {host!r} is not served here; add it to serve.hosts")
+        if scope["path"] not in RESERVED_PATHS and scope.get(SCARCE, lambda: False)():
+            return error_response(503, "too many clients are connected")
+        return None
+
+    def _is_allowed(self, host: str, scope: Scope) -> bool:
+        """Returns whether a request with this Host is meant for this server.
+
+        A page of another site whose name resolves to this address (DNS rebinding) sends that site's name.
+        """
+        if ANY_HOST in self._hosts:
+            return True
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        except ValueError:
+            return False
+        if name == "localhost" or name in self._hosts:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        local_address = scope["server"][0] if scope.get("server") else None
+        return address.is_loopback or str(address) == local_address
+
+
+def _relative(location: str) -> str:
+    """Returns a redirect to this server without its name, which comes from the client."""
+    parts = urlsplit(location)
+    # Two slashes at the beginning would be the name of another server.
+    path = "/" + parts.path.lstrip("/\\")
+    return path + (f"?{parts.query}" if parts.query else "")
