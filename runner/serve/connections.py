@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import h11
@@ -15,8 +17,8 @@ SCARCE = "runner.connections_are_scarce"
 """Key of a request's scope: a function that returns whether there are more connections than are allowed."""
 RESERVE = 64
 """Connections beyond the limit, on which only the health of the server can be queried."""
-LINGER_S = 2.0
-"""Seconds for which the server reads on after an error that closes the connection."""
+GRACE_S = 0.1
+"""Seconds for which a client is waited for even if connections are scarce: its request may be on the way."""
 FREE_PIECES = 1024
 """Pieces of a body of any size."""
 SMALLEST_PIECE = 64
@@ -28,26 +30,27 @@ class Connections:
 
     A connection waits for its client (idle, or slow while a body is sent or an answer is read), or the server works
     for it. If there are more than ``limit``, those that wait for their clients end: idle ones first, the longest
-    waiting first. Only if the server works for all of them, up to ``reserve`` more are open, and ``are_scarce``.
+    waiting first. Only if the others are busy or have just begun to wait, up to ``reserve`` more are open.
 
     Args:
-        limit: Connections on which everything can be requested.
-        reserve: Further connections.
+        limit: Connections for which the server may work at the same time.
+        reserve: Further connections, so that the health of a busy server can be queried.
+        clock: Returns the time in seconds.
     """
 
-    def __init__(self, limit: int, reserve: int = RESERVE) -> None:
+    def __init__(self, limit: int, reserve: int = RESERVE, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
         self._reserve = reserve
+        self._clock = clock
         self._open: set[Connection] = set()
-        # Dictionaries, since their keys keep the order of insertion.
-        self._idle: dict[Connection, None] = {}
-        self._slow: dict[Connection, None] = {}
+        # Since when each waits. The order is that of insertion, so the first one has waited for longest.
+        self._idle: dict[Connection, float] = {}
+        self._slow: dict[Connection, float] = {}
 
     @property
     def are_scarce(self) -> bool:
-        """Whether more than ``limit`` are open, and none of them can end."""
-        self._make_room()
-        return len(self._open) > self._limit
+        """Whether the server works for more than ``limit``."""
+        return len(self._open) - len(self._idle) - len(self._slow) > self._limit
 
     def add(self, connection: Connection) -> None:
         """Adds a new connection, for which others may end."""
@@ -56,13 +59,12 @@ class Connections:
         if len(self._open) > self._limit + self._reserve:
             self._end(connection)
         else:
-            self._idle[connection] = None
+            self._idle[connection] = self._clock()
 
     def discard(self, connection: Connection) -> None:
         """Removes a connection that has been closed."""
         self._open.discard(connection)
-        self._idle.pop(connection, None)
-        self._slow.pop(connection, None)
+        self.set_busy(connection)
 
     def set_idle(self, connection: Connection) -> None:
         """Notes that the next request is expected; one that is idle already keeps its place."""
@@ -77,14 +79,25 @@ class Connections:
         self._idle.pop(connection, None)
         self._slow.pop(connection, None)
 
-    def _move(self, connection: Connection, group: dict[Connection, None]) -> None:
+    def _move(self, connection: Connection, group: dict[Connection, float]) -> None:
         if connection in self._open and connection not in group:
             self.set_busy(connection)
-            group[connection] = None
+            group[connection] = self._clock()
 
     def _make_room(self) -> None:
-        while len(self._open) > self._limit and (self._idle or self._slow):
-            self._end(next(iter(self._idle or self._slow)))
+        while len(self._open) > self._limit and (connection := self._replaceable()) is not None:
+            self._end(connection)
+
+    def _replaceable(self) -> Connection | None:
+        """Returns the connection that ends next for a new one."""
+        is_full = len(self._open) > self._limit + self._reserve
+        latest = self._clock() - (0 if is_full else GRACE_S)
+        for group in (self._idle, self._slow):
+            for connection, since in group.items():
+                if since <= latest:
+                    return connection
+                break
+        return None
 
     def _end(self, connection: Connection) -> None:
         self.discard(connection)
@@ -127,6 +140,22 @@ class CarefulParser(h11.Connection):
                 raise h11.RemoteProtocolError("the pieces of the body are too small")
 
 
+class LingeringTransport:
+    """A transport of which closing may be left to the connection.
+
+    Args:
+        transport: asyncio's transport.
+        close: Called instead of its ``close``.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self.close = close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(H11Protocol):
     """uvicorn's protocol, with limits on what a client can make the server wait for and read."""
 
@@ -144,7 +173,7 @@ class Connection(H11Protocol):
         self._head: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._discarded = 0
-        self._has_refused = False
+        self._lingers = False
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[SCARCE] = lambda: self.registry.are_scarce
@@ -152,7 +181,8 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Expects a request."""
-        super().connection_made(transport)
+        self._raw_transport = transport
+        super().connection_made(LingeringTransport(transport, self._close))  # type: ignore[arg-type]
         self._expect()
         self.registry.add(self)
 
@@ -166,11 +196,11 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Reads a part of a request, or drops a part of a body that has been answered already."""
         is_late = self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY
-        self._discarded = self._discarded + len(data) if is_late or self._has_refused else 0
+        self._discarded = self._discarded + len(data) if is_late or self._lingers else 0
         if self._discarded > self.most_discarded:
             self.transport.abort()
             return
-        if self._has_refused:
+        if self._lingers:
             return
         super().data_received(data)
         self._expect()
@@ -204,13 +234,13 @@ class Connection(H11Protocol):
         if self.transport.get_write_buffer_size():
             self.transport.abort()
             return
-        if is_sending_body and not self._has_refused:
+        if is_sending_body and not self._lingers:
             self._refuse(503, "too many clients are connected")
-        self.transport.close()
+        self._raw_transport.close()
 
     def shutdown(self) -> None:
         """Ends the connection, or lets it end after the answer, when the server stops."""
-        if self._has_refused:
+        if self._lingers:
             self.transport.abort()
         else:
             super().shutdown()
@@ -218,26 +248,35 @@ class Connection(H11Protocol):
     def _refuse(self, status: int, message: str) -> None:
         """Answers in place of the application and closes the connection when the client has read the answer."""
         has_begun = self.cycle is not None and not self.cycle.response_complete
-        if self.transport.is_closing() or self._has_refused:
+        if self.transport.is_closing() or self._lingers:
             return
         if has_begun and self.cycle.response_started:
             self.transport.abort()
             return
-        self._has_refused = True
         self.transport.write(raw_error_response(status, message))
         if has_begun:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        self._linger()
 
-        # Closing while the client sends would reset the connection before it has read the answer.
+    def _close(self) -> None:
+        """Closes the connection, if the client has sent its request completely."""
+        if self.cycle is None or not self.cycle.more_body or self._lingers or self._raw_transport.is_closing():
+            self._raw_transport.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Sends nothing more, but reads on: closing would reset the connection before the client reads the answer."""
+        self._lingers = True
         self.flow.resume_reading()
-        self.transport.write_eof()
+        self._raw_transport.write_eof()
         _cancel(self._head)
-        self._head = self.loop.call_later(min(LINGER_S, self.patience), self.transport.abort)
+        self._head = self.loop.call_later(self.patience, self._raw_transport.abort)
 
     def _expect(self) -> None:
         """Starts the timer for the head of a request, or stops it when the head is complete."""
-        if self._has_refused:
+        if self._lingers:
             return
         if self.cycle is not None and not self.cycle.response_complete:
             _cancel(self._head)
@@ -247,7 +286,7 @@ class Connection(H11Protocol):
 
     def _classify(self) -> None:
         """Notes for whom the connection waits."""
-        if self._has_refused or self.cycle is None:
+        if self._lingers or self.cycle is None:
             self.registry.set_idle(self)
         elif self.flow.write_paused or (self.cycle.more_body and not self.cycle.response_complete):
             self.registry.set_slow(self)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import PydanticKnownError, SchemaValidator, core_schema
+from pydantic_core import PydanticCustomError, SchemaValidator, core_schema
 
-CONTAINERS = {"list": "List", "tuple": "Tuple", "set": "Set", "frozenset": "Frozenset", "deque": "Deque"}
-"""Types of pydantic's schemas that hold items, and their names in messages."""
-MAPPINGS = {"dict": "Dictionary"}
+CONTAINERS = {"list", "tuple", "set", "frozenset", "deque", "dict"}
+"""Types of pydantic's schemas that hold items."""
 MODELS = {"model", "dataclass", "typed-dict"}
 """Types of pydantic's schemas that do not inherit the settings of what contains them."""
 FIELDS = {"model-fields", "typed-dict", "dataclass-args"}
@@ -45,11 +44,10 @@ def _with_limits(node: Any, forbids_unknown: bool) -> Any:
 
 def _limited(schema: dict[str, Any], forbids_unknown: bool) -> Any:
     kind = schema.get("type")
-    if kind in CONTAINERS or kind in MAPPINGS:
+    if kind in CONTAINERS:
         schema["fail_fast"] = True
         if (longest := schema.get("max_length")) is not None:
-            name = CONTAINERS.get(kind) or MAPPINGS[kind]
-            return _before(schema, _length_check(name, longest))
+            return _before(schema, _length_check(longest))
     if kind in FIELDS and schema.get("extra_behavior", "forbid" if forbids_unknown else None) == "forbid":
         return _before(schema, _names_check(_names(schema["fields"])))
     return schema
@@ -61,11 +59,11 @@ def _before(schema: dict[str, Any], check: Callable[[Any], Any]) -> dict[str, An
     return {**core_schema.no_info_before_validator_function(check, schema, ref=reference)}
 
 
-def _length_check(name: str, longest: int) -> Callable[[Any], Any]:
+def _length_check(longest: int) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
-        if isinstance(value, Sized) and not isinstance(value, str) and len(value) > longest:
-            details = {"field_type": name, "max_length": longest, "actual_length": len(value)}
-            raise PydanticKnownError("too_long", details)
+        if isinstance(value, list | dict) and len(value) > longest:
+            details = {"longest": longest, "length": len(value)}
+            raise PydanticCustomError("too_long", "should have at most {longest} items, got {length}", details)
         return value
 
     return check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -17,6 +18,8 @@ from runner.serve.responses import SECURITY_HEADERS, error_response, failure_res
 
 RESERVED_PATHS = frozenset({"/health", "/ready"})
 """Paths that are answered also when connections are scarce."""
+HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]*)?")
+"""A Host header in lower case: an address of IPv6 in brackets, or a name or an address of IPv4; and a port."""
 ANY_HOST = "*"
 
 
@@ -78,10 +81,10 @@ class Guard:
         """
         if ANY_HOST in self._hosts:
             return True
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
-        except ValueError:
+        match = HOST.fullmatch(host.lower())
+        if match is None:
             return False
+        name = (match["address"] or match["name"]).removesuffix(".")
         if name == "localhost" or name in self._hosts:
             return True
         try:

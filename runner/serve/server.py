@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -109,6 +110,8 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what matters is in the answers and in our own messages
     server = AnnouncingServer(config, lambda: announce(address_of(listener)))
     app.state.batcher.clients = lambda: len(server.server_state.connections)
+    # What exists now stays: collections that traverse it would block all threads while a large body is parsed.
+    gc.freeze()
     with closing(listener):
         asyncio.run(server.serve([listener]))
     if app.state.batcher.cut_off:
