@@ -17,6 +17,7 @@ from runner.plugin.faces import ServedRequest
 from runner.recipe.recipe import ServeConfig
 from runner.serve.batching import Batcher, ClientGoneError, QueueFullError
 from runner.serve.bodies import Bodies
+from runner.serve.connections import SURPLUS
 from runner.serve.guard import Guard
 from runner.serve.metrics import ServerMetrics
 from runner.serve.model import ServedModel, log_failure
@@ -93,6 +94,8 @@ class _Predictor:
 
     async def _answer(self, http: Request) -> bytes:
         async with self._bodies.received(http) as body, asyncio.timeout(self._deadline_s):
+            if http.scope[SURPLUS]():
+                raise HTTPException(503, "too many clients are connected")
             request = await self._read(body)
         gone = asyncio.ensure_future(_disconnected(http))
         try:

@@ -13,8 +13,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runner.serve.responses import raw_error_response
 
-SCARCE = "runner.connections_are_scarce"
-"""Key of a request's scope: a function that returns whether there are more connections than are allowed."""
+SURPLUS = "runner.is_surplus"
+"""Key of a request's scope: a function that returns whether the server works for too many others."""
 RESERVE = 64
 """Connections beyond the limit, on which only the health of the server can be queried."""
 GRACE_S = 0.1
@@ -46,11 +46,17 @@ class Connections:
         # Since when each waits. The order is that of insertion, so the first one has waited for longest.
         self._idle: dict[Connection, float] = {}
         self._slow: dict[Connection, float] = {}
+        self._surplus: set[Connection] = set()
+
+    def is_surplus(self, connection: Connection) -> bool:
+        """Returns whether the server works for ``limit`` others, and did so when this connection became busy."""
+        if connection in self._idle or connection in self._slow:
+            return self._busy_count >= self._limit
+        return connection in self._surplus
 
     @property
-    def are_scarce(self) -> bool:
-        """Whether the server works for more than ``limit``."""
-        return len(self._open) - len(self._idle) - len(self._slow) > self._limit
+    def _busy_count(self) -> int:
+        return len(self._open) - len(self._idle) - len(self._slow)
 
     def add(self, connection: Connection) -> None:
         """Adds a new connection, for which others may end."""
@@ -64,7 +70,7 @@ class Connections:
     def discard(self, connection: Connection) -> None:
         """Removes a connection that has been closed."""
         self._open.discard(connection)
-        self.set_busy(connection)
+        self._forget(connection)
 
     def set_idle(self, connection: Connection) -> None:
         """Notes that the next request is expected; one that is idle already keeps its place."""
@@ -76,13 +82,20 @@ class Connections:
 
     def set_busy(self, connection: Connection) -> None:
         """Notes that the server works."""
-        self._idle.pop(connection, None)
-        self._slow.pop(connection, None)
+        if connection in self._idle or connection in self._slow:
+            self._forget(connection)
+            if self._busy_count > self._limit:
+                self._surplus.add(connection)
 
     def _move(self, connection: Connection, group: dict[Connection, float]) -> None:
         if connection in self._open and connection not in group:
-            self.set_busy(connection)
+            self._forget(connection)
             group[connection] = self._clock()
+
+    def _forget(self, connection: Connection) -> None:
+        self._idle.pop(connection, None)
+        self._slow.pop(connection, None)
+        self._surplus.discard(connection)
 
     def _make_room(self) -> None:
         while len(self._open) > self._limit and (connection := self._replaceable()) is not None:
@@ -176,7 +189,7 @@ class Connection(H11Protocol):
         self._lingers = False
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[SCARCE] = lambda: self.registry.are_scarce
+        scope[SURPLUS] = lambda: self.registry.is_surplus(self)
         await self._inner(scope, receive, send)
 
     def connection_made(self, transport: Any) -> None:
@@ -208,6 +221,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Expects the next request."""
+        self.registry.set_idle(self)
         super().on_response_complete()
         self._classify()
 

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runner.recipe.recipe import ServeConfig
-from runner.serve.connections import SCARCE
+from runner.serve.connections import SURPLUS
 from runner.serve.model import log_failure
 from runner.serve.responses import SECURITY_HEADERS, error_response, failure_response
 
@@ -70,7 +70,7 @@ class Guard:
         host = Headers(scope=scope).get("host")
         if host is not None and not self._is_allowed(host, scope):
             return error_response(400, f"host: {host!r} is not served here; add it to serve.hosts")
-        if scope["path"] not in RESERVED_PATHS and scope.get(SCARCE, lambda: False)():
+        if scope["path"] not in RESERVED_PATHS and scope[SURPLUS]():
             return error_response(503, "too many clients are connected")
         return None
 

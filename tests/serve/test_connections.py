@@ -65,7 +65,8 @@ def test_only_clients_that_are_waited_for_end_and_new_ones_find_room(events):
 
         assert len(present) <= LIMIT + RESERVE
         busy = [client for client in present if client.state == "busy"]
-        assert registry.are_scarce == (len(busy) > LIMIT)
+        assert sum(not registry.is_surplus(client) for client in busy) <= LIMIT
+        assert any(not registry.is_surplus(client) for client in present) or not present or len(busy) >= LIMIT
         if added is not None and len(present) > LIMIT:
             assert all(client in busy or client.since > clock() - GRACE_S for client in present)
         assert all(client.state != "busy" for client in ended)
@@ -82,11 +83,11 @@ def test_idle_ones_end_before_slow_ones_and_the_longest_waiting_first():
     registry.set_slow(clients[0])
     registry.set_idle(clients[1])  # as before: it keeps its place
     clock.now += GRACE_S
-    order = []
+    order, newest = [], None
     for _ in range(4):
         newest = Client(clock)
         registry.add(newest)
         registry.set_busy(newest)
         order.append([number for number, client in enumerate(clients) if client.has_ended])
     assert order == [[1], [1, 2], [0, 1, 2], [0, 1, 2]]
-    assert registry.are_scarce
+    assert registry.is_surplus(newest)
