@@ -78,8 +78,8 @@ def command(name, run, port):
         return [sys.executable, str(HERE / "litserved.py"), run, str(port)]
     if name == "bare":
         return [sys.executable, __file__, "--bare", "--run", run, "--port", str(port)]
-    waiting = {"ours": "20", "ours, wait_ms 0": "0"}[name]
-    return [sys.executable, "-m", "runner", "serve", run, "--port", str(port), f"serve.wait_ms={waiting}"]
+    setting = {"ours": "wait_ms=20", "ours, wait_ms 0": "wait_ms=0", "ours, bit_exact": "bit_exact=true"}[name]
+    return [sys.executable, "-m", "runner", "serve", run, "--port", str(port), f"serve.{setting}"]
 
 
 @contextmanager
@@ -176,6 +176,7 @@ def measure(run, count, at_once):
         row("bare", 1, run, few, alone),
         row("bare", at_once, run, bodies, alone),
         row("ours", at_once, run, bodies, alone),
+        row("ours, bit_exact", at_once, run, bodies, alone),
     ]
     if find_spec("litserve"):
         rows.append(row("litserve", at_once, run, bodies, alone))

@@ -22,7 +22,7 @@ from runner.serve.guard import Guard
 from runner.serve.metrics import ServerMetrics
 from runner.serve.model import ServedModel, log_failure
 from runner.serve.reading import MalformedError, RequestReader
-from runner.serve.responses import Failure, error_response, failure_response
+from runner.serve.responses import ErrorAnswer, error_response, failure_response
 
 CLIENT_GONE = 499
 """Status of requests whose clients have disconnected, in the metrics; as nginx has it."""
@@ -162,7 +162,7 @@ def _add_predict(app: FastAPI, model: ServedModel, predictor: _Predictor) -> Non
 def _documented_answers(model: ServedModel) -> dict[int | str, dict[str, Any]]:
     answers: dict[int | str, dict[str, Any]] = {200: {"model": model.response}}
     for status, description in ERRORS.items():
-        answers[status] = {"model": Failure, "description": description}
+        answers[status] = {"model": ErrorAnswer, "description": description}
     answers[503]["headers"] = RETRY_AFTER
     return answers
 
@@ -175,7 +175,7 @@ def _add_status(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: Ser
         """Whether the process answers."""
         return {"status": "ok"}
 
-    @app.get("/ready", response_model=None, responses={503: {"model": Failure, "headers": RETRY_AFTER}})
+    @app.get("/ready", response_model=None, responses={503: {"model": ErrorAnswer, "headers": RETRY_AFTER}})
     async def ready() -> Response | dict[str, str]:
         """Whether a request would be taken now."""
         return error_response(503, "the queue is full") if batcher.full else {"status": "ready"}

@@ -19,7 +19,7 @@ _LONGEST_MESSAGE = 300
 """Characters of a message that may quote a request."""
 
 
-class Failure(BaseModel):
+class ErrorAnswer(BaseModel):
     """Any answer but 200."""
 
     error: str
@@ -30,7 +30,7 @@ def error_response(status: int, message: str, **headers: str) -> JSONResponse:
     """Returns an error; an underscore in the name of a header stands for a hyphen."""
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.setdefault("retry_after", str(RETRY_AFTER_S))
-    content = Failure(error=shortened(message)).model_dump()
+    content = ErrorAnswer(error=shortened(message)).model_dump()
     return JSONResponse(content, status, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
@@ -42,7 +42,7 @@ def failure_response(error: Exception) -> JSONResponse:
 
 def raw_error_response(status: int, message: str) -> bytes:
     """Returns the bytes of an error after which the connection closes, for connections without a valid request."""
-    content = json.dumps(Failure(error=shortened(message)).model_dump()).encode()
+    content = json.dumps(ErrorAnswer(error=shortened(message)).model_dump()).encode()
     headers = {
         "content-type": "application/json",
         "content-length": str(len(content)),

@@ -2,6 +2,8 @@
 
 import random
 import re
+from functools import cache, partial
+from itertools import islice
 
 import pytest
 from browser import needs_browser, page
@@ -20,8 +22,14 @@ def workspace(tmp_path_factory, migrated_database):
 
 
 @pytest.fixture(scope="module")
-def grasps(workspace):
-    return small(workspace, "grasp_diffusion")
+def trained(workspace):
+    """Returns the run of a recipe, trained once."""
+    return cache(partial(small, workspace))
+
+
+@pytest.fixture(scope="module")
+def grasps(trained):
+    return trained("grasp_diffusion")
 
 
 def cloud(seed, points=32):
@@ -71,9 +79,9 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize(("name", "questions"), QUESTIONS.items())
-def test_many_at_once_get_the_answers_that_each_would_get_alone(workspace, monkeypatch, request, name, questions):
+def test_many_at_once_get_the_answers_that_each_would_get_alone(workspace, monkeypatch, trained, name, questions):
     monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
-    run = request.getfixturevalue("grasps") if name == "grasp_diffusion" else small(workspace, name)
+    run = trained(name)
     model, _ = load(str(run), None, [], Registry())
     asked = [*questions()]
     alone = [model.response.model_validate_json(model.answers([model.request(**each)])[0]) for each in asked]
@@ -90,6 +98,18 @@ def test_many_at_once_get_the_answers_that_each_would_get_alone(workspace, monke
     assert len({response.text for response in together}) == COUNT
 
 
+@pytest.mark.parametrize(("name", "questions"), QUESTIONS.items())
+def test_with_bit_exact_others_do_not_change_a_digit(workspace, trained, name, questions):
+    asked = [*islice(questions(), 60)]
+    with server(workspace, trained(name), "serve.bit_exact=true") as (_, client):
+        alone = [client.post("/predict", json=question).text for question in asked]
+        together = [response.text for response in asked_together(client, asked)]
+        sizes = client.get("/metrics").text
+    assert together == alone
+    assert f"runner_batch_size_sum {2 * len(asked)}.0" in sizes
+    assert f"runner_batch_size_count {2 * len(asked)}.0" in sizes
+
+
 def test_what_grasps_cannot_be_asked(workspace, grasps, monkeypatch):
     monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
     model, _ = load(str(grasps), None, [], Registry())
@@ -98,9 +118,9 @@ def test_what_grasps_cannot_be_asked(workspace, grasps, monkeypatch):
     assert "needs at least 4" in model.learner.refused(model.request(cloud=cloud(0, 3)))
 
 
-def test_what_a_language_model_cannot_be_asked(workspace, monkeypatch):
+def test_what_a_language_model_cannot_be_asked(workspace, trained, monkeypatch):
     monkeypatch.setenv("RUNNER_WORKSPACE", str(workspace.root))
-    model, _ = load(str(small(workspace, "shakespeare_gpt")), None, [], Registry())
+    model, _ = load(str(trained("shakespeare_gpt")), None, [], Registry())
     assert model.learner.refused(model.request(prompt="to be")) is None
     assert model.learner.refused(model.request(prompt="日本日")) == "prompt: this model has never seen '日', '本'"
 
