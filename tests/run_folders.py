@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from runner.system.interval import student
 from runner.system.processes import Owner
 from runner.tracking import RunFolder, Workspace
+from runner.tracking.record import Record
 from runner.tracking.spool import Spool
 from runner.tracking.store import shown
-from runner.tracking.workspace import Record
 
 
 def recipe(name="marl", experiment="tests", system_metrics=False, **settings):

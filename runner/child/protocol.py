@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.system.errors import OUT_OF_MEMORY, PluginError, RunnerError, print_traceback
+from runner.system.files import guard, open_file
+from runner.system.places import workspace_root
 from runner.system.secrets import register
 from runner.system.terminal import print_error
 
@@ -38,6 +40,7 @@ class Parent:
         self._connection = connection
         order = connection.recv()
         register(*order["secrets"])
+        guard(workspace_root())
         self._recipe: dict[str, Any] = order["recipe"]
         self.options: Mapping[str, Any] = order["options"]  # what it wants, beside the recipe
         self.folder: Path = order["folder"]  # ends with this process
@@ -98,7 +101,7 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
     """
     if errors is not None:
         os.setsid()
-        descriptor = os.open(errors, os.O_WRONLY | os.O_APPEND)
+        descriptor = open_file(Path(errors), os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         # As in a process that begins as new: locks of another kind (tqdm's, in torch's compiler) count as leaked.

@@ -22,6 +22,7 @@ import psutil
 from runner.child.protocol import attend
 from runner.plugin.registry import MODULES
 from runner.system.errors import OUT_OF_MEMORY, TRACEBACK, ExitCode, RunnerError, UsageError
+from runner.system.files import open_file
 from runner.system.processes import PYTHON, safe_environment
 from runner.system.processor import thread_variables
 from runner.system.secrets import registered
@@ -106,7 +107,7 @@ class Child(AbstractContextManager["Child"]):
         self._limits = limits or Limits()
         self._folder = tempfile.TemporaryDirectory(prefix="runner-child-", ignore_cleanup_errors=True)
         self._errors = Path(self._folder.name, "stderr")
-        self._errors.touch(mode=0o600)
+        os.close(open_file(self._errors, os.O_WRONLY | os.O_CREAT, 0o600))
         self._kernel_kills = _kernel_kills()
         self._begun = self._looked = time.monotonic()
         self._counted = -math.inf
@@ -270,7 +271,7 @@ def _executed(module: str, connection: Connection, errors: Path, threads: int | 
     descriptor = connection.fileno()
     code = ("from multiprocessing.connection import Connection; from runner.child.protocol import attend; "
             f"attend({module!r}, Connection({descriptor}))")  # fmt: skip
-    with errors.open("ab") as output:
+    with open(open_file(errors, os.O_WRONLY | os.O_APPEND), "ab") as output:
         process = subprocess.Popen(
             [*PYTHON, "-c", code], pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env=environment, start_new_session=True,  # Ctrl-C is for the parent

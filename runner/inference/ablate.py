@@ -21,7 +21,7 @@ from runner.inference.model import build
 from runner.plugin.contract import Exact
 from runner.plugin.source import Batch, Source
 from runner.system.errors import ExitCode, UsageError
-from runner.system.files import write_durably
+from runner.system.files import make_folder, write_durably
 from runner.system.hardware import hardware
 from runner.train.assemble import resolve_device
 from runner.train.trained import Trained
@@ -149,7 +149,7 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
     section, inactive = found.recipe.values()["inference"], {**possible.inactive, **idle}
     took = time.perf_counter() - started
     result = InferenceResult(recipe.name, found.name, section, metric, rows, inactive, hardware(), load, took, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_durably(folder / RESULT, json.dumps(result.data(), indent=1, default=str) + "\n")
     return result
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.lock import code_of, write_lock
 from runner.recipe.recipe import flatten
 from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
-from runner.system.files import write_durably
+from runner.system.files import make_folder, remove, write_durably, write_text
 from runner.system.hardware import hardware
 from runner.system.names import shown_path
 from runner.system.places import RECORD
@@ -77,7 +76,7 @@ def ablate(
             with closing(MeasurementLog(folder, identity)) as log, recorded(experiment, log, workspace) as ended:
                 for case in experiment.cases:  # before anything is measured: what is changed later was not there then
                     locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
-                    locks.mkdir(parents=True, exist_ok=True)
+                    make_folder(locks)
                     write_lock(case.recipe, locks, registry, results=folder)
                 share = (1.0 if gate is None else 1.0 - GATE_SHARE) / len(experiment.cases)
                 measurements = [
@@ -126,7 +125,7 @@ def _folder(workspace: Workspace, identity: dict[str, Any], out: Path | None, fr
     found = identity_of(out)
     if found is not None and fresh:  # files of other names stay, and the report is written over
         for name in (ROUNDS, RESULT, RUNS, HEAD):
-            (out / name).unlink(missing_ok=True)
+            remove(out / name)
     elif found == identity and (out / RESULT).exists():
         raise UsageError(f"{out} holds this ablation, finished; --fresh measures it again, in its place")
     elif found is not None and found != identity:
@@ -180,7 +179,7 @@ def _write(experiment: Experiment, result: Result, folder: Path) -> None:
         suffix = f"-{folder_name(case.name)}" if case.name else ""
         write_recipe(recommendation, case, measured, folder / f"recommended{suffix}.yaml")
     if experiment.path.suffix == ".yaml" and experiment.path.parent.resolve() != folder.resolve():
-        shutil.copy(experiment.path, folder / "experiment.yaml")
+        write_text(folder / "experiment.yaml", experiment.path.read_text(encoding="utf-8"))
     write_durably(folder / REPORT, markdown(result, draw(result, folder)))
 
 

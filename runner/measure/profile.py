@@ -26,6 +26,7 @@ from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.console import CleanText, Console
 from runner.system.errors import StorageError, UsageError
+from runner.system.files import make_folder
 from runner.system.lines import print_wrapped
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import Assembly, assemble
@@ -123,7 +124,7 @@ def profile(
     try:
         if (folder / TRACE).exists():
             raise UsageError(f"{folder} holds a {TRACE} already; name another folder with --out")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         TemporaryFile(dir=folder).close()  # or it would be told only after the measuring
     except OSError as error:
         raise _unwritten(folder, error.strerror) from error

@@ -11,8 +11,9 @@ from runner.measure.experiment import Experiment
 from runner.measure.rounds import MeasurementLog
 from runner.system.processes import Owner
 from runner.tracking.heartbeat import heartbeat
+from runner.tracking.record import Record
 from runner.tracking.store import params_of, shown
-from runner.tracking.workspace import Record, RunFolder, Workspace
+from runner.tracking.workspace import RunFolder, Workspace
 from runner.verify.variants import ALL
 
 

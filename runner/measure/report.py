@@ -24,6 +24,7 @@ from runner.measure.recommend import Recommendation
 from runner.recipe.document import dump_inline, render
 from runner.recipe.loader import shipped
 from runner.system.console import CleanText, Console
+from runner.system.files import write_text
 from runner.system.hardware import cpu_model
 from runner.system.lines import print_wrapped
 from runner.system.plots import (
@@ -246,7 +247,7 @@ def write_recipe(recommendation: Recommendation, case: Case, result: CaseResult,
         else:
             lines.append(f"  {kind}: off  # {' '.join(recommendation.reasons[kind].split())}")
     lines += [f"  {kind}: off" for kind in recipe.off]
-    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_text(path, "\n".join([*lines, ""]))
 
 
 def _assigned(case: Case, values: dict[str, Any]) -> dict[str, Any]:

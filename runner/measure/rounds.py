@@ -30,7 +30,7 @@ from runner.plugin.contract import Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.errors import RunnerError, UsageError
-from runner.system.files import sync, write_durably
+from runner.system.files import make_folder, open_file, sync, write_durably
 from runner.system.secrets import redact_values
 from runner.tracking.workspace import folder_name
 from runner.train.assemble import resolve_device
@@ -66,8 +66,9 @@ class MeasurementLog:
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / ROUNDS).open("ab", buffering=0)
+        make_folder(folder)
+        descriptor = open_file(folder / ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.system.files import read_regular, sha256
+from runner.system.files import make_folder, read_regular, sha256, write_text
 
 _TIMEOUT_SECONDS = 60.0
 _MAX_BYTES = 2**20
@@ -132,11 +132,10 @@ def _build_view(view: Path, git_dir: Path, environment: Mapping[str, str]) -> No
     common = git_dir
     if (git_dir / "commondir").is_file():
         common = git_dir / os.fsdecode(read_regular(git_dir / "commondir", _MAX_BYTES, follow=True)).strip()
-    (view / "HEAD").write_bytes(read_regular(git_dir / "HEAD", _MAX_BYTES, follow=True))
-    (view / "info").mkdir()
+    _copy(git_dir / "HEAD", view / "HEAD")
+    make_folder(view / "info")
     if (common / "info" / "attributes").is_file():
-        attributes = read_regular(common / "info" / "attributes", _MAX_BYTES, follow=True)
-        (view / "info" / "attributes").write_bytes(attributes)
+        _copy(common / "info" / "attributes", view / "info" / "attributes")
     for name in _LINKED:
         path = common / name
         if path.is_dir() or path.is_file():
@@ -149,10 +148,14 @@ def _build_view(view: Path, git_dir: Path, environment: Mapping[str, str]) -> No
     _write_settings(view, [common / "config", git_dir / "config.worktree"], environment)
 
 
+def _copy(path: Path, target: Path) -> None:
+    write_text(target, read_regular(path, _MAX_BYTES, follow=True).decode("utf-8", "surrogateescape"))
+
+
 def _write_settings(view: Path, files: Sequence[Path], environment: Mapping[str, str]) -> None:
     """Writes the configuration of a view: the user's and the repository's ways to compare files."""
     # The user's own configuration is read outside of the repository, in a view without settings.
-    (view / "config").write_text("[core]\n")
+    write_text(view / "config", "[core]\n")
     of_user = {name: value for name, value in environment.items() if not name.startswith("GIT_CONFIG_")}
     listings = [_run(["config", "--includes", "--list", "-z"], of_user, Path("/"))]
     for file in files:
@@ -172,7 +175,7 @@ def _write_settings(view: Path, files: Sequence[Path], environment: Mapping[str,
     for name, value in settings.items():
         section, key = name.split(".")
         lines.append(f"[{section}]\n\t{key} = {value}\n")
-    (view / "config").write_text("".join(lines))
+    write_text(view / "config", "".join(lines))
 
 
 def _closed_environment() -> dict[str, str]:

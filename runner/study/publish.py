@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from runner.study.definition import Definition
 from runner.study.store import IDENTITY
 from runner.study.summary import Summary
 from runner.system.errors import StorageError
+from runner.system.files import make_folder, open_file
 from runner.system.lines import figures
 from runner.system.names import shown_path
 from runner.tracking.description import DESCRIPTION, code, describe
@@ -74,8 +76,8 @@ class Publisher:
     @contextmanager
     def shipping(self, run_id: str, folder: Path) -> Iterator[None]:
         """Carries what a training logs to MLflow, beside it and a last time when it has ended."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / SPOOL).touch()
+        make_folder(folder)
+        os.close(open_file(folder / SPOOL, os.O_WRONLY | os.O_CREAT))
         if not run_id:
             yield
             return
@@ -96,7 +98,7 @@ class Publisher:
         self, folder: Path, settings: Mapping[str, Any], values: Mapping[str, float], tags: Mapping[str, object]
     ) -> None:
         """Keeps what a trial has come to in a spool of its folder, which is named by its number, and sends it."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         spool = Spool(folder / SPOOL)
         spool.append(
             params=params_of(settings), status=_STATUS[str(tags["state"])],

@@ -13,8 +13,9 @@ from runner.study.definition import Definition
 from runner.study.publish import PARENT
 from runner.study.summary import ATTEMPTS, Used
 from runner.system.processes import Owner
+from runner.tracking.record import Record, Status
 from runner.tracking.store import params_of, shown
-from runner.tracking.workspace import Record, Status, Workspace
+from runner.tracking.workspace import Workspace
 
 
 def study_record(

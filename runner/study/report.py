@@ -16,7 +16,7 @@ from runner.study.config import short, spelled
 from runner.study.pictures import SLICE, draw
 from runner.system.console import CleanText, Console
 from runner.system.errors import UsageError
-from runner.system.files import write_durably
+from runner.system.files import make_folder, remove, write_durably
 from runner.system.lines import figure, print_wrapped, wrapped
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import redact
@@ -112,12 +112,12 @@ def html(summary: Summary, plots: Sequence[Path], hint: str) -> str:
 def write_report(summary: Summary, folder: Path) -> list[Path]:
     """Writes report, pictures and the recipes of the best trials; returns all files."""
     best = folder / "best"
-    best.mkdir(parents=True, exist_ok=True)
+    make_folder(best)
     plots = draw(summary, folder)
     hint = NO_PLOTS if any(row.values for row in summary.rows) else NO_VALUES
     write_durably(folder / REPORT, html(summary, plots, hint))
     for old in best.glob("*.yaml"):
-        old.unlink(missing_ok=True)
+        remove(old)
     recipes = [best / f"trial-{row.number:04d}.yaml" for row in summary.best]
     for row, path in zip(summary.best, recipes, strict=True):
         write_durably(path, recipe_text(summary, row.number))

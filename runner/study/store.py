@@ -35,6 +35,7 @@ from runner.recipe.recipe import Recipe
 from runner.study.config import StudyConfig
 from runner.study.definition import Definition
 from runner.system.errors import StorageError, UsageError
+from runner.system.files import is_link, make_folder, rename
 from runner.system.names import suggestion
 from runner.system.places import sqlite_uri
 from runner.system.processes import Owner
@@ -42,6 +43,7 @@ from runner.system.secrets import redact
 from runner.tracking.workspace import Workspace
 
 VARIABLE = "OPTUNA_STORAGE"
+_DATABASE = "optuna.db"
 DEFINITION, IDENTITY = "runner.definition", "runner.id"  # attributes of a study
 TOP_UP = -1  # the lease of whoever adds trials to the queue
 _TRIES = 5
@@ -170,12 +172,14 @@ class StudyStore(RDBStorage):
     @classmethod
     def open(cls, workspace: Workspace) -> StudyStore:
         """Opens ``OPTUNA_STORAGE`` if set, else a SQLite file in the workspace; a ``StorageError`` if it cannot."""
-        url = os.environ.get(VARIABLE) or sqlite_uri(workspace.root / "optuna.db")
+        url = os.environ.get(VARIABLE) or sqlite_uri(workspace.root / _DATABASE)
         url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
         waits = {"sqlite": {"timeout": 60}, "postgresql": {"connect_timeout": 20}, "mysql": {"connect_timeout": 20}}
         engine = {"pool_pre_ping": True, "connect_args": waits.get(re.split(r"\W", url)[0], {})}
         try:
-            workspace.root.mkdir(parents=True, exist_ok=True)
+            make_folder(workspace.root)
+            if is_link(workspace.root / _DATABASE):
+                raise OSError(f"{workspace.root / _DATABASE} is a symbolic link, which is not followed")
             with FileLock(workspace.root / "optuna.lock"):  # a database that is made by several at once stays broken
                 for _ in range(_TRIES - 1):
                     with suppress(exc.IntegrityError, exc.ProgrammingError):
@@ -291,7 +295,7 @@ def forget(name: str, workspace: Workspace) -> None:
         leases.clear()
     folder = workspace.studies / name
     if folder.exists():
-        folder.rename(folder.with_name(f"{name}.{int(time.time())}.before"))
+        rename(folder, folder.with_name(f"{name}.{int(time.time())}.before"))
 
 
 def verdict_key(recipe: Recipe, searched: Mapping[str, Any]) -> str:

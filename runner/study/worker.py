@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -33,11 +32,13 @@ from runner.study.store import BEAT_SECONDS, DEAD_SECONDS, Leases, StudyStore, v
 from runner.study.training import PRUNED, Ended, judge, limits_of, train
 from runner.system.errors import RunnerError, UsageError
 from runner.system.faults import reach
+from runner.system.files import make_folder, remove_quietly
 from runner.system.lines import figures
 from runner.system.secrets import redact, redact_values
 from runner.tracking.periodic import Periodic
+from runner.tracking.record import Status
 from runner.tracking.store import Store
-from runner.tracking.workspace import SPOOL, RunFolder, Status, Workspace, folder_name
+from runner.tracking.workspace import SPOOL, RunFolder, Workspace, folder_name
 from runner.train.checkpoint import CHECKPOINTS, checkpoints
 from runner.train.signals import Stop
 
@@ -100,7 +101,7 @@ class _Worker:
         self.definition, self.files, self.stop, self.display = definition, files, stop, display
         self.folder = here.studies / config.name
         self.here = here
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         tracking = Store(here)
         self._store, self._leases = store, Leases(store.engine, config.name)
         with self._leases.waiting(BEGINNING):
@@ -318,7 +319,7 @@ class _TrialRun:
 
         while len(self._attempts.of(seed, kept.KILLED)) <= retries + _MOST_KILLED:
             if anew or not checkpoints(folder / CHECKPOINTS):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_quietly(folder)
             self._show("starting", own.rstrip(", "))
             psutil.cpu_percent(percpu=True)  # of others, from here on
             with self._attempts.at(seed) as attempt, self._publisher.shipping(self._run_id, folder):
@@ -379,5 +380,5 @@ class _TrialRun:
         values = [ended.values[each] for each in self._config.objectives] if ended.values else None
         trial.study.tell(trial, values, state=state)
         for path in self._folder.glob(f"seed-*/{CHECKPOINTS}"):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_quietly(path)
         self._say(figures(ended.values) or f"{ended.cause}, {reason}")

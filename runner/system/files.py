@@ -36,6 +36,18 @@ def write_durably(path: Path, text: str) -> None:
             file.write(text)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, or replaces its content; a crash may leave a part of it."""
+    with open(
+        open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        "w",
+        encoding="utf-8",
+        errors="surrogateescape",
+        newline="",
+    ) as file:
+        file.write(text)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A new file beside another one, whose place it takes, durably, at the end of a ``with`` that does not fail."""
@@ -62,10 +74,20 @@ def open_file(path: Path, flags: int, mode: int = 0o666) -> int:
         OSError: It cannot be opened, is not a regular file, or is behind a link in a guarded folder.
     """
     with _parent(path) as folder, _naming_links(path):
-        descriptor = os.open(path.name, flags | _FILE, mode, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        descriptor = os.open(path.name, flags & ~os.O_TRUNC | _FILE, mode, dir_fd=folder)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, f"{path} is not a regular file", str(path))
+        # What is written would be in the other place, too.
+        if status.st_nlink > 1 and flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EMLINK, f"{path} has a second name elsewhere (a hard link)", str(path))
+        # Only now, because a file that is refused stays as it is.
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except OSError:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise
     return descriptor
 
 
@@ -84,7 +106,7 @@ def read_regular(path: Path, limit: int = MAX_TEXT_BYTES, follow: bool = False) 
         path = path.resolve()
     with open(open_file(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:
-            raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+            raise OSError(errno.EFBIG, f"{path} is larger than {limit:,} bytes", str(path))
         return file.read(limit)
 
 
@@ -94,6 +116,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     Raises:
         OSError: It cannot be made, or is behind a link in a guarded folder.
     """
+    path = Path(os.path.abspath(path))
     root = _root_of(path)
     if root is None or path == root:
         path.mkdir(mode, parents=True, exist_ok=True)
@@ -145,7 +168,7 @@ def link(path: Path, target: Path) -> None:
     """
     with _parent(path) as source_folder, _parent(target) as target_folder:
         if not stat.S_ISREG(os.stat(path.name, dir_fd=source_folder, follow_symlinks=False).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+            raise OSError(errno.EINVAL, f"{path} is not a regular file", str(path))
         folders = {"src_dir_fd": source_folder, "dst_dir_fd": target_folder}
         os.link(path.name, target.name, **folders, follow_symlinks=False)
 

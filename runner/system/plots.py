@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.system.files import replacing
+
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
 # Told apart also by the colour-blind (Okabe and Ito 2008); whatever a colour says, a mark or a word says too:
 BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
@@ -39,7 +41,8 @@ def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, fl
         with rc_context(_LOOK):
             canvas = Figure(figsize=size, layout="constrained")
             picture(canvas)
-            canvas.savefig(files[-1], dpi=_DPI)
+            with replacing(files[-1]) as partial:
+                canvas.savefig(partial, dpi=_DPI, format="png")
     return files
 
 

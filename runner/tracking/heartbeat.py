@@ -10,7 +10,8 @@ from typing import Any
 from runner.system.errors import ExitCode, RunnerError
 from runner.system.secrets import redact
 from runner.tracking.periodic import Periodic
-from runner.tracking.workspace import Record, RunFolder
+from runner.tracking.record import Record
+from runner.tracking.workspace import RunFolder
 
 _BEAT_SECONDS = 5.0
 

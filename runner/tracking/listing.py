@@ -12,9 +12,10 @@ from runner.system.escapes import escape_line
 from runner.system.lines import figure, print_wrapped
 from runner.system.secrets import redact
 from runner.tracking.keys import interval_keys
+from runner.tracking.record import Record
 from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
-from runner.tracking.workspace import Record, RunFolder, Workspace, folders
+from runner.tracking.workspace import RunFolder, Workspace, folders
 
 _COLOURS = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 _UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]

@@ -10,6 +10,7 @@ from functools import cache, partial
 
 from runner.system.errors import StorageError, UsageError
 from runner.system.files import write_durably
+from runner.system.places import RECORD
 from runner.tracking.spool import Shipper, Spool, lines, place_of, reached
 from runner.tracking.store import Store, shown
 from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace, folders
@@ -34,7 +35,11 @@ def reap(workspace: Workspace, telling: Callable[[], AbstractContextManager[obje
 
     MLflow learns of it now if it answers, else with the next ``sync``; ``telling`` is entered around that.
     """
-    dead = [folder for folder in folders(workspace.runs) if _set_end(folder)]
+    found = folders(workspace.runs)
+    for folder in found:
+        if folder.record() is None:
+            _log.warning("%s is not a record of a run: %s", folder.path / RECORD, folder.record_problem())
+    dead = [folder for folder in found if _set_end(folder)]
     if dead:
         try:
             with telling():
@@ -75,8 +80,12 @@ def _set_end(folder: RunFolder) -> bool:
         folder.write(record.model_copy(update={"status": status, "reason": reason, "metrics": metrics}))
     except UsageError:
         return False
+    except StorageError as error:
+        _log.warning("%s", error)
+        return False
     except OSError as error:
-        _log.warning("%s: its process is dead, which cannot be written there: %s", folder.path, error.strerror)
+        cause = error.strerror or error
+        _log.warning("%s: its process is dead, which cannot be written there: %s", folder.path, cause)
         return False
     finally:
         folder.release()

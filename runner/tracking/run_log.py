@@ -1,5 +1,6 @@
 """What was said while a run was trained, in ``run.log`` of its folder: on stderr, by libraries too, and its end."""
 
+import os
 import sys
 import threading
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from runner.system.files import open_file
 from runner.system.terminal import clean
 
 NAME = "run.log"
@@ -78,7 +80,8 @@ class RunLog:
     def _append(self, lines: str) -> None:
         assert self._path is not None
         try:
-            with self._lock, self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            descriptor = open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            with self._lock, os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
                 if not self._full and file.tell() + len(lines) > _MOST_BYTES:
                     file.write(f"{_ENOUGH}\n")
                     self._full = True

@@ -12,8 +12,9 @@ from typing import Any
 from runner.system.errors import UsageError
 from runner.system.interval import CONFIDENCE, Interval, student
 from runner.system.plots import BLUE, GREY, draw_all, legend
+from runner.tracking.record import Record
 from runner.tracking.spool import lines
-from runner.tracking.workspace import Record, RunFolder, Workspace, below, find, folders
+from runner.tracking.workspace import RunFolder, Workspace, below, find, folders
 
 PICTURE = "curves"
 _SEED: Mapping[str, Any] = {"color": GREY, "linewidth": 0.7, "markersize": 3}

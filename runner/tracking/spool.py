@@ -21,11 +21,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from runner.system.faults import reach
-from runner.system.files import write_durably
+from runner.system.files import open_file, read_regular, write_durably
 from runner.system.secrets import redact_values
 from runner.tracking.store import Store
 
 _HELD_LINES, _BATCH_LINES = 10_000, 500
+_MAX_LINE_BYTES = 16 * 2**20
+_MAX_OFFSET_BYTES = 32
 _log = logging.getLogger(__name__)
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -44,7 +46,7 @@ class Spool:
         self._lock = threading.Lock()
         self._warned = False
         self._synced = 0
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self.size = _whole_size(path)
         os.ftruncate(self._file, self.size)
 
@@ -142,9 +144,9 @@ def lines(spool: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
     """
     if not spool.exists():
         return
-    with spool.open("rb") as file:
+    with open(open_file(spool, os.O_RDONLY), "rb") as file:
         file.seek(offset)
-        for text in file:
+        while text := file.readline(_MAX_LINE_BYTES):
             if not text.endswith(b"\n"):
                 return
             offset += len(text)
@@ -165,8 +167,8 @@ def place_of(spool: Path) -> Path:
 def reached(spool: Path) -> int:
     """How many bytes of a spool MLflow has; 0 if that cannot be read, because sending twice does no harm."""
     try:
-        offset = int(place_of(spool).read_bytes())
-        with spool.open("rb") as file:
+        offset = int(read_regular(place_of(spool), _MAX_OFFSET_BYTES))
+        with open(open_file(spool, os.O_RDONLY), "rb") as file:
             file.seek(offset - 1)  # a negative number is refused
             return offset if file.read(1) == b"\n" else 0
     except (OSError, ValueError):
@@ -183,7 +185,7 @@ def unsent(spool: Path) -> int:
 
 def _whole_size(path: Path) -> int:
     """Bytes of a file up to and with its last line break."""
-    with path.open("rb") as file:
+    with open(open_file(path, os.O_RDONLY), "rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = file.seek(max(0, end - 65536))
@@ -262,6 +264,8 @@ class Shipper:
         inside = "\0" not in str(path) and path.resolve().is_relative_to(self._spool.parent.resolve())
         if not inside or any(each.is_symlink() for each in [path, *path.rglob("*")]):
             _log.warning("artifact %s leads out of the run's folder and was not logged", path)
+        elif not all(each.is_file() or each.is_dir() for each in [path, *path.rglob("*")] if each.exists()):
+            _log.warning("artifact %s is neither a file nor a folder of files and was not logged", path)
         elif not path.exists():
             _log.warning("artifact %s no longer exists and could not be logged", path)
         else:

@@ -21,6 +21,7 @@ import psutil
 from filelock import FileLock
 
 from runner.system.errors import StorageError
+from runner.system.files import is_link, make_folder
 from runner.system.places import sqlite_path, sqlite_uri
 from runner.system.secrets import redact
 from runner.tracking.description import DESCRIPTION, code, describe
@@ -101,6 +102,16 @@ def _refuse_undecodable(database: Path) -> None:
         raise OSError(f"SQLite cannot open a path that is not UTF-8: {shown_path}") from None
 
 
+def _refuse_links(database: Path, artifacts: Path) -> None:
+    """Raises an OSError if the database, a file beside it or the folder of artifacts is a link in a workspace."""
+    if database.parent != artifacts.parent:
+        return
+    beside = [database.with_name(f"{database.name}{suffix}") for suffix in ("-wal", "-shm", "-journal")]
+    for path in (database, *beside, artifacts):
+        if is_link(path):
+            raise OSError(f"{path} is a symbolic link, which is not followed")
+
+
 def _probe(uri: str, database: Path | None) -> None:
     """Raises at once where MLflow would try again for minutes."""
     if database is not None:
@@ -149,7 +160,8 @@ class Store:
         try:
             if database:
                 _refuse_undecodable(database)
-                database.parent.mkdir(parents=True, exist_ok=True)
+                _refuse_links(database, self._artifacts)
+                make_folder(database.parent)
             with FileLock(f"{database}.lock", timeout=120) if database else nullcontext():
                 _probe(uri, database)
                 for name, value in QUIET.items():

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import math
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -16,14 +15,16 @@ from typing import Any, Self
 from runner.recipe.recipe import Recipe
 from runner.system.errors import StorageError
 from runner.system.faults import reach
+from runner.system.files import remove_quietly
 from runner.system.processes import Owner
 from runner.tracking.keys import mlflow_key
 from runner.tracking.periodic import Periodic
+from runner.tracking.record import Record, Status
 from runner.tracking.spool import Shipper, Spool, lines
 from runner.tracking.store import HEADLINE, Store, params_of, shown, text
 from runner.tracking.system import SystemMonitor
 from runner.tracking.view import headline_of, view_of
-from runner.tracking.workspace import Record, RunFolder, Status, Workspace
+from runner.tracking.workspace import RunFolder, Workspace
 
 _MEASURED = ("perf/", "system/")
 """Metrics that are not the same when something is done twice."""
@@ -166,7 +167,7 @@ class Tracker(Recorder):
             with suppress(Exception):  # whatever MLflow's drivers raise: the reason for which it could not begin counts
                 if run_id := run_id or store.run_named(experiment_id, folder.name):
                     store.set_status(run_id, "FAILED", int(time.time() * 1e3))
-            shutil.rmtree(folder.path, ignore_errors=True)
+            remove_quietly(folder.path)
             folder.release()
             if isinstance(error, StorageError):
                 raise

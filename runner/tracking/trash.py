@@ -1,14 +1,16 @@
 """Runs that nobody needs any more: in the workspace's trash, from where they can be taken back, or gone for good."""
 
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from runner.system.errors import StorageError, UsageError
+from runner.system.files import is_link, make_folder, rename
+from runner.system.files import remove as delete
+from runner.tracking.record import Record
 from runner.tracking.store import Store, shown
-from runner.tracking.workspace import GLANCE_SECONDS, Record, RunFolder, Workspace, below
+from runner.tracking.workspace import GLANCE_SECONDS, RunFolder, Workspace, below
 
 _DOING = {"ablation": "measuring", "seeds": "training them"}
 
@@ -57,24 +59,27 @@ def remove(workspace: Workspace, runs: Sequence[RunFolder], purge: bool, takeove
             mlflow, run_ids = _deleted(workspace, folder.record())
             target = trash(workspace) / folder.name
             try:
-                target.parent.mkdir(exist_ok=True)
-                folder.path.rename(target)
+                make_folder(target.parent)
+                rename(folder.path, target)
                 if purge:
-                    shutil.rmtree(target)
+                    delete(target)
             except OSError as error:
-                raise StorageError(f"{folder.path} cannot be removed: {error.strerror}") from error
+                raise StorageError(f"{folder.path} cannot be removed: {error.strerror or error}") from error
             removals.append(Removal(folder.name, None if purge else str(target), mlflow, run_ids))
     return removals
 
 
 def empty(workspace: Workspace) -> list[str]:
     """Deletes for good what is in the trash, and returns the names; ``StorageError`` if that cannot be deleted."""
-    found = sorted(trash(workspace).glob("*"))
+    folder = trash(workspace)
+    if is_link(folder):
+        raise StorageError(f"{folder} is a symbolic link, which is not followed: remove the link")
+    found = sorted(folder.iterdir()) if folder.exists() else []
     for path in found:
         try:
-            shutil.rmtree(path)
+            delete(path)
         except OSError as error:
-            raise StorageError(f"{path} cannot be deleted: {error.strerror}") from error
+            raise StorageError(f"{path} cannot be deleted: {error.strerror or error}") from error
     return [path.name for path in found]
 
 

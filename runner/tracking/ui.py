@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner.system.errors import ExitCode, RunnerError
+from runner.system.files import open_file
 from runner.system.processes import PYTHON, safe_environment
 from runner.tracking.store import HOST, PORT, QUIET, VIEW, Store, is_http, shown
 from runner.tracking.view import SHARED, TAG
@@ -82,7 +83,7 @@ def _running_server(workspace: Workspace, port: int, log: Path) -> Iterator[subp
     variables["MLFLOW_BACKEND_STORE_URI"] = workspace.tracking_uri  # may hold a password, which a command line shows
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server with its children.
-    with log.open("wb") as output:
+    with open(open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:
         server = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )

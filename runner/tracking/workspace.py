@@ -9,21 +9,31 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Self
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import ValidationError
 
 from runner.system.errors import StorageError, UsageError
 from runner.system.faults import reach
-from runner.system.files import sync, write_durably
+from runner.system.files import (
+    guard,
+    is_link,
+    make_folder,
+    open_file,
+    read_regular,
+    remove,
+    rename,
+    sync,
+    write_durably,
+)
 from runner.system.places import LOCK_NAME, RECORD, VARIABLE, sqlite_uri, workspace_root
-from runner.system.processes import Owner, boot_id
+from runner.system.processes import boot_id
+from runner.tracking.record import STALE_SECONDS, Record
 
 SPOOL = "spool.jsonl"
-STALE_SECONDS = 600.0
-"""Age of a heartbeat after which the owner on another machine may be gone; whether it is, is then observed."""
 OBSERVED_SECONDS = 15.0
 """Three heartbeats: for how long a record is watched before its owner on another machine counts as gone."""
 TAKEOVER = "--takeover"
@@ -33,6 +43,7 @@ GLANCE_SECONDS = 1.0
 _CLAIM_SECONDS = 15.0
 """Longer than it mostly takes to send what a dead process has left, which takes the lock too."""
 _RESERVE_BYTES = 64 * 2**10
+_MAX_RECORD_BYTES = 4 * 2**20
 _LONGEST_NAME = 100
 _SHOWN_RUNS = 8
 DIGITS = 8
@@ -40,9 +51,6 @@ DIGITS = 8
 
 _OWN_DATABASE = "workspace:mlflow.db"
 _log = logging.getLogger(__name__)
-
-Status = Literal["FINISHED", "FAILED", "KILLED"]
-Kind = Literal["run", "ablation", "study", "seeds"]
 
 
 class Workspace:
@@ -52,6 +60,7 @@ class Workspace:
         """Lies at ``root``, else at ``$RUNNER_WORKSPACE``, else at ``.runner`` in the current folder."""
         # Absolute, because MLflow records absolute places of artifacts.
         self.root = workspace_root(root)
+        guard(self.root)
         self.runs, self.ablations, self.studies, self.seeds = self.places = (
             self.root / "runs", self.root / "ablations", self.root / "studies", self.root / "seeds"
         )  # fmt: skip
@@ -75,59 +84,6 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:_LONGEST_NAME].rstrip("._") or "unnamed"
 
 
-class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
-    """What is known of a run, an ablation, a study or a group of seeds from outside, in its folder's ``run.json``."""
-
-    name: str
-    """``<recipe>-<8 digits>``, with which MLflow's id begins; the name of the folder and of the run in MLflow."""
-    recipe: str
-    digest: str
-    """Of the recipe."""
-    goal: int
-    unit: str
-    """What ``goal`` and ``step`` count."""
-    experiment: str
-    tracking_uri: str
-    """MLflow's store, without a password; see ``Workspace.recorded_uri``."""
-    owner: Owner
-    started: float
-    """Seconds since 1970, as all times here."""
-    heartbeat: float
-    """When the owner was last seen alive."""
-    step: int = 0
-    run_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
-    """MLflow's id; None until MLflow has the run."""
-    status: Literal["RUNNING"] | Status = "RUNNING"
-    reason: str = ""
-    """Why it failed."""
-    group: str = ""
-    """The name of those, begun together, that differ in their seeds alone, if it is one of them."""
-    digests: dict[int, str] = {}
-    """Of a group of seeds, the digest of every run's recipe, by seed."""
-    kind: Kind = "run"
-    seconds: float = 0.0
-    """How long processes have been at it."""
-    overrides: dict[str, str] = {}
-    """What was assigned on the command line, by dotted path."""
-    headline: tuple[str, ...] = ()
-    """The metrics that a person looks at first, the objective before all others."""
-    metrics: dict[str, float] = {}
-    """The newest value of each."""
-    tags: dict[str, str] = {}
-    note: str = ""
-    """What a person has to say about it, as tags have."""
-
-    @property
-    def at_work(self) -> bool:
-        """Whether it runs, as far as its owner tells; the lock of a training's folder tells more."""
-        return self.status == "RUNNING" and self.owner.alive is not False
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the last heartbeat is old, or in the future, where a wrong clock has put it."""
-        return not 0 <= time.time() - self.heartbeat < STALE_SECONDS
-
-
 class RunFolder:
     """A run's folder, which belongs to one process at a time.
 
@@ -146,7 +102,7 @@ class RunFolder:
         """
         folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:DIGITS]}")
         try:
-            folder.path.mkdir(parents=True)
+            make_folder(folder.path)
             folder.claim()
         except (OSError, NotImplementedError) as error:
             raise StorageError(
@@ -160,7 +116,7 @@ class RunFolder:
         """How far the newest checkpoint is, in the recipe's unit; None if there is none that can be read."""
         for path in sorted(self.checkpoints.glob("step-*/manifest.json"), reverse=True):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                return int(json.loads(path.read_text().partition("\n")[0])["done"])
+                return int(json.loads(read_regular(path).partition(b"\n")[0])["done"])
         return None
 
     @property
@@ -185,12 +141,30 @@ class RunFolder:
 
     def record(self) -> Record | None:
         """What is known of the run; None if that cannot be read."""
-        with suppress(OSError, ValidationError):
-            record = Record.model_validate_json((self.path / RECORD).read_bytes())
-            # A folder that was renamed or copied is no run, but for one whose process died while it took its name.
-            taking = record.kind == "run" and not self.spool.exists()
-            return record if record.name == self.name or taking else None
-        return None
+        try:
+            return self._read_record()
+        except (OSError, ValueError):
+            return None
+
+    def record_problem(self) -> str:
+        """Returns what is wrong with the record; empty if nothing is."""
+        try:
+            self._read_record()
+        except ValidationError as error:
+            problem = error.errors(include_input=False, include_url=False)[0]
+            field = ".".join(map(str, problem["loc"][:1]))
+            return f"{field}: {problem['msg']}" if field else str(problem["msg"])
+        except (OSError, ValueError) as error:
+            return str(getattr(error, "strerror", None) or error)
+        return ""
+
+    def _read_record(self) -> Record:
+        record = Record.model_validate_json(read_regular(self.path / RECORD, _MAX_RECORD_BYTES))
+        # A folder that was renamed or copied is no run, but for one whose process died while it took its name.
+        is_taking_name = record.kind == "run" and not self.spool.exists()
+        if record.name != self.name and not is_taking_name:
+            raise ValueError(f"it is that of {record.name}")
+        return record
 
     def write(self, record: Record) -> None:
         """Replaces the record, durably."""
@@ -210,11 +184,12 @@ class RunFolder:
 
     def reserve(self) -> None:
         """Takes the space in which the end of the run can be written when the disk is full."""
-        self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))  # zeros would take no space on some disks
+        with open(open_file(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(os.urandom(_RESERVE_BYTES))  # zeros would take no space on some disks
 
     def use_reserve(self) -> None:
         """Gives that space to what is written next."""
-        self._reserve.unlink(missing_ok=True)
+        remove(self._reserve)
 
     def claim(self, patience: float = _CLAIM_SECONDS, takeover: bool = False) -> None:
         """Makes the folder this process's own; waits for one that looks after the run, not for one that trains it.
@@ -286,7 +261,7 @@ class RunFolder:
         if record is not None and record.owner.alive is False:
             return False  # whoever holds the lock looks after what a dead one has left
         try:
-            with self._lock_file.open("rb") as file:
+            with open(open_file(self._lock_file, os.O_RDONLY), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: one who looks is not taken for the owner
         except FileNotFoundError:
             pass
@@ -301,7 +276,11 @@ class RunFolder:
 
     def _move_to(self, name: str) -> None:
         """Renames the folder; the lock, which is held, goes with it."""
-        self._lie_at(self.path.rename(self.path.with_name(name)))
+        target = self.path.with_name(name)
+        if target.exists():
+            raise StorageError(f"{self.path} cannot be renamed to {name}, which exists: remove one of the two")
+        rename(self.path, target)
+        self._lie_at(target)
         sync(self.path.parent)
 
     def _lives_elsewhere(self) -> bool:
@@ -312,9 +291,33 @@ class RunFolder:
 
 def folders(*places: Path) -> list[RunFolder]:
     """All runs of these folders of a workspace, the newest first."""
-    found = [RunFolder(path.parent) for place in places for path in place.glob(f"*/{RECORD}")]
+    found = [RunFolder(path) for place in places for path in _with_records(place)]
     started = {folder.name: record.started if (record := folder.record()) else 0.0 for folder in found}
     return sorted(found, key=lambda folder: (started[folder.name], folder.name), reverse=True)
+
+
+def _with_records(place: Path) -> Iterator[Path]:
+    """Yields the folders in a place of a workspace that have a record; links are not followed."""
+    if is_link(place):
+        _warn_of_link(place)
+        return
+    try:
+        entries = list(os.scandir(place))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        path = place / entry.name
+        if entry.is_symlink():
+            _warn_of_link(path)
+        elif os.path.lexists(path / RECORD):
+            yield path
+
+
+@cache
+def _warn_of_link(path: Path) -> None:
+    """Warns once of a link in a workspace."""
+    hint = f"to keep runs on another disk, name a workspace there in {VARIABLE}"
+    _log.warning("%s is a symbolic link, which is not followed: move its target there; %s", path, hint)
 
 
 def computing(workspace: Workspace) -> int:
@@ -330,7 +333,8 @@ def computing(workspace: Workspace) -> int:
 
 def _recent(place: Path) -> Iterator[Path]:
     """Records in folders of a place of which a living process could be the writer."""
-    for path in place.glob(f"*/{RECORD}"):
+    for folder in _with_records(place):
+        path = folder / RECORD
         with suppress(OSError):
             if time.time() - path.stat().st_mtime < STALE_SECONDS:
                 yield path
@@ -373,5 +377,5 @@ def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> 
 
 def folder_of(run: Path | str) -> RunFolder:
     """The folder of a run: the path of one, or what ``find`` understands in this workspace."""
-    path = Path(run).absolute()
+    path = Path(run).resolve()
     return RunFolder(path) if (path / LOCK_NAME).exists() else find(Workspace().runs, str(run))

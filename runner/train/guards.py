@@ -20,7 +20,7 @@ from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, State
 from runner.system.errors import DivergedError, RunnerError
-from runner.system.files import write_durably
+from runner.system.files import make_folder, write_durably
 from runner.system.names import method_named, shown_path
 from runner.system.tree import leaves
 
@@ -87,7 +87,7 @@ class FiniteGuard:
         }
         path = self.folder / "diagnosis.json"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             write_durably(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
             where = f"statistics are in {shown_path(path)}"
         except OSError as error:

@@ -21,6 +21,7 @@ from runner.recipe.loader import assignments
 from runner.recipe.lock import drift
 from runner.recipe.recipe import Recipe
 from runner.system.errors import ExitCode, RunnerError, UsageError
+from runner.system.files import make_folder
 from runner.system.hardware import usable_cores
 from runner.system.interval import Interval
 from runner.system.lines import figure
@@ -33,9 +34,10 @@ from runner.tracking import seeds as kept
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.heartbeat import heartbeat
 from runner.tracking.keys import interval_keys, mlflow_key
+from runner.tracking.record import Record
 from runner.tracking.store import Store, params_of, shown, text
 from runner.tracking.view import headline_of, view_of
-from runner.tracking.workspace import DIGITS, Record, folder_name
+from runner.tracking.workspace import DIGITS, folder_name
 from runner.train.outputs import Display, NoOutput
 from runner.train.run import run, stopped_by
 from runner.train.signals import Stop, stop_on_signals
@@ -99,7 +101,7 @@ def train_seeds(
     recipe = next(iter(recipes.values()))
     group = _begun(recipes, workspace, store, go_on, takeover, tags, note)
     folder = RunFolder(workspace.seeds / group.name)
-    folder.path.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.path)
     published = partial(_publish, store, recipes, group, again)
     published()
     begun = kept.runs_of(workspace, group)

@@ -1,9 +1,13 @@
 import errno
+import itertools
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -96,3 +100,128 @@ def test_a_reader_never_sees_a_part(tmp_path):
 def test_what_is_not_there_cannot_be_made_durable(tmp_path):
     with pytest.raises(FileNotFoundError):
         sync(tmp_path / "missing")
+
+
+def write_record(path):
+    write_durably(path, "text")
+
+
+def write_plain(path):
+    files.write_text(path, "text")
+
+
+def append_line(path):
+    with open(files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+        file.write(b"line\n")
+
+
+def truncate(path):
+    os.close(files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+
+
+def make(path):
+    files.make_folder(path / "inner")
+
+
+def read(path):
+    assert files.read_regular(path) != SECRET
+
+
+def rename_away(path):
+    files.rename(path, path.with_name("renamed"))
+
+
+def rename_over(path):
+    (path.parents[2] / "new").write_text("new")
+    files.rename(path.parents[2] / "new", path)
+
+
+def link_elsewhere(path):
+    files.link(path, path.parents[1] / "second")
+
+
+SECRET = b"private\n"
+CALLS = (write_record, write_plain, append_line, truncate, make, read, files.remove, files.remove_quietly,
+         rename_away, rename_over, link_elsewhere, files.sync)  # fmt: skip
+
+
+def to_file(path, outside):
+    path.symlink_to(outside / "notes.txt")
+
+
+def to_folder(path, outside):
+    path.symlink_to(outside)
+
+
+def to_nothing(path, outside):
+    path.symlink_to(outside / "missing")
+
+
+def linked_parent(path, outside):
+    path.parent.rmdir()
+    path.parent.symlink_to(outside)
+
+
+def linked_grandparent(path, outside):
+    shutil.rmtree(path.parents[1])
+    path.parents[1].symlink_to(outside)
+
+
+def hard_link(path, outside):
+    path.hardlink_to(outside / "notes.txt")
+
+
+def pipe(path, outside):
+    os.mkfifo(path)
+
+
+TRAPS = (to_file, to_folder, to_nothing, linked_parent, linked_grandparent, hard_link, pipe)
+
+
+def tree(folder):
+    return {path: (path.lstat().st_mode, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("call", "trap"), list(itertools.product(CALLS, TRAPS)))
+def test_nothing_behind_a_link_is_written_read_or_deleted(tmp_path, call, trap):
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    (outside / "item").mkdir(parents=True)
+    (outside / "notes.txt").write_bytes(SECRET)
+    (outside / "item" / "file").write_bytes(SECRET)
+    path = root / "runs" / "run" / "item"
+    path.parent.mkdir(parents=True)
+    files.guard(root)
+    trap(path, outside)
+    before = tree(outside)
+    if trap is hard_link and call in (read, link_elsewhere, rename_over):
+        return  # the content is in the workspace, too
+    with suppress(OSError):
+        call(path)
+    assert tree(outside) == before
+
+
+@pytest.mark.parametrize("name", ["..", "a/../../outside", "../outside"])
+def test_a_path_that_leaves_a_guarded_folder_is_taken_as_what_it_means(tmp_path, name):
+    root = tmp_path / "root"
+    root.mkdir()
+    files.guard(root)
+    files.make_folder(root / "inner" / ".." / "made")
+    assert (root / "made").is_dir()
+    assert not (root / "inner").exists()
+    assert files._root_of(Path(os.path.abspath(root / name))) is None
+
+
+def test_a_large_file_is_not_read(tmp_path):
+    path = tmp_path / "large"
+    path.write_bytes(b"x" * 100)
+    assert files.read_regular(path, 100) == b"x" * 100
+    with pytest.raises(OSError, match="larger than 99 bytes"):
+        files.read_regular(path, 99)
+
+
+def test_the_message_names_the_link(tmp_path):
+    files.guard(tmp_path)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="link is a symbolic link, which is not followed"):
+        write_durably(tmp_path / "link" / "file", "text")

@@ -10,8 +10,9 @@ from runner.system.console import Console
 from runner.system.processes import Owner
 from runner.tracking import Workspace
 from runner.tracking.listing import listing, show
+from runner.tracking.record import Record
 from runner.tracking.selection import select
-from runner.tracking.workspace import Record, RunFolder
+from runner.tracking.workspace import RunFolder
 from runner.train.checkpoint import write_manifest
 
 REASON = "the checkpoint at step 400 could not be written: it needs 0.2 MiB and the disk has 0.0 MiB free"

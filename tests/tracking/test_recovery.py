@@ -15,10 +15,10 @@ from runner.system.processes import _born as born
 from runner.tracking import RunFolder, Workspace, recovery
 from runner.tracking import workspace as workspace_module
 from runner.tracking.periodic import Periodic
+from runner.tracking.record import STALE_SECONDS
 from runner.tracking.recovery import Delivery, deliver, reap
 from runner.tracking.spool import Spool, unsent
 from runner.tracking.store import Store
-from runner.tracking.workspace import STALE_SECONDS
 
 ELSEWHERE = Owner(pid=1, host="elsewhere", boot_id="another")
 REBOOTED = Owner(pid=1, host=platform.node(), boot_id="another", machine=machine_id())

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from mlflow.entities import ViewType
 from run_folders import run_folder, seed_group
@@ -125,3 +127,37 @@ def test_a_group_of_seeds_goes_with_its_runs_unless_one_is_trained(migrated_work
     removals = remove(Workspace(), [group, runs[1]], purge=False)
     assert {each.run for each in removals} == {group.name, *(run.name for run in runs)}
     assert {each["name"] for each in listing(Workspace()) if each["group"] != at_it.name} == {at_it.name, other.name}
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a file", "link to a folder", "dangling link", "pipe", "folder"])
+def test_whatever_is_in_the_trash_is_deleted_and_nothing_else(tmp_path, kind):
+    target = tmp_path / "target"
+    (target / "inner").mkdir(parents=True)
+    (target / "file").write_text("mine")
+    item = Workspace().root / "trash" / ".item"
+    item.parent.mkdir(parents=True)
+    if kind == "file":
+        item.write_text("x")
+    elif kind == "folder":
+        item.mkdir()
+        (item / "link").symlink_to(target)
+    elif kind == "pipe":
+        os.mkfifo(item)
+    else:
+        item.symlink_to({"link to a file": target / "file", "dangling link": target / "no"}.get(kind, target))
+    assert empty(Workspace()) == [".item"]
+    assert not os.path.lexists(item)
+    assert (target / "file").read_text() == "mine"
+
+
+def test_a_trash_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "home" / "folder").mkdir(parents=True)
+    Workspace().root.mkdir()
+    (Workspace().root / "trash").symlink_to(tmp_path / "home")
+    with pytest.raises(StorageError, match="trash is a symbolic link, which is not followed"):
+        empty(Workspace())
+    folder = run_folder(status="FINISHED", tracking_uri="http://elsewhere:5000")
+    with pytest.raises(StorageError, match="is a symbolic link, which is not followed"):
+        remove(Workspace(), [folder], purge=True)
+    assert folder.path.exists()
+    assert (tmp_path / "home" / "folder").exists()

@@ -1,0 +1,69 @@
+"""What a workspace records of a run, beside what is in MLflow."""
+
+import time
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from runner.system.processes import Owner
+
+STALE_SECONDS = 600.0
+"""Age of a heartbeat after which the owner on another machine may be gone; whether it is, is then observed."""
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+Kind = Literal["run", "ablation", "study", "seeds"]
+_NAME = r"^[A-Za-z0-9-][A-Za-z0-9._-]{0,127}$"
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Time = Annotated[float, Field(gt=-1e11, lt=1e11)]
+
+
+class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
+    """What is known of a run, an ablation, a study or a group of seeds from outside, in its folder's ``run.json``."""
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    """``<recipe>-<8 digits>``, with which MLflow's id begins; the name of the folder and of the run in MLflow."""
+    recipe: str
+    digest: str
+    """Of the recipe."""
+    goal: _Count
+    unit: str
+    """What ``goal`` and ``step`` count."""
+    experiment: str
+    tracking_uri: str
+    """MLflow's store, without a password; see ``Workspace.recorded_uri``."""
+    owner: Owner
+    started: _Time
+    """Seconds since 1970, as all times here."""
+    heartbeat: _Time
+    """When the owner was last seen alive."""
+    step: _Count = 0
+    run_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    """MLflow's id; None until MLflow has the run."""
+    status: Literal["RUNNING"] | Status = "RUNNING"
+    reason: str = ""
+    """Why it failed."""
+    group: Annotated[str, Field(pattern=rf"^$|{_NAME}")] = ""
+    """The name of those, begun together, that differ in their seeds alone, if it is one of them."""
+    digests: dict[int, str] = {}
+    """Of a group of seeds, the digest of every run's recipe, by seed."""
+    kind: Kind = "run"
+    seconds: _Time = 0.0
+    """How long processes have been at it."""
+    overrides: dict[str, str] = {}
+    """What was assigned on the command line, by dotted path."""
+    headline: tuple[str, ...] = ()
+    """The metrics that a person looks at first, the objective before all others."""
+    metrics: dict[str, float] = {}
+    """The newest value of each."""
+    tags: dict[str, str] = {}
+    note: str = ""
+    """What a person has to say about it, as tags have."""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it runs, as far as its owner tells; the lock of a training's folder tells more."""
+        return self.status == "RUNNING" and self.owner.alive is not False
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the last heartbeat is old, or in the future, where a wrong clock has put it."""
+        return not 0 <= time.time() - self.heartbeat < STALE_SECONDS
