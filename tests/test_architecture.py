@@ -195,3 +195,63 @@ def test_no_chain_of_imports_is_long():
 
     longest = max(map(chain, homes), key=len)
     assert len(longest) - 1 <= LONGEST_CHAIN, " -> ".join(longest)
+
+
+IN_WORKSPACES = ("child", "inference", "measure", "recipe", "serve", "study", "tracking", "train", "verify")
+"""Parts of ``runner`` that write, rename or delete in workspaces."""
+WRITING_METHODS = {"write_text", "write_bytes", "unlink", "rename", "rmdir", "mkdir", "touch", "hardlink_to"}
+WRITING_MODULES = {
+    "os": {
+        "open", "replace", "rename", "renames", "remove", "removedirs", "unlink", "link", "rmdir", "mkdir", "makedirs",
+        "truncate", "mkfifo", "mknod", "chmod", "chown",
+    },
+    "shutil": {"rmtree", "move", "copy", "copy2", "copyfile", "copytree", "copymode", "copystat"},
+}  # fmt: skip
+
+
+def writes(tree):
+    """Calls that write, rename or delete without the module for files."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
+        modes = [each.value for each in arguments if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+        is_written = any(re.fullmatch(r"[rbt]*[wax+][wax+bt]*", mode) for mode in modes)
+        if isinstance(called, ast.Name) and called.id == "open" and is_written:
+            # A descriptor comes from the module for files.
+            if not (isinstance(node.args[0], ast.Call) and ast.unparse(node.args[0].func) == "open_file"):
+                yield ast.unparse(node)
+        elif isinstance(called, ast.Attribute):
+            module = ast.unparse(called.value)
+            is_path_replaced = called.attr == "replace" and len(node.args) == 1 and not node.keywords
+            if module in WRITING_MODULES:
+                if called.attr in WRITING_MODULES[module]:
+                    yield ast.unparse(node)
+            elif called.attr in WRITING_METHODS or is_path_replaced or (called.attr == "open" and is_written):
+                yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", [path for path in CORE if path.parts[-2] in IN_WORKSPACES], ids=name_of)
+def test_one_module_writes_in_workspaces(path):
+    assert list(writes(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'path.write_text("x")', "path.write_bytes(b'')", "path.unlink(missing_ok=True)", "path.rename(other)",
+        "path.replace(other)", "path.mkdir()", "path.touch()", "os.replace(a, b)", "os.remove(a)", "os.open(a, 0)",
+        "os.makedirs(a)", "shutil.rmtree(a)", "shutil.copy(a, b)", "shutil.move(a, b)", 'open(a, "w")',
+        'open(a, "rb+")', 'path.open("ab")', 'path.open(mode="x")', 'open(path, mode="a")', "path.rmdir()",
+    ],
+)  # fmt: skip
+def test_a_write_is_noticed(call):
+    assert list(writes(ast.parse(call))) == [ast.unparse(ast.parse(call))]
+
+
+@pytest.mark.parametrize(
+    "call", ['text.replace("a", "b")', 'open(a, "rb")', "path.open()", 'open(open_file(a, 1), "ab")', "os.write(1, b)"]
+)
+def test_what_does_not_write_is_not(call):
+    assert list(writes(ast.parse(call))) == []

@@ -11,7 +11,6 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +28,7 @@ from torch import Tensor
 from runner.plugin.source import Ring, State
 from runner.system.errors import CheckpointError
 from runner.system.faults import reach
-from runner.system.files import sha256, sync
+from runner.system.files import link, make_folder, remove, remove_quietly, rename, sha256, sync, write_text
 from runner.train.packing import pack, stored, unpack
 
 FORMAT = 2
@@ -91,7 +90,7 @@ def load_newest(folder: Path) -> State | None:
             damaged.append(path)
         else:
             for each in damaged:
-                each.rename(each.with_name(_ASIDE + each.name))
+                rename(each, each.with_name(_ASIDE + each.name))
             return state
     if damaged:
         raise CheckpointError(f"{folder}: all {len(damaged)} checkpoints are damaged; start the run anew: runner run")
@@ -165,7 +164,7 @@ def _reading(path: Path) -> Iterator[None]:
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """Writes a line of JSON, and one with its SHA-256."""
     text = json.dumps(manifest)
-    (path / MANIFEST).write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+    write_text(path / MANIFEST, f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
 
 
 class Writer:
@@ -187,7 +186,7 @@ class Writer:
         self._writing: Future[None] | None = None
         self._warned = False
         for partial_folder in folder.glob(".*.partial"):
-            shutil.rmtree(partial_folder, ignore_errors=True)
+            remove_quietly(partial_folder)
 
     def save(self, step: int, state: State, score: float | None = None, done: int | None = None) -> None:
         """Writes ``step-<step>``, beside the training if it is small; waits for the one before.
@@ -201,13 +200,13 @@ class Writer:
         if final.exists():
             if score is None:
                 return
-            final.rename(final.with_name(_ASIDE + final.name))  # a signal asked for it before it was evaluated
+            rename(final, final.with_name(_ASIDE + final.name))  # a signal asked for it before it was evaluated
         rest, tensors, rings = pack(state)
         done = step if done is None else done
         manifest: dict[str, Any] = {"format": FORMAT, "step": step, "done": done, "score": score}
         with self._attempt(final) as beside:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
+            remove_quietly(beside)
+            make_folder(beside)
             reach("checkpoint.begin")
             manifest["sha256"], rows, size = self._link(rings, beside)
             size += sum(tensor.nbytes for tensor in tensors.values())
@@ -242,7 +241,7 @@ class Writer:
         try:
             yield beside
         except OSError as error:
-            shutil.rmtree(beside, ignore_errors=True)
+            remove_quietly(beside)
             if self.failure is None:
                 said, newest = error.strerror or error, self.newest() or "none"
                 _log.warning("the checkpoint %s was not written: %s; the newest is %s", final.name, said, newest)
@@ -262,7 +261,7 @@ class Writer:
             for first, last, nbytes in _ranges(ring):
                 try:
                     path = next(path for start, end, path in segments if start <= first and last <= end)
-                    os.link(path, folder / path.name)
+                    link(path, folder / path.name)
                     linked[path.name] = there[path]
                 except (StopIteration, OSError):  # not there, or gone, or a disk without links
                     others[f"rows-{name}-{first:012d}-{last:012d}.safetensors"] = partial(ring.read, first, last)
@@ -277,14 +276,14 @@ class Writer:
                 del tensors  # before the next are copied
                 point = "checkpoint.segment" if _ROWS.fullmatch(name) else "checkpoint.tensors"
                 manifest["sha256"][name] = _durable(beside / name, point)
-            (beside / REST).write_text(json.dumps(rest))
+            write_text(beside / REST, json.dumps(rest))
             manifest["sha256"][REST] = _durable(beside / REST, "checkpoint.state")
             write_manifest(beside, manifest)
             _durable(beside / MANIFEST, "checkpoint.manifest")
             sync(beside)
             self._prepare()
             reach("checkpoint.synced")
-            beside.rename(final)
+            rename(beside, final)
             sync(self.folder)
             self.failure = None
             try:
@@ -293,7 +292,7 @@ class Writer:
                 kept = best(found)
                 for path in (*found[:-KEPT], *self.folder.glob(f"{_ASIDE}step-*")):
                     if path != kept:
-                        shutil.rmtree(path)
+                        remove(path)
                 reach("checkpoint.pruned")
             except OSError as error:
                 _log.warning("older checkpoints in %s could not be removed: %s", self.folder, error.strerror or error)
@@ -308,8 +307,8 @@ def write_rehearsal(folder: Path, rest: Any, tensors: Mapping[str, Tensor]) -> P
         OSError: the disk refuses a file.
     """
     path = folder / REHEARSAL
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
+    remove_quietly(path)
+    make_folder(path)
     manifest: dict[str, Any] = {"format": FORMAT, "step": 0, "done": 0, "score": None, "sha256": {}}
     for name, content in _files(tensors, {}):
         try:
@@ -317,7 +316,7 @@ def write_rehearsal(folder: Path, rest: Any, tensors: Mapping[str, Tensor]) -> P
         except SafetensorError as error:
             raise OSError(errno.EIO, str(error)) from error
         manifest["sha256"][name] = sha256(path / name)
-    (path / REST).write_text(json.dumps(rest))
+    write_text(path / REST, json.dumps(rest))
     manifest["sha256"][REST] = sha256(path / REST)
     write_manifest(path, manifest)
     return path

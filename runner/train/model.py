@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
 from runner.system.errors import CheckpointError
+from runner.system.files import read_regular, write_text
 from runner.system.places import LOCK_NAME
 from runner.train.checkpoint import CHECKPOINTS, Writer, best, checkpoints, load
 
@@ -37,7 +37,7 @@ def write_model(run_dir: Path) -> tuple[Path, int] | None:
         }
         writer.save(state["step"], {"pipeline": pipeline})
         writer.wait()
-        shutil.copy(run_dir / LOCK_NAME, folder / LOCK_NAME)
+        write_text(folder / LOCK_NAME, read_regular(run_dir / LOCK_NAME).decode("utf-8", "surrogateescape"))
     except (OSError, IndexError, CheckpointError) as error:
         _log.warning("%s: the model could not be written: %s", folder, getattr(error, "strerror", None) or error)
         return None

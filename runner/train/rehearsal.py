@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from runner.plugin.source import State
 from runner.system.errors import CheckpointError, RunnerError
+from runner.system.files import remove_quietly
 from runner.system.tree import leaves
 from runner.train.checkpoint import REHEARSAL, read_files, write_rehearsal
 from runner.train.packing import pack, stored, unpack
@@ -109,7 +109,7 @@ def _write_and_read(folder: Path, state: State) -> RehearsedState | None:
     except CheckpointError as error:
         raise _refusal(f"a checkpoint could not be read after it was written: {error}") from error
     finally:
-        shutil.rmtree(folder / REHEARSAL, ignore_errors=True)
+        remove_quietly(folder / REHEARSAL)
     live = {name: tensor for name, tensor in tensors.items() if name not in complete}
     read: State = unpack(text, contents, lambda name, **_: rings[name], live)
     _refuse_first(differences(state, read), "in a checkpoint")
