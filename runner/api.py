@@ -35,6 +35,7 @@ from runner.plugin.stage import Pipeline, Plan, Probe, Stage
 from runner.system.errors import RunnerError, UsageError
 from runner.system.files import replacing
 from runner.system.hardware import available_memory, slow_bf16
+from runner.system.manifest import Manifest
 from runner.system.tree import BatchLayout, map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ _HEAVY = {
 __all__ = [
     "Anchor", "Batch", "BatchLayout", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig",
     "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
-    "LearnerConfig", "Loss", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable", "RecipePath",
-    "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source",
-    "SourceConfig", "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError",
+    "LearnerConfig", "Loss", "Manifest", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable",
+    "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots",
+    "Source", "SourceConfig", "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError",
     "available_memory",
     "fingerprint_of_files", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors", "tensors",
 ]  # fmt: skip

@@ -10,8 +10,9 @@ from running import BESIDE, TRAINED, tiny, train_here, with_requirements
 
 from runner.api import Close, Exact, Learner, Source, Stage, StageConfig, Statistical
 from runner.plugin.registry import Registry
-from runner.recipe.document import RecipeError, render
+from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.recipe.rendering import render
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble, resolve_device, setting_of
 from runner.train.step import Step

@@ -80,7 +80,7 @@ class Distil(Stage):
         teacher = learner.module.eval()
         key = digest(teacher, config.model_dump(), learner.config.model_dump(), learner.context.seed)
         replaced(learner, self._student(learner))
-        trained(pipeline, f"{config.kind}-{key}", learner.module, lambda: self._train(learner, teacher, pipeline))
+        trained(pipeline, self, f"{config.kind}-{key}", learner.module, lambda: self._train(learner, teacher, pipeline))
         learner.configure_optimizers()
         before, left = parameters(teacher), parameters(learner.module)
         asked = next(_lessons(learner, teacher, pipeline))

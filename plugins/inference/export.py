@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from runner.api import Anchor, Close, Pipeline, Setting, Stage, StageConfig, UsageError
+from runner.api import Anchor, Close, Pipeline, Setting, Stage, StageConfig, UsageError, nbytes
 
 if TYPE_CHECKING:
     from runner.api import GradientLearner
@@ -24,8 +25,9 @@ class ExportConfig(StageConfig):
     What is exported is the network behind the slot ``forward``, with the inputs of one real answer as its example;
     what is around it (the loop of a sampling, the encoder of a condition) stays in Python. The sizes of a batch, of a
     set or of a sequence may differ later, as far as the network allows. Weights are in the file, or in a
-    ``.onnx.data`` beside it if they are large. Questions of another form are answered by the network itself, and
-    counted.
+    ``.onnx.data`` beside it if they are large. A program of ``torch.export`` is made from the run's weights each time,
+    because reading a ``.pt2`` would execute what is in it. Questions of another form are answered by the network
+    itself, and counted.
 
     When it helps: ONNX Runtime fuses small operations, most of all for small batches on a CPU; and a program can be
     run without this project.
@@ -39,7 +41,7 @@ class ExportConfig(StageConfig):
     format: Literal["torch", "onnx"] = "onnx"
     """A ``.pt2`` of ``torch.export``, or ONNX with opset 20."""
     path: Annotated[str | None, Anchor()] = None
-    """Where the program is written; unless told, with the run."""
+    """Where the program is written; without it, ONNX is kept with the run, and a ``.pt2`` is not written."""
 
     def contract(self, setting: Setting) -> Close:
         """The same algebra, by other kernels."""
@@ -91,58 +93,60 @@ class Export(Stage):
         import torch
 
         from .network import asked, settled
-        from .program import bytes_of, difference
 
         learner = settled(pipeline, self.config.kind)
         with torch.no_grad():
             example = asked(pipeline, learner, self.config.kind)
-            path = self._path(pipeline, learner)
-            self.program = self._found(path, example) or self._made(path, learner, example)
-            off = difference(self.program, example)
+            make = self._by_torch if self.config.format == "torch" else self._by_onnxruntime
+            self.program, off = make(pipeline, learner, example)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
-        self.program_bytes = bytes_of(path)
         self.bytes = self.program_bytes + self.program.outside
-        pipeline.note(f"{path.name} has {self.program_bytes:,} bytes; an answer is off by {off:.0e} of its size")
+        pipeline.note(f"the program has {self.program_bytes:,} bytes; an answer is off by {off:.0e} of its size")
 
     def closing_notes(self) -> Sequence[str]:
         """How many questions the program did not fit."""
         return self.program.notes()
 
-    def _path(self, pipeline: Pipeline, learner: GradientLearner) -> Path:
-        """Where the program is or will be."""
-        from .network import digest, place_of
-
-        suffix, written = SUFFIXES[self.config.format], self.config.path
-        if written is not None:
-            return Path(written)
-        key = digest(learner.module, self.config.format, learner.config.model_dump())
-        return place_of(pipeline, self) / f"{self.config.kind}-{key}{suffix}"
-
-    def _found(self, path: Path, example: Question) -> Program | None:
-        """What was exported before to a place that says of what."""
-        import torch
-
-        from .program import of_onnx, of_torch, quietly
-
-        if self.config.path is not None or not path.exists():
-            return None
-        try:
-            with quietly():
-                return of_onnx(path, example) if self.config.format == "onnx" else of_torch(torch.export.load(path))
-        except Exception:  # damaged in whatever way: it is made again
-            return None
-
-    def _made(self, path: Path, learner: GradientLearner, example: Question) -> Program:
-        from .program import exported, of_onnx, of_torch, write_onnx, write_torch
+    def _by_torch(self, pipeline: Pipeline, learner: GradientLearner, example: Question) -> tuple[Program, float]:
+        """Exports the network each time: a ``.pt2`` holds pickles, so that none is ever read."""
+        from .program import difference, exported, of_torch, write_torch
 
         program = exported(learner.module, example, self.config.kind)
+        self.program_bytes = nbytes(dict(program.state_dict))
+        if self.config.path is not None:
+            with self._writing():
+                write_torch(program, Path(self.config.path))
+        answers = of_torch(program)
+        return answers, difference(answers, example)
+
+    def _by_onnxruntime(self, pipeline: Pipeline, learner: GradientLearner, example: Question) -> tuple[Program, float]:
+        """Uses the file that was written before, or exports the network."""
+        from .network import digest, stored_file
+        from .program import bytes_of, difference, exported, of_onnx, write_onnx
+
+        def write(path: Path) -> None:
+            write_onnx(exported(learner.module, example, self.config.kind), path, self.config.kind)
+
+        def use(path: Path) -> tuple[Program, float]:
+            self.program_bytes = bytes_of(path)
+            program = of_onnx(path, example)
+            return program, difference(program, example)
+
         try:
-            if self.config.format == "torch":
-                write_torch(program, path)
-                return of_torch(program)
-            write_onnx(program, path, self.config.kind)
-            return of_onnx(path, example)
-        except OSError as error:
-            raise UsageError(f"export: path: {path} cannot be written: {error.strerror or error}") from error
+            if self.config.path is not None:
+                with self._writing():
+                    write(Path(self.config.path))
+                return use(Path(self.config.path))
+            key = digest(learner.module, self.config.format, learner.config.model_dump())
+            return stored_file(pipeline, self, f"{self.config.kind}-{key}{SUFFIXES['onnx']}", write, use)
         except RuntimeError as error:
             raise UsageError(f"export: format: ONNX Runtime cannot run the network: {error}") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Entered around writing to the path of the settings."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"export: path: {self.config.path} cannot be written: {reason}") from error

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import shutil
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, NoReturn
+from tempfile import mkdtemp
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from runner.api import GradientLearner, Pipeline, UsageError, map_tensors, replacing, stored_tensors
+from runner.api import GradientLearner, Manifest, Pipeline, UsageError, map_tensors, stored_tensors
+
+Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
 
 
 class Question(NamedTuple):
@@ -110,13 +117,62 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def place_of(pipeline: Pipeline, stage: Any) -> Path:
-    """The pipeline's folder, or one that lasts as long as the stage."""
-    if pipeline.folder is None:
-        stage.temporary = TemporaryDirectory()
-        return Path(stage.temporary.name)
-    pipeline.folder.mkdir(parents=True, exist_ok=True)
-    return pipeline.folder
+def stored_file(
+    pipeline: Pipeline, stage: Any, name: str, make: Callable[[Path], None], use: Callable[[Path], Result]
+) -> Result:
+    """Uses a file that a stage makes of the network: the one in the pipeline's folder if it is whole, else a new one.
+
+    A file is read only if the manifest of its run names it; a damaged one is made again, with a warning. Where nothing
+    can be written, the file is in a folder that lasts as long as the stage.
+
+    Args:
+        pipeline: Whose folder it is in, if it has one.
+        stage: The stage.
+        name: The name of the file, which follows from what it is made of.
+        make: Writes it, and ``<name>.data`` next to it if it has large weights, at the path that it is given.
+        use: Reads it. If that fails for a file that was there, the file is made again.
+
+    Returns:
+        What ``use`` returns.
+
+    Raises:
+        UsageError: the disk refuses the file.
+    """
+    folder = None if pipeline.folder is None or pipeline.folder.is_symlink() else pipeline.folder
+    if folder is not None and _is_whole(folder / name):
+        try:
+            return use(folder / name)
+        except Exception as error:  # whatever safetensors and ONNX Runtime raise
+            reason = " ".join(str(error).split()) or type(error).__name__
+            _log.warning("%s: %s; it is made again", folder / name, reason)
+    workplace = _workplace(folder)
+    weakref.finalize(stage, shutil.rmtree, workplace, ignore_errors=True)
+    path = workplace / name
+    try:
+        make(path)
+        if folder is not None and workplace.parent == folder:
+            Manifest.of(folder).adopt({folder / file.name: file for file in sorted(workplace.iterdir())})
+            workplace.rmdir()
+            path = folder / name
+    except (OSError, SafetensorError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise UsageError(f"{stage.config.kind}: {path} cannot be written: {cause}") from error
+    return use(path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file, and the one with its large weights, are as they were written."""
+    manifest, weights = Manifest.of(path.parent), path.with_name(f"{path.name}.data")
+    return manifest.is_whole(path) and (not manifest.names(weights) or manifest.is_whole(weights))
+
+
+def _workplace(folder: Path | None) -> Path:
+    """Returns a new folder inside of another one, or elsewhere if nothing can be written there."""
+    if folder is not None:
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            return Path(mkdtemp(prefix=".partial-", dir=folder))
+    return Path(mkdtemp())
 
 
 def digest(module: nn.Module, *settings: Any) -> str:
@@ -129,23 +185,24 @@ def digest(module: nn.Module, *settings: Any) -> str:
     return found.hexdigest()[:16]
 
 
-def trained(pipeline: Pipeline, name: str, module: nn.Module, train: Callable[[], None]) -> None:
-    """Trains a module, unless what became of it is in the pipeline's folder; in evaluation mode in the end."""
-    path = None if pipeline.folder is None else pipeline.folder / f"{name}.safetensors"
+def trained(pipeline: Pipeline, stage: Any, name: str, module: nn.Module, train: Callable[[], None]) -> None:
+    """Trains a module, unless its weights are stored in the pipeline's folder; in evaluation mode in the end."""
     module.train()
-    if path is None or not _loaded(module, path):
+
+    def make(path: Path) -> None:
         train()
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as partial:
-                save_file({key: tensor.contiguous() for key, tensor in module.state_dict().items()}, partial)
+        save_file({key: tensor.contiguous() for key, tensor in module.state_dict().items()}, path)
+
+    stored_file(pipeline, stage, f"{name}.safetensors", make, partial(_load, module))
     module.eval()
 
 
-def _loaded(module: nn.Module, path: Path) -> bool:
-    """Whether weights were there, whole, and fit."""
-    try:
-        module.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError):  # none yet, or damaged
-        return False
-    return True
+def _load(module: nn.Module, path: Path) -> None:
+    """Loads weights, of which none is loaded if they are not those of the module."""
+    weights, expected = load_file(path), module.state_dict()
+    if weights.keys() != expected.keys():
+        raise ValueError("its weights have other names than the module's")
+    for name, tensor in weights.items():
+        if (tensor.shape, tensor.dtype) != (expected[name].shape, expected[name].dtype):
+            raise ValueError(f"{name!r:.80} has another shape or type than in the module")
+    module.load_state_dict(weights)

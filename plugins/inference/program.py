@@ -123,7 +123,8 @@ def _fixed(side: Any) -> int | None:
 
 
 def write_torch(program: ExportedProgram, path: Path) -> None:
-    """As a ``.pt2``."""
+    """Writes a program as a ``.pt2``, without the inputs that it was made with: they would be a sample of the data."""
+    program.example_inputs = None
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     with replacing(path) as partial:
@@ -142,11 +143,7 @@ def write_onnx(program: ExportedProgram, path: Path, kind: str) -> None:
         for key in node.metadata_props.keys() - {SCOPES}:
             del node.metadata_props[key]
     converted.model.metadata_props[OUTSIDE] = str(_unused(program))
-    if nbytes(dict(program.state_dict)) > INLINE_BYTES:
-        converted.save(path, external_data=True)
-        return
-    with replacing(path) as partial:
-        converted.save(partial, external_data=False)
+    converted.save(path, external_data=nbytes(dict(program.state_dict)) > INLINE_BYTES)
 
 
 def of_onnx(path: Path, asked: Question) -> Program:

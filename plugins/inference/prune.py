@@ -82,7 +82,7 @@ class Prune(Stage):
             _cut(group, score.topk(group.units - gone).indices.sort().values)
         learner.configure_optimizers()
         if config.updates:
-            trained(pipeline, f"{config.kind}-{key}", learner.module, lambda: self._train(learner, pipeline))
+            trained(pipeline, self, f"{config.kind}-{key}", learner.module, lambda: self._train(learner, pipeline))
         left = parameters(learner.module)
         said = " and ".join(_said(cuts, kind) for kind in NAMES if any(group.kind == kind for group in cuts))
         pipeline.note(f"without {said}: {before:,} parameters are {left:,} ({left / before:.2f}x)")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Callable, Sequence
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Pipeline, RunnerError, Setting, Stage, StageConfig, Statistical, UsageError, nbytes, replacing
+from runner.api import Pipeline, RunnerError, Setting, Stage, StageConfig, Statistical, UsageError, nbytes
 
 from .export import EXTRA, needs_onnxruntime, refuse_beside
 
@@ -140,23 +141,31 @@ class Quantise(Stage):
     def _by_onnxruntime(self, pipeline: Pipeline, learner: GradientLearner, kept: Sequence[str]) -> None:
         import torch
 
-        from .network import digest, place_of, questions
+        from .network import digest, questions, stored_file
         from .program import bytes_of, difference, exported, of_onnx, write_onnx
 
         kind, settings = self.config.kind, learner.config.model_dump()
         with torch.no_grad():
             examples = list(questions(pipeline, learner, kind, CALIBRATION))
-        folder, module = place_of(pipeline, self), learner.module
-        whole = folder / f"export-{digest(module, 'onnx', settings)}.onnx"
-        rounded = folder / f"{kind}-{digest(module, kept, settings)}.onnx"
-        if not whole.exists():
-            write_onnx(exported(module, examples[0], kind), whole, kind)
-        if not rounded.exists():
-            _round(whole, rounded, kept, examples)
-        self.program = of_onnx(rounded, examples[0])
+        module = learner.module
+
+        def export(path: Path) -> None:
+            write_onnx(exported(module, examples[0], kind), path, kind)
+
+        name = f"export-{digest(module, 'onnx', settings)}.onnx"
+        whole = stored_file(pipeline, self, name, export, lambda path: path)
+
+        def use(path: Path) -> tuple[Program, float]:
+            self.program_bytes = bytes_of(path)
+            program = of_onnx(path, examples[0])
+            return program, difference(program, examples[0])
+
+        name = f"{kind}-{digest(module, kept, settings)}.onnx"
+        make = partial(_round, whole, kept=kept, examples=examples)
+        self.program, off = stored_file(pipeline, self, name, make, use)
         pipeline.slots.wrap("forward", self.program.in_place_of(lambda: learner.module))
-        self.program_bytes, outside = bytes_of(rounded), self.program.outside
-        self.bytes, off = self.program_bytes + outside, difference(self.program, examples[0])
+        outside = self.program.outside
+        self.bytes = self.program_bytes + outside
         pipeline.note(f"{_bytes(bytes_of(whole) + outside, self.bytes)}; one answer is off by {off:.1%} of its size")
 
 
@@ -188,13 +197,12 @@ def _round(whole: Path, rounded: Path, kept: Sequence[str], examples: Sequence[Q
             raise UsageError("quantise: keep: nothing is left to round")
         names = [name for node in chosen for name in (node.name, f"{node.name}_MatMul")]  # what becomes of a Gemm
         common = {"per_channel": True, "nodes_to_quantize": names, "reduce_range": not _has_vnni()}
-        with replacing(rounded) as partial:
-            if any(node.op_type == "Conv" for node in chosen):
-                reader = _reader([each.name for each in graph.input], examples)
-                types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
-                quantize_static(shaped, partial, reader, **types, **common)
-            else:
-                quantize_dynamic(shaped, partial, weight_type=QuantType.QInt8, **common)
+        if any(node.op_type == "Conv" for node in chosen):
+            reader = _reader([each.name for each in graph.input], examples)
+            types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+            quantize_static(shaped, rounded, reader, **types, **common)
+        else:
+            quantize_dynamic(shaped, rounded, weight_type=QuantType.QInt8, **common)
 
 
 def _owner(node: Any) -> str:

@@ -112,7 +112,7 @@ def show(
 
     [bold]runner show 3f2a91c0[/]
     """
-    from runner.recipe.document import render
+    from runner.recipe.rendering import render
 
     if (folder := _run_of(recipe)) is not None:
         if sets or bare or origin:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from runner.plugin.learner import Learner
+from runner.system.files import make_folder
 from runner.system.tree import nbytes
 from runner.train.assemble import Assembly
 from runner.train.trained import Trained
@@ -61,6 +63,8 @@ def build(found: Trained, stages: Collection[str] | None = None) -> InferenceMod
     """
     pipeline = found.pipeline()
     pipeline.folder = found.folder / WORK
+    with suppress(OSError):  # stages then keep nothing
+        make_folder(pipeline.folder)
     chosen = {kind: stage for kind, stage in found.recipe.inference.items() if stages is None or kind in stages}
     pipeline.attach_to_learnt(chosen)
     return InferenceModel(found.name, pipeline)

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from runner.compare.ratio import Effect
-from runner.recipe.document import render
+from runner.recipe.rendering import render
 from runner.system.console import CleanText, Console
 from runner.system.files import write_durably
 from runner.system.lines import figure, print_wrapped

@@ -21,8 +21,9 @@ from runner.compare.verdict import Outcome
 from runner.measure.analysis import CaseResult, Result
 from runner.measure.experiment import Case
 from runner.measure.recommend import Recommendation
-from runner.recipe.document import dump_inline, render
+from runner.recipe.document import dump_inline
 from runner.recipe.loader import shipped
+from runner.recipe.rendering import render
 from runner.system.console import CleanText, Console
 from runner.system.files import write_text
 from runner.system.hardware import cpu_model

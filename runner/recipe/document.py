@@ -3,14 +3,14 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from runner.system.errors import UsageError
+from runner.system.errors import DamagedError, ExitCode, UsageError
 from runner.system.escapes import escape, escape_line, is_printable
 from runner.system.names import shown_path
 from runner.system.secrets import redact
@@ -110,6 +110,12 @@ class RecipeError(UsageError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
+class LockError(RecipeError):
+    """The lock of a run that is damaged, or is no lock."""
+
+    exit_code = ExitCode.NO_CHECKPOINT
+
+
 @dataclass(frozen=True)
 class Node:
     """A value of a document and where it was written."""
@@ -177,33 +183,53 @@ def read(path: Path, problems: list[Problem], quotes: bool = True) -> Node:
     """Reads a file that holds one YAML mapping; as ``parse``.
 
     Args:
-        path: The file.
+        path: The file. A lock is a regular file, as the manifest next to it describes it if there is one.
         problems: Receives what is wrong without making the rest unreadable.
         quotes: Whether an error may quote lines of a file that holds no mapping. Of a file that is named otherwise than
             a recipe it never does, because it may be any file of this machine.
 
     Raises:
         RecipeError: The file cannot be read, or is none.
+        LockError: The same of a lock.
     """
+    try:
+        text = _text(path)
+        return _mapping(text, path, problems, quotes)
+    except RecipeError as error:
+        if is_lock(path):
+            raise LockError(error.problems) from None
+        raise
 
+
+def _text(path: Path) -> str:
     def refusal(message: str) -> RecipeError:
         return RecipeError([Problem(Place(path), "", message)])
 
     try:
+        if is_lock(path):
+            from runner.system.manifest import read_checked  # which only locks need
+
+            return read_checked(path, MAX_BYTES).decode("utf-8-sig")
+        # A recipe may be a pipe: runner run <(COMMAND).
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
             raise refusal(f"is larger than {MAX_BYTES:,} bytes")
-        text = data.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except OSError as error:
         message = "is a folder, not a file" if path.is_dir() else f"cannot be read: {error.strerror or error}"
         raise refusal(message) from None
     except UnicodeDecodeError as error:
         raise refusal(f"is not UTF-8 text (byte {error.start})") from None
+    except DamagedError as error:
+        raise refusal(str(error).removeprefix(f"{path}: ")) from None
+
+
+def _mapping(text: str, path: Path, problems: list[Problem], quotes: bool) -> Node:
     try:
         node = parse(text, path, problems)
         if node.value is None:
-            raise refusal("is empty")
+            raise RecipeError([Problem(Place(path), "", "is empty")])
         if not isinstance(node.value, dict):
             raise RecipeError([Problem(node.place, "", "a recipe is a mapping of keys to values")])
     except RecipeError as error:
@@ -367,21 +393,3 @@ def dump_inline(value: Any) -> str:
     """A plain value as YAML on one line."""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf)
     return text.removesuffix("\n").removesuffix("\n...")
-
-
-def render(values: Mapping[str, Any], origins: Mapping[str, Place] | None = None) -> list[str]:
-    """Lines of YAML that read back as nested mappings; behind every value its origin, if told, is a comment."""
-    lines = list(_lines(values, "", ""))
-    origins = origins or {}
-    width = max((len(line) for line, _ in lines), default=0)
-    return [f"{line:{width}}  # {origins[path].cited()}" if path in origins else line for line, path in lines]
-
-
-def _lines(values: Mapping[str, Any], prefix: str, indent: str) -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        path = prefix + key
-        if isinstance(value, Mapping) and value:
-            yield f"{indent}{dump_inline(key)}:", path
-            yield from _lines(value, f"{path}.", indent + "  ")
-        else:
-            yield f"{indent}{dump_inline(key)}: {dump_inline(value)}", path

@@ -14,6 +14,7 @@ from runner.recipe.document import (
     DEFAULT,
     MAPPING,
     SUFFIXES,
+    LockError,
     Node,
     Place,
     Problem,
@@ -229,7 +230,7 @@ def _locked(root: Node) -> Node:
     """The recipe in a lock, without the secrets that nobody wrote: a plugin finds them again (in the environment)."""
     recipe, origins = root.get("recipe"), root.get("origins")
     if recipe is None or not isinstance(recipe.value, dict):
-        raise RecipeError([Problem(root.place, "recipe", "is missing: this is not a lock file")])
+        raise LockError([Problem(root.place, "recipe", "is missing: this is not a lock file")])
     for name, place in origins.children.items() if origins is not None else ():
         *above, key = name.split(".")
         section = recipe.get(*above)

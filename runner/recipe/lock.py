@@ -13,12 +13,13 @@ from pydantic import create_model
 from runner import __version__
 from runner.plugin.config import Config
 from runner.plugin.registry import Provider, Registry, Section
-from runner.recipe.document import MAPPING, Place, Problem, RecipeError, dump, parse, read
+from runner.recipe.document import MAPPING, LockError, Place, Problem, RecipeError, dump, parse, read
 from runner.recipe.fill import fill, secrets_of
 from runner.recipe.provenance import Checkout, code_digests, plugin_sources, source, versions
 from runner.recipe.recipe import Recipe, flatten
 from runner.system.files import read_regular, remove, sha256, write_durably
 from runner.system.hardware import hardware
+from runner.system.manifest import FileDigest, Manifest
 from runner.system.places import LOCK_NAME
 from runner.system.secrets import MASK, redact, redact_values
 from runner.system.trust import is_signed, signed
@@ -79,7 +80,7 @@ def write_lock(
     facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins})
     facts |= _plugin_facts(recipe, run_dir, catalog)
     # The code comes last: a lock that is cut anywhere lacks of it.
-    write_durably(run_dir / LOCK_NAME, signed(dump(facts | {"code": code_of(recipe)}), run_dir))
+    Manifest(run_dir).store_text(run_dir / LOCK_NAME, signed(dump(facts | {"code": code_of(recipe)}), run_dir))
     return run_dir / LOCK_NAME
 
 
@@ -131,9 +132,11 @@ def update_lock(
     if not is_changed and is_trusted(path):
         return
     locked = read_lock(path)
-    previous = run_dir / f"until-{step}.lock.yaml"
+    previous, manifest = run_dir / f"until-{step}.lock.yaml", Manifest(run_dir)
+    if not manifest.exists():  # an earlier version has begun the run
+        manifest.add({path: FileDigest.of(path)})
     if is_changed and not previous.exists():
-        write_durably(previous, path.read_text())
+        manifest.store_text(previous, path.read_text())
     facts = _facts(recipe, catalog, source(recipe.path)) | {"code": code_of(recipe)}
     before = dict(flatten(locked["recipe"]))
     origins = dict(locked.get("origins") or {})
@@ -144,7 +147,7 @@ def update_lock(
     locked.pop("code", None)
     locked |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
     locked |= {"digest": recipe.digest, "origins": redact_values(origins)} | _plugin_facts(recipe, run_dir, catalog)
-    write_durably(path, signed(dump(locked | facts), run_dir))
+    manifest.store_text(path, signed(dump(locked | facts), run_dir))
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:
@@ -165,7 +168,7 @@ def copy_recipe(recipe: Recipe, target: Path) -> None:
 
 
 def read_lock(lock: Path) -> dict[str, Any]:
-    """A lock as plain values; that it is missing, damaged, or of a newer runner is a ``RecipeError`` with a remedy."""
+    """Returns a lock as plain values; that it is missing, damaged, or of a newer runner is a ``LockError``."""
     problems: list[Problem] = []
     try:
         root = read(lock, problems)
@@ -174,7 +177,7 @@ def read_lock(lock: Path) -> dict[str, Any]:
     except RecipeError as error:
         problems += error.problems
     if problems:
-        raise RecipeError([*problems, Problem(Place(lock), "", _REMEDY)])
+        raise LockError([*problems, Problem(Place(lock), "", _REMEDY)])
     values: dict[str, Any] = root.plain()
     recorded = map(str, values.get(PLUGIN_FILES) or ())
     values[PLUGIN_FILES] = [_plugin_file(lock, path) for path in recorded]
@@ -182,7 +185,7 @@ def read_lock(lock: Path) -> dict[str, Any]:
     values[PLUGIN_SOURCES] = {_plugin_file(lock, str(path)): str(digest) for path, digest in digests.items()}
     if values["lock"] > VERSION:
         message = f"format {values['lock']} is newer than this runner reads ({VERSION}): update it"
-        raise RecipeError([Problem(root.asked("lock"), "lock", message)])
+        raise LockError([Problem(root.asked("lock"), "lock", message)])
     return values
 
 

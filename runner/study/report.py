@@ -11,7 +11,8 @@ from rich import box
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from runner.recipe.document import dump_inline, render
+from runner.recipe.document import dump_inline
+from runner.recipe.rendering import render
 from runner.study.config import short, spelled
 from runner.study.pictures import SLICE, draw
 from runner.system.console import CleanText, Console

@@ -27,9 +27,9 @@ from runner.system.places import LOCK_NAME
 from runner.system.processor import share_processor
 from runner.tracking.tracker import Recorder
 from runner.tracking.workspace import SPOOL
-from runner.train import checkpoint
 from runner.train.assemble import assemble
 from runner.train.checkpoint import CHECKPOINTS
+from runner.train.chosen import load_resumed
 from runner.train.loop import Loop
 from runner.train.signals import Stop, stop_on_signals
 
@@ -127,7 +127,7 @@ def main(parent: Parent) -> None:
         parent.tell(outcome=str(verdict.outcome), summary=verdict.summary)
         return
     folder = Path(parent.options["folder"])
-    state = checkpoint.load_newest(folder / CHECKPOINTS)
+    state = load_resumed(folder / CHECKPOINTS)
     if state and any(change.matters for change in drift(folder / LOCK_NAME, recipe, registry)):
         raise CheckpointError("what the training runs has changed since its checkpoint")
     threads = locked_threads(folder / LOCK_NAME) if state else None

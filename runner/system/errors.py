@@ -67,3 +67,7 @@ class CheckpointError(RunnerError):
     """No checkpoint can be used."""
 
     exit_code = ExitCode.NO_CHECKPOINT
+
+
+class DamagedError(CheckpointError):
+    """A stored file that is not what was written."""

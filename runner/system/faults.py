@@ -17,6 +17,7 @@ POINTS = (
     "start.folder",  # the run's folder exists, MLflow knows nothing of it
     "start.tracked",  # MLflow has the run, its folder does not know the id yet
     "start.named",  # the folder's record has MLflow's id, the folder is not named after it yet
+    "manifest.replaced",  # a file is replaced, the manifest has its old digest beside the new one
     "start.locked",  # the lock is written, training has not begun
     "resume.loaded",  # the state is restored, training has not begun
     "spool.append",  # a line has been written

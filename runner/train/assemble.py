@@ -25,6 +25,7 @@ from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.names import method_named
 from runner.system.tree import map_tensors
 from runner.train.resuming import apply_changed_settings, refuse_other_classes, settings_of_state
+from runner.train.state_schema import check_finite, check_weights, fitting
 
 if TYPE_CHECKING:
     from runner.train.init_from import Start
@@ -322,7 +323,8 @@ class Assembly:
             where = f"on device '{state['device']}', and this is '{self.device.type}'"
             raise CheckpointError(f"the checkpoint was written {where}; resume where there is one")
         configured = [[*map(dict, optimizer.param_groups)] for _, optimizer in self.learner.optimizers()]
-        with _fitting():
+        with fitting():
+            check_weights(self.learner, state["learner"])
             self.learner.load_complete_state(state["learner"])
             apply_changed_settings(self.learner, self.recipe, state.get("settings"), configured)
             self.source.load_state_dict(state["source"])
@@ -340,20 +342,14 @@ class Assembly:
         Raises:
             CheckpointError: The state is that of another pipeline.
         """
-        with _fitting():
+        with fitting():
             self.progress.load_state_dict(state["progress"])
+            check_weights(self.learner, state["learner"])
             # A model that was kept without what it takes to go on learning has no optimizers.
             self.learner.load_complete_state(self.learner.state_dict() | state["learner"])
             for kind in self.stages.keys() & state["stages"].keys():  # others had nothing to do on that device
                 self.stages[kind].load_state_dict(state["stages"][kind])
-
-
-@contextmanager
-def _fitting() -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:  # torch's for shapes and names
-        raise CheckpointError(f"the checkpoint does not fit this recipe: {error}") from error
+        check_finite(self.learner)
 
 
 def resolve_device(name: str) -> torch.device:

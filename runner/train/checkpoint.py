@@ -2,37 +2,46 @@
 
 A checkpoint is a folder, ``step-000000001234``, with ``state.json``, in which names stand for tensors and rings;
 ``tensors-<number>.safetensors``; for each ring, ``rows-<ring>-<first>-<last>.safetensors`` with the rows of these
-numbers, the last left out; and ``manifest.json``, which has the SHA-256 of every file, and of itself.
+numbers, the last left out; and ``manifest.json``, which has SHA-256 and size of every file, and its own SHA-256.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from runner.plugin.source import Ring, State
-from runner.system.errors import CheckpointError
+from runner.system.errors import CheckpointError, DamagedError
 from runner.system.faults import reach
 from runner.system.files import link, make_folder, remove, remove_quietly, rename, sha256, sync, write_text
-from runner.train.packing import pack, stored, unpack
+from runner.system.stored_json import check_size
+from runner.train.checkpoint_files import (
+    FORMAT,
+    MANIFEST,
+    REST,
+    ROWS_FILE,
+    read_files,
+    read_manifest,
+    reading,
+    ring_of,
+    segments,
+    write_manifest,
+)
+from runner.train.packing import UnpackableError, pack, stored
+from runner.train.unpacking import unpack
 
-FORMAT = 2
-REST, MANIFEST = "state.json", "manifest.json"
 CHECKPOINTS = "checkpoints"
 """The folder of a run in which its checkpoints are."""
 REHEARSAL = ".rehearsal.partial"
@@ -45,18 +54,12 @@ SEGMENT_BYTES = 4 * 2**20
 BESIDE_BYTES = 64 * 2**20
 """A checkpoint up to this size is copied and written while the training goes on; a larger one is waited for."""
 _MIB = 2**20
-_ROWS = re.compile(r"rows-(\d+)-(\d+)-(\d+)\.safetensors")
-_FILE = re.compile(rf"{re.escape(REST)}|tensors-\d+\.safetensors|{_ROWS.pattern}")
 _ASIDE = "damaged-"
 """Stands before the name of a damaged checkpoint that ``load_newest`` passed over."""
 _Content = tuple[str, dict[str, Tensor]]
 """The name of a file and the tensors in it."""
 _Rows = Callable[[], Tensor]
 _log = logging.getLogger(__name__)
-
-
-class DamagedError(CheckpointError):
-    """A checkpoint that is not what was written."""
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -73,10 +76,11 @@ def best(paths: list[Path]) -> Path | None:
     return max((path for path in scores if scores[path] is not None), key=scores.__getitem__, default=None)
 
 
-def load_newest(folder: Path) -> State | None:
+def load_newest(folder: Path, check: Callable[[State, Path], None] | None = None) -> State | None:
     """Reads the newest checkpoint that is whole; None if none has been written yet.
 
-    Damaged ones are said and set aside, so that the training can write them again. The caller holds the run's lock.
+    Damaged ones are reported and set aside, so that the training can write them again. The caller holds the run's lock.
+    ``check`` raises a DamagedError about a state that cannot be used, given the checkpoint's path.
 
     Raises:
         CheckpointError: all are damaged, or a newer version of the runner wrote the newest.
@@ -85,6 +89,8 @@ def load_newest(folder: Path) -> State | None:
     for path in reversed(checkpoints(folder)):
         try:
             state = load(path)
+            if check is not None:
+                check(state, path)
         except DamagedError as error:
             _log.warning("%s; the checkpoint before it is used, if there is one", error)
             damaged.append(path)
@@ -103,68 +109,11 @@ def load(path: Path) -> State:
     Tensors come into host memory at once, rings when their rows are asked for. Raises as ``read_manifest`` does.
     """
     rest, tensors, files = read_files(path)
-    with _reading(path / REST):
-        state: State = unpack(rest, tensors, partial(_ring, files))
+    with reading(path / REST):
+        state = unpack(rest, tensors, partial(ring_of, files))
+        if not isinstance(state, dict):
+            raise ValueError("should be a mapping")
     return state
-
-
-def read_files(path: Path) -> tuple[Any, dict[str, Tensor], list[Path]]:
-    """Reads the files of a checkpoint, after every file has been compared with the manifest.
-
-    Returns:
-        The state as ``pack`` made it for JSON, the tensors by name, and the paths of all files.
-
-    Raises:
-        CheckpointError: as ``read_manifest``.
-    """
-    files: dict[str, str] = read_manifest(path)["sha256"]
-    for name, expected in files.items():
-        if not _FILE.fullmatch(name):
-            raise DamagedError(f"{path / MANIFEST}: names a file that no checkpoint has: {name!r}")
-        with _reading(path / name):
-            if sha256(path / name) != expected:
-                raise ValueError("damaged (its checksum differs from the manifest's)")
-    with _reading(path / REST):
-        tensors: dict[str, Tensor] = {}
-        for name in files:
-            if name.startswith("tensors-"):
-                tensors |= load_file(path / name)
-        return json.loads((path / REST).read_text()), tensors, [path / name for name in files]
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, whose files are not looked at; a DamagedError if it is not what was written.
-
-    A CheckpointError says that a newer version of the runner wrote it.
-    """
-    with _reading(path / MANIFEST):
-        text, _, digest = (path / MANIFEST).read_text().partition("\n")
-        manifest: dict[str, Any] = json.loads(text)
-        if manifest["format"] > FORMAT:
-            known = f"{FORMAT}, the newest that this version of the runner reads"
-            raise CheckpointError(
-                f"{path}: its format {manifest['format']} is newer than {known}; resume with the version that wrote it"
-            )
-        if digest.strip() != hashlib.sha256(text.encode()).hexdigest():
-            raise ValueError("damaged (its checksum differs)")
-    return manifest
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file of a checkpoint is a DamagedError that names it."""
-    try:
-        if path.is_symlink():
-            raise ValueError("is a link")
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise DamagedError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes a line of JSON, and one with its SHA-256."""
-    text = json.dumps(manifest)
-    write_text(path / MANIFEST, f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
 
 
 class Writer:
@@ -257,10 +206,10 @@ class Writer:
             with suppress(CheckpointError):  # then nothing is linked and everything is written
                 there = {earlier / name: digest for name, digest in read_manifest(earlier)["sha256"].items()}
         for name, ring in rings.items():
-            segments = _segments(there, name)
+            earlier_files = segments(there, name)
             for first, last, nbytes in _ranges(ring):
                 try:
-                    path = next(path for start, end, path in segments if start <= first and last <= end)
+                    path = next(path for start, end, path in earlier_files if start <= first and last <= end)
                     link(path, folder / path.name)
                     linked[path.name] = there[path]
                 except (StopIteration, OSError):  # not there, or gone, or a disk without links
@@ -274,10 +223,11 @@ class Writer:
             for name, tensors in files:
                 save_file(tensors, beside / name)
                 del tensors  # before the next are copied
-                point = "checkpoint.segment" if _ROWS.fullmatch(name) else "checkpoint.tensors"
+                point = "checkpoint.segment" if ROWS_FILE.fullmatch(name) else "checkpoint.tensors"
                 manifest["sha256"][name] = _durable(beside / name, point)
-            write_text(beside / REST, json.dumps(rest))
+            write_text(beside / REST, _text(rest))
             manifest["sha256"][REST] = _durable(beside / REST, "checkpoint.state")
+            manifest["bytes"] = {name: (beside / name).stat().st_size for name in manifest["sha256"]}
             write_manifest(beside, manifest)
             _durable(beside / MANIFEST, "checkpoint.manifest")
             sync(beside)
@@ -316,7 +266,7 @@ def write_rehearsal(folder: Path, rest: Any, tensors: Mapping[str, Tensor]) -> P
         except SafetensorError as error:
             raise OSError(errno.EIO, str(error)) from error
         manifest["sha256"][name] = sha256(path / name)
-    write_text(path / REST, json.dumps(rest))
+    write_text(path / REST, _text(rest))
     manifest["sha256"][REST] = sha256(path / REST)
     write_manifest(path, manifest)
     return path
@@ -331,6 +281,16 @@ def kept(state: State) -> State:
     rest, tensors, rings = pack(state)
     copies = {name: stored(tensor) for name, tensor in tensors.items()}
     return unpack(json.loads(json.dumps(rest)), copies, lambda name, **_: rings[name])  # type: ignore[no-any-return]
+
+
+def _text(rest: Any) -> str:
+    """Returns the state as JSON; an UnpackableError if it is too large to be read again."""
+    text = json.dumps(rest)
+    try:
+        check_size(text)
+    except ValueError as error:
+        raise UnpackableError(f"/: the state {error} without its tensors: keep numbers in tensors") from None
+    return text
 
 
 def _files(tensors: Mapping[str, Tensor], rows: Mapping[str, _Rows]) -> Iterator[_Content]:
@@ -365,20 +325,3 @@ def _ranges(ring: Ring) -> Iterator[tuple[int, int, int]]:
     for start in range(ring.first // rows * rows, ring.written, rows):
         first, last = max(start, ring.first), min(start + rows, ring.written)
         yield first, last, (last - first) * row
-
-
-def _segments(files: Iterable[Path], ring: str) -> list[tuple[int, int, Path]]:
-    """The files with a ring's rows in order, each after the numbers of its first row and of that after its last."""
-    found = [(path, match) for path in files if (match := _ROWS.fullmatch(path.name)) and match[1] == ring]
-    return sorted((int(match[2]), int(match[3]), path) for path, match in found)
-
-
-def _ring(files: list[Path], name: str, capacity: int, written: int) -> Ring:
-    """A ring whose rows are read from files when they are asked for."""
-    segments, content = _segments(files, name), lru_cache(maxsize=2)(load_file)
-
-    def read(first: int, last: int) -> Tensor:
-        inside = [(start, path) for start, end, path in segments if start < last and end > first]
-        return torch.cat([content(path)["rows"][max(first - start, 0) : last - start] for start, path in inside])
-
-    return Ring(capacity, written, read)

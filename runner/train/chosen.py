@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from runner.plugin.source import State
 from runner.recipe.recipe import Recipe
-from runner.system.errors import CheckpointError
+from runner.system.errors import CheckpointError, DamagedError
+from runner.system.manifest import Manifest
 from runner.tracking import RunFolder
 from runner.train import checkpoint as saved
+from runner.train.checkpoint_files import MANIFEST, read_manifest
+from runner.train.state_schema import check_state
 
 Which = Literal["best", "last"]
 _log = logging.getLogger(__name__)
@@ -37,23 +41,51 @@ def best_of(checkpoints: Path, recipe: Recipe) -> Best | None:
     path, objective = saved.best(saved.checkpoints(checkpoints)), recipe.objective
     if objective is None or path is None:
         return None
-    manifest, (unit, _) = saved.read_manifest(path), recipe.length
+    manifest, (unit, _) = read_manifest(path), recipe.length
     return Best(str(path), manifest["done"], unit, f"eval/{objective.name}", manifest["score"] * objective.sign)
 
 
-def load_chosen(folder: RunFolder, which: Which) -> tuple[Path, State]:
+def load_chosen(folder: RunFolder, which: Which, *, is_training: bool = False) -> tuple[Path, State]:
     """Reads a run's checkpoint with the best objective, or its last one, and says where it is.
 
-    Where there is no best one, or the one that is meant is damaged, it is the newest that is whole.
+    Where there is no best one, or the one that is meant is damaged, it is the newest that is whole. ``is_training`` is
+    whether it needs more than the model, as ``check_state`` understands it.
 
     Raises:
         CheckpointError: there is none that can be used.
     """
     found = saved.checkpoints(folder.checkpoints)
     best = saved.best(found) if which == "best" else None
-    for path in ([best] if best else []) + found[::-1]:
+    damages: list[DamagedError] = []
+    for path in dict.fromkeys([*([best] if best else []), *found[::-1]]):
         try:
-            return path, saved.load(path)
-        except saved.DamagedError as error:
-            _log.warning("%s; another checkpoint is used, if there is one", error)
-    raise CheckpointError(f"run {folder.name} has no checkpoint that can be used")
+            _check_named(folder.path, path)
+            state = saved.load(path)
+            check_state(state, path, is_training=is_training)
+        except DamagedError as error:
+            damages.append(error)
+            continue
+        for damage in damages:
+            _log.warning("%s; %s is used instead", damage, path.name)
+        return path, state
+    reason = f": {damages[0]}" if damages else ""
+    raise CheckpointError(f"run {folder.name} has no checkpoint that can be used{reason}")
+
+
+def _check_named(folder: Path, checkpoint: Path) -> None:
+    """Compares a checkpoint of a model's folder with the folder's manifest, which names all of its files.
+
+    That of a run names no checkpoints, because they come and go.
+    """
+    manifest = Manifest(folder)
+    if any(name.startswith(f"{saved.CHECKPOINTS}/") for name in manifest.entries()):
+        manifest.check(checkpoint / MANIFEST)
+
+
+def load_resumed(checkpoints: Path) -> State | None:
+    """Reads the checkpoint from which a training is resumed; None if none has been written yet.
+
+    Raises:
+        CheckpointError: as ``load_newest``.
+    """
+    return saved.load_newest(checkpoints, partial(check_state, is_training=True))

@@ -19,7 +19,7 @@ from runner.system import generators
 from runner.system.errors import UsageError
 from runner.tracking.workspace import RunFolder
 from runner.train.assemble import assemble
-from runner.train.checkpoint import read_manifest
+from runner.train.checkpoint_files import read_manifest
 from runner.train.chosen import Which, load_chosen
 from runner.train.loop import evaluated
 from runner.train.run import RunResult
@@ -74,7 +74,7 @@ def evaluate(
     started = time.perf_counter()
     if picture is not None:
         _refuse(recipe.data, picture)
-    path, state = load_chosen(folder, which)
+    path, state = load_chosen(folder, which, is_training=True)
     with generators.exclusive(f"the evaluation of {folder.name}"):
         generators.seed(recipe.seed)
         pipeline = assemble(recipe, registry.files, resumed=state["pipeline"])

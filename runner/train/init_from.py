@@ -14,7 +14,7 @@ from runner.plugin.source import State
 from runner.system.errors import UsageError
 from runner.system.files import sha256
 from runner.tracking.workspace import folder_of
-from runner.train.checkpoint import MANIFEST
+from runner.train.checkpoint_files import MANIFEST
 from runner.train.chosen import load_chosen
 
 _SHOWN = 4

@@ -21,6 +21,7 @@ from runner.train.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, pe
 from runner.train.outputs import Display, MetricLog
 from runner.train.rehearsal import OF_STAGES, check_loaded, rehearse
 from runner.train.roofline import measure_share
+from runner.train.state_schema import fitting
 from runner.train.step import Step
 
 if TYPE_CHECKING:
@@ -328,13 +329,15 @@ class Loop:
         """Restores what ``state_dict`` returned."""
         self.pipeline.load_state_dict(state["pipeline"])
         self.step.reset()
-        self.means.load_state_dict(state["means"], self.pipeline.device)
-        self.gradients.load_state_dict(state["gradients"])
-        self.metrics, self.complete, self.best = state["metrics"], state["complete"], state["best"]
-        if (objective := self.pipeline.recipe.objective) and math.isfinite(self.best):
-            self.display.improved(self.best * objective.sign)
-        self.timed_from = self.progress.state_dict()
-        generators.load_state_dict(state["generators"])  # last, because restoring may draw from them
+        with fitting():
+            self.means.load_state_dict(state["means"], self.pipeline.device)
+            self.gradients.load_state_dict(state["gradients"])
+            self.metrics, self.complete, self.best = state["metrics"], state["complete"], float(state["best"])
+            if (objective := self.pipeline.recipe.objective) and math.isfinite(self.best):
+                self.display.improved(self.best * objective.sign)
+            self.timed_from = self.progress.state_dict()
+            # Last, because restoring may draw from them.
+            generators.load_state_dict(state["generators"])
 
     def _publish(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics

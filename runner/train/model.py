@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from runner.recipe.document import MAX_BYTES
 from runner.system.errors import CheckpointError
-from runner.system.files import read_regular, write_text
+from runner.system.manifest import FileDigest, Manifest, read_checked
 from runner.system.places import LOCK_NAME
 from runner.train.checkpoint import CHECKPOINTS, Writer, best, checkpoints, load
+from runner.train.checkpoint_files import MANIFEST, read_manifest
+from runner.train.state_schema import check_state
 
 MODEL = "model"
 _log = logging.getLogger(__name__)
@@ -24,7 +27,9 @@ def write_model(run_dir: Path) -> tuple[Path, int] | None:
     """
     folder, found = run_dir / MODEL, checkpoints(run_dir / CHECKPOINTS)
     try:
-        state = load(best(found) or found[-1])
+        path = best(found) or found[-1]
+        state = load(path)
+        check_state(state, path, is_training=True)
         learner = {name: part for name, part in state["pipeline"]["learner"].items() if name != "optimizers"}
         writer = Writer(folder / CHECKPOINTS)
         pipeline = {
@@ -37,8 +42,19 @@ def write_model(run_dir: Path) -> tuple[Path, int] | None:
         }
         writer.save(state["step"], {"pipeline": pipeline})
         writer.wait()
-        write_text(folder / LOCK_NAME, read_regular(run_dir / LOCK_NAME).decode("utf-8", "surrogateescape"))
+        Manifest(folder).add(_weights_of(folder))
+        Manifest(folder).store_text(
+            folder / LOCK_NAME, read_checked(run_dir / LOCK_NAME, MAX_BYTES).decode(errors="surrogateescape")
+        )
     except (OSError, IndexError, CheckpointError) as error:
         _log.warning("%s: the model could not be written: %s", folder, getattr(error, "strerror", None) or error)
         return None
     return (folder, int(state["step"])) if writer.failure is None else None
+
+
+def _weights_of(folder: Path) -> dict[Path, FileDigest]:
+    """Returns the digests of a model's newest checkpoint, of all files in it, as its manifest has them."""
+    path = checkpoints(folder / CHECKPOINTS)[-1]
+    manifest = read_manifest(path)
+    files = {path / name: FileDigest(digest, manifest["bytes"][name]) for name, digest in manifest["sha256"].items()}
+    return {**files, path / MANIFEST: FileDigest.of(path / MANIFEST)}

@@ -1,4 +1,4 @@
-"""Translation of a training state into JSON and named tensors, and back.
+"""Translation of a training state into JSON and named tensors; ``unpacking`` translates back.
 
 Only data are translated, never code: what a checkpoint contains cannot run anything when it is read.
 Every value of the state becomes a JSON object with one key, its kind, or a few more for tensors.
@@ -7,7 +7,6 @@ Every value of the state becomes a JSON object with one key, its kind, or a few 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,22 +19,22 @@ from runner.system.errors import RunnerError
 
 LONGEST_NAME = 200
 """Characters of a tensor's name in a file; its number alone makes it unique."""
-_NATIVE = frozenset(
+NATIVE = frozenset(
     {
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
     }
 )  # fmt: skip
 """Types that every safetensors file can hold; tensors of other types are written as bytes."""
-_COMPRESSED = {
+COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_csc: ("ccol_indices", "row_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"),
     torch.sparse_bsc: ("ccol_indices", "row_indices"),
 }
-_FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str, bool)}
+FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str, bool)}
 """What a ``defaultdict`` in a checkpoint may make its values with."""
-_SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
+SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "size": torch.Size}
 _LARGEST_JSON_INTEGER = 2**63
 """Python refuses to write decimal numbers of more than 4,300 digits; hexadecimal ones have no limit."""
 _HINTS = {
@@ -45,7 +44,10 @@ _HINTS = {
     "Optimizer": "keep its state_dict()",
     "UninitializedParameter": "call the lazy module once in build()",
 }
-_Rings = Callable[..., Ring]
+
+
+MOST_LEVELS = 100
+"""Largest depth of a state: containers inside one another."""
 
 
 class UnpackableError(RunnerError, TypeError):
@@ -79,6 +81,8 @@ class Packer:
             return self._tensor(value, entry)
         if id(value) in self._open:
             raise UnpackableError(f"{entry or '/'}: a checkpoint cannot hold a {kind.__name__} that contains itself")
+        if len(self._open) >= MOST_LEVELS:
+            raise UnpackableError(f"/: a checkpoint cannot hold a state nested deeper than {MOST_LEVELS} levels")
         self._open.add(id(value))
         try:
             return self._container(value, entry) or self._scalar(value, entry)
@@ -96,7 +100,7 @@ class Packer:
             return node
         if kind is deque:
             return {"deque": self._members(value, entry), "maxlen": value.maxlen}
-        for name, sequence in _SEQUENCES.items():
+        for name, sequence in SEQUENCES.items():
             if kind is sequence:
                 return {name: self._members(value, entry)}
         return None
@@ -114,8 +118,8 @@ class Packer:
         if factory is None:
             return None
         name = getattr(factory, "__name__", repr(factory))
-        if _FACTORIES.get(name) is not factory:
-            known = ", ".join(_FACTORIES)
+        if FACTORIES.get(name) is not factory:
+            known = ", ".join(FACTORIES)
             raise UnpackableError(f"{entry}: a checkpoint cannot hold a defaultdict of {name}; it can of {known}")
         return name
 
@@ -153,7 +157,7 @@ class Packer:
     def _ring(self, value: Ring, entry: str) -> dict[str, Any]:
         if value.written:
             row = value.read(value.first, value.first + 1)
-            if row.dtype not in _NATIVE:
+            if row.dtype not in NATIVE:
                 raise UnpackableError(f"{entry}: a checkpoint cannot hold a ring of type {_dtype_name(row.dtype)}")
         name = str(len(self.rings))
         self.rings[name] = value
@@ -179,7 +183,7 @@ class Packer:
         # The stride of a copy: of a tensor that fills its memory in another order than that of its dimensions, its own.
         stride = None if tensor.is_contiguous() else list(torch.empty_like(tensor, device="meta").stride())
         node: dict[str, Any] = {"tensor": self._named(tensor, entry), "stride": stride}
-        if tensor.dtype not in _NATIVE:
+        if tensor.dtype not in NATIVE:
             node |= {"dtype": _dtype_name(tensor.dtype), "shape": list(tensor.shape)}
         return node
 
@@ -210,108 +214,13 @@ def pack(state: State) -> tuple[Any, dict[str, Tensor], dict[str, Ring]]:
         UnpackableError: a checkpoint cannot hold some value.
     """
     packer = Packer()
-    try:
-        rest = packer.pack(state)
-    except RecursionError:
-        raise UnpackableError("/: a checkpoint cannot hold a state that is nested so deeply") from None
-    return rest, packer.tensors, packer.rings
-
-
-def unpack(node: Any, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor] | None = None) -> Any:
-    """Puts together what ``pack`` took apart.
-
-    Args:
-        node: What ``pack`` returned, after JSON.
-        tensors: The contents of the files, as ``stored`` made them.
-        ring: Makes a ring from its description.
-        live: Tensors that are used as they are instead of a copy from a file, by name.
-    """
-    return _Unpacker(tensors, ring, live or {}).value(node)
-
-
-class _Unpacker:
-    def __init__(self, tensors: Mapping[str, Tensor], ring: _Rings, live: Mapping[str, Tensor]) -> None:
-        self._tensors, self._ring, self._live = tensors, ring, live
-        self._made: dict[str, Tensor] = {}
-
-    def value(self, node: Any) -> Any:
-        kind, content = next(iter(node.items()))
-        if kind == "value":
-            return content
-        if kind == "tensor":
-            return self._tensor(content, node)
-        if kind == "items":
-            return self._mapping(content, node)
-        if kind in _SEQUENCES:
-            return _SEQUENCES[kind]([self.value(item) for item in content])
-        if kind == "deque":
-            return deque([self.value(item) for item in content], node["maxlen"])
-        if kind == "ring":
-            return self._ring(**content)
-        if kind == "sparse":
-            return self._sparse(content, node)
-        if kind in ("array", "scalar"):
-            return self._array(kind, content, node)
-        return _SCALARS[kind](content)
-
-    def _mapping(self, pairs: list[Any], node: Mapping[str, Any]) -> dict[Any, Any]:
-        keyed = [(self.value(key) if isinstance(key, dict) else key, self.value(item)) for key, item in pairs]
-        if "default" in node:
-            return defaultdict(None if node["default"] is None else _FACTORIES[node["default"]], keyed)
-        if node.get("class") == "OrderedDict":
-            return OrderedDict(keyed)
-        return Counter(dict(keyed)) if node.get("class") == "Counter" else dict(keyed)
-
-    def _tensor(self, name: str, node: Mapping[str, Any]) -> Tensor:
-        if name in self._live:
-            return self._live[name].detach()
-        if name not in self._made:
-            tensor = self._tensors[name]
-            if "dtype" in node:
-                # Copied first: in a file, the bytes need not begin where such a number may.
-                tensor = tensor.clone().view(_dtype(node["dtype"])).view(node["shape"])
-            # A copy where torch allocates, in the layout that it had: tensors of a safetensors file begin anywhere in
-            # it, and matrix products round differently with other alignment or strides, so a state that is used where
-            # it was read would not continue bit for bit.
-            stride = node["stride"] or tensor.stride()
-            self._made[name] = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-        return self._made[name]
-
-    def _sparse(self, layout: str, node: Mapping[str, Any]) -> Tensor:
-        parts = [self.value(part) for part in node["parts"].values()]
-        if layout == "sparse_coo":
-            indices, values = parts
-            return torch.sparse_coo_tensor(
-                indices, values, node["size"], is_coalesced=node["coalesced"], check_invariants=True
-            )
-        compressed, plain, values = parts
-        return torch.sparse_compressed_tensor(
-            compressed, plain, values, node["size"], layout=getattr(torch, layout), check_invariants=True
-        )
-
-    def _array(self, kind: str, content: str, node: Mapping[str, Any]) -> Any:
-        dtype, shape = np.dtype(node["dtype"]), tuple(node["shape"])
-        if kind == "scalar":
-            return np.frombuffer(bytes.fromhex(content), dtype).reshape(shape)[()]
-        return np.frombuffer(bytearray(self._tensors[content].numpy().tobytes()), dtype).reshape(shape)
-
-
-_SCALARS: dict[str, Callable[[Any], Any]] = {
-    "int": lambda text: int(text, 16),
-    "complex": lambda parts: complex(*parts),
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "range": lambda bounds: range(*bounds),
-    "path": Path,
-    "dtype": lambda name: _dtype(name),
-    "device": torch.device,
-}
+    return packer.pack(state), packer.tensors, packer.rings
 
 
 def stored(tensor: Tensor) -> Tensor:
     """Returns a copy of a strided tensor in host memory as a file holds it: bytes, if safetensors lacks its type."""
     copy = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
-    return copy if copy.dtype in _NATIVE else copy.reshape(-1).view(torch.uint8)
+    return copy if copy.dtype in NATIVE else copy.reshape(-1).view(torch.uint8)
 
 
 def sparse_parts(tensor: Tensor) -> dict[str, Tensor]:
@@ -319,7 +228,7 @@ def sparse_parts(tensor: Tensor) -> dict[str, Tensor]:
     if tensor.layout is torch.sparse_coo:
         # Not coalesced: that would change what the training adds to.
         return {"indices": tensor._indices(), "values": tensor._values()}
-    names = (*_COMPRESSED[tensor.layout], "values")
+    names = (*COMPRESSED[tensor.layout], "values")
     return {name: getattr(tensor, name)() for name in names}
 
 
@@ -334,7 +243,7 @@ def _unreadable(tensor: Tensor) -> str:
         return "a tensor on the meta device, which has no values"
     if tensor.is_quantized:
         return "a quantized tensor; keep its int_repr(), scale and zero point"
-    if tensor.layout is not torch.strided and tensor.layout not in (torch.sparse_coo, *_COMPRESSED):
+    if tensor.layout is not torch.strided and tensor.layout not in (torch.sparse_coo, *COMPRESSED):
         return f"a tensor of layout {tensor.layout}"
     return ""
 
@@ -351,10 +260,3 @@ def _described(value: Any) -> str:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"'{name}' is not a type of tensors")
-    return dtype

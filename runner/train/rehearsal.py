@@ -19,9 +19,11 @@ from runner.plugin.source import State
 from runner.system.errors import CheckpointError, RunnerError
 from runner.system.files import remove_quietly
 from runner.system.tree import leaves
-from runner.train.checkpoint import REHEARSAL, read_files, write_rehearsal
-from runner.train.packing import pack, stored, unpack
+from runner.train.checkpoint import REHEARSAL, write_rehearsal
+from runner.train.checkpoint_files import read_files
+from runner.train.packing import pack, stored
 from runner.train.state_difference import differences
+from runner.train.unpacking import unpack
 
 COMPLETE_BYTES = 64 * 2**20
 """Tensors are written and read completely, the smallest first, up to this sum."""

@@ -40,9 +40,8 @@ from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import mlflow_key
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import computing
-from runner.train import checkpoint as saved
 from runner.train.assemble import Assembly, StageReport, assemble
-from runner.train.chosen import Best, best_of
+from runner.train.chosen import Best, best_of, load_resumed
 from runner.train.loop import Loop
 from runner.train.model import write_model
 from runner.train.outputs import Display, NoOutput
@@ -144,7 +143,7 @@ def run(
         if folder is not None:
             folder.claim(takeover=takeover)
             stack.callback(folder.release)
-            state = saved.load_newest(folder.checkpoints)
+            state = load_resumed(folder.checkpoints)
         changes = [] if folder is None else refuse_fixed(read_lock(folder.path / LOCK_NAME)["recipe"], recipe)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
         generators.seed(recipe.seed)

@@ -12,20 +12,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.plugin.source import State
-from runner.system.errors import CheckpointError, ExitCode, RunnerError, UsageError
+from runner.system.errors import CheckpointError, DamagedError, ExitCode, RunnerError, UsageError
 from runner.system.files import write_durably
+from runner.system.manifest import Manifest, read_checked
+from runner.system.stored_json import parse_json
 from runner.system.tree import leaves
 from runner.tracking.store import Store
 from runner.tracking.versions import CHAMPION, Judgement, Version, Versions, is_version
 from runner.tracking.workspace import RunFolder, Workspace, find, folder_of
 from runner.train.checkpoint import CHECKPOINTS, checkpoints, load
 from runner.train.model import write_model
+from runner.train.state_schema import check_state
 
 if TYPE_CHECKING:
     from runner.train.trained import Trained
 
 VERIFICATION = "verification.json"
 """In the folder of a run: what ``runner verify`` has said about its model."""
+
+
+_MOST_BYTES = 2**20
 
 
 class NotVerifiedError(RunnerError):
@@ -116,7 +122,10 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
         versions = Versions(Store(Workspace()))
         versions.judge(versions.one(str(reference)), told)
     else:
-        write_durably(found.folder / VERIFICATION, json.dumps(asdict(told), indent=1) + "\n")
+        path, text = found.folder / VERIFICATION, json.dumps(asdict(told), indent=1) + "\n"
+        manifest = Manifest(found.folder)
+        # An earlier version has begun a run without one. A manifest that names this file alone would hide the lock.
+        (manifest.store_text if manifest.exists() else write_durably)(path, text)
     return told
 
 
@@ -144,14 +153,17 @@ def _state(model: Path) -> State:
     found = checkpoints(model / CHECKPOINTS)
     if not found:
         raise CheckpointError(f"{model} holds no model")
-    return load(found[-1])
+    state = load(found[-1])
+    check_state(state, found[-1])
+    return state
 
 
 def _judged(versions: Versions, version: Version) -> Version:
     """The version with what was said about its run's model, if that was the same weights."""
-    with suppress(UsageError, OSError, ValueError, TypeError):  # the run may be elsewhere, or never was verified
+    # The run may be elsewhere, or never was verified, or what was said is damaged.
+    with suppress(UsageError, DamagedError, OSError, ValueError, TypeError):
         path = find(Workspace().runs, version.run).path / VERIFICATION
-        told = Judgement(**json.loads(path.read_text()))
+        told = Judgement(**parse_json(read_checked(path, _MOST_BYTES).decode()))
         if told.weights == version.weights and told != version.judgement:
             return versions.judge(version, told)
     return version

@@ -13,13 +13,15 @@ from torch import nn
 from runner.api import UsageError, nbytes
 from runner.inference.model import InferenceModel
 from runner.plugin.registry import Registry
-from runner.plugins.inference import quantise
+from runner.plugins.inference import network, quantise
 from runner.plugins.inference.export import ExportConfig
 from runner.plugins.inference.network import Question
 from runner.plugins.inference.program import Program, bytes_of, exported, of_onnx, of_torch, write_onnx
 from runner.plugins.inference.quantise import QuantiseConfig
 from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.system.manifest import NAME
+from runner.system.stored_json import sealed
 from runner.train.assemble import setting_of
 
 
@@ -36,9 +38,9 @@ def test_it_answers_as_the_network_does(name, tmp_path):
         pytest.approx(0, abs=1e-6)
     ] * len(asked)
     assert stage.closing_notes() == []
-    (path,) = tmp_path.iterdir()
-    assert stage.bytes == stage.program_bytes == path.stat().st_size
-    assert f"{path.name} has {path.stat().st_size:,} bytes" in pipeline.reports["export"].notes[0]
+    assert list(tmp_path.iterdir()) == []
+    assert stage.bytes == stage.program_bytes == nbytes(dict(pipeline.learner.module.state_dict()))
+    assert f"the program has {stage.bytes:,} bytes" in pipeline.reports["export"].notes[0]
 
 
 def test_the_program_stands_in_memory_beside_the_network():
@@ -58,7 +60,7 @@ def test_an_onnx_file_answers_as_the_network_does_and_is_rounded_from(tmp_path, 
     (stage,) = attached(pipeline, ExportConfig())
     assert all(off(pipeline.learner.predict(each), before) < 1e-5 for each, before in zip(asked, expected, strict=True))
     assert stage.closing_notes() == []
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.onnx")
     assert str(Path(__file__).parents[2]).encode() not in path.read_bytes()  # nobody's folders
     monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("it was exported twice"))
     errors = []
@@ -105,19 +107,54 @@ def test_matrices_are_rounded_but_what_is_kept(tmp_path):
         quantise._round(tmp_path / "whole.onnx", tmp_path / "none.onnx", ["*"], [asked])
 
 
-def test_what_was_exported_is_found_again_unless_it_is_damaged(tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", [None, "cut", "flipped", "not in the manifest", "no manifest"])
+def test_what_was_exported_is_found_again_unless_it_is_damaged(damage, tmp_path, monkeypatch, caplog):
     made, export = [], torch.export.export
     monkeypatch.setattr(torch.export, "export", lambda *given, **named: made.append(given) or export(*given, **named))
-    for damage, exports in ((False, 1), (False, 1), (True, 2)):
+    for _ in range(2):
         pipeline = learnt("shakespeare_gpt", "model.layers=1")
         pipeline.folder = tmp_path
-        for path in tmp_path.iterdir():
-            path.write_bytes(path.read_bytes()[: 100 if damage else None])
         (asked,) = inputs(pipeline, 3)
         before = pipeline.learner.predict(asked)
+        attached(pipeline, ExportConfig())
+        assert off(pipeline.learner.predict(asked), before) < 1e-5
+        (path,) = tmp_path.glob("*.onnx")
+        content, manifest = path.read_bytes(), tmp_path / NAME
+        if damage == "cut":
+            path.write_bytes(content[:100])
+        elif damage == "flipped":
+            path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        elif damage == "not in the manifest":
+            manifest.write_text(sealed({"format": 1, "files": {}}))
+        elif damage == "no manifest":
+            manifest.unlink()
+    assert len(made) == (1 if damage is None else 2)
+    warnings = [record.getMessage() for record in caplog.records if "it is made again" in record.getMessage()]
+    assert len(warnings) == (damage in ("cut", "flipped"))
+    assert all(path.name in warning for warning in warnings)
+
+
+def test_a_program_of_torch_is_written_where_the_recipe_says_without_a_sample_of_the_data(tmp_path):
+    path = tmp_path / "net.pt2"
+    attached(learnt("shakespeare_gpt", "model.layers=1"), ExportConfig(format="torch", path=str(path)))
+    assert torch.export.load(path).example_inputs is None
+
+
+def test_no_pt2_is_ever_read(tmp_path, monkeypatch):
+    for name in ("torch.load", "torch.export.load", "pickle.load", "pickle.loads", "pickle.Unpickler"):
+        monkeypatch.setattr(name, lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+    for _ in range(2):
+        pipeline = learnt("shakespeare_gpt", "model.layers=1")
+        pipeline.folder = tmp_path
+        for path in ("export-0123456789abcdef.pt2", f"export-{digest_of(pipeline)}.pt2"):
+            (tmp_path / path).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
         attached(pipeline, ExportConfig(format="torch"))
-        assert off(pipeline.learner.predict(asked), before) < 1e-6
-        assert len(made) == exports
+
+
+def digest_of(pipeline):
+    """The name that a file of an earlier version had."""
+    learner = pipeline.learner
+    return network.digest(learner.module, "torch", learner.config.model_dump())
 
 
 def test_large_weights_lie_beside_the_file(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from runner.recipe.document import RecipeError, read
 from runner.recipe.loader import load
 from runner.recipe.lock import Drift, drift, read_lock, write_lock
 from runner.recipe.provenance import Checkout, checkout
+from runner.system.manifest import NAME
 from runner.system.secrets import MASK
 
 PASSWORD = "model.password=hunter2"
@@ -67,6 +68,7 @@ def test_nothing_has_drifted_at_once(lock):
 
 def changed(lock, *replacements):
     """Puts something else into the lock: what was true when it was written is no longer."""
+    (lock.parent / NAME).unlink(missing_ok=True)
     text = lock.read_text()
     for old, new in replacements:
         assert old in text, old
@@ -198,11 +200,12 @@ def test_a_damaged_lock_says_what_is_wrong_and_what_to_do(recipe, tmp_path, text
         drift(path, recipe, FakeCatalog())
     assert message in str(caught.value)
     assert "restore it from the run's artifacts in MLflow, or start a new run" in str(caught.value)
-    assert caught.value.exit_code == 2
+    assert caught.value.exit_code == 7
 
 
 def test_a_lock_cut_anywhere_is_refused_or_drifted(recipe, lock):
     text = lock.read_text()
+    (lock.parent / NAME).unlink()
     for length in range(0, len(text) - 1, 211):
         lock.write_text(text[:length])
         try:

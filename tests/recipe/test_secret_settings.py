@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from pydantic import Field, SecretBytes, SecretStr
 
 from runner.api import Config
-from runner.recipe.document import RecipeError, dump, parse, read, render
+from runner.recipe.document import RecipeError, dump, parse, read
 from runner.recipe.loader import load, secret_assignments
 from runner.recipe.lock import copy_recipe, write_lock
 from runner.recipe.recipe import flatten
+from runner.recipe.rendering import render
 from runner.system import secrets
 from runner.system.secrets import MASK
 

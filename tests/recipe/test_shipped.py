@@ -1,8 +1,8 @@
 import pytest
 
 from runner.plugin.registry import Registry
-from runner.recipe.document import render
 from runner.recipe.loader import load, shipped
+from runner.recipe.rendering import render
 from runner.train.assemble import assemble
 
 

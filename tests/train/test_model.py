@@ -13,9 +13,10 @@ def ended(*scores):
     writer = Writer(folder.checkpoints)
     for step, score in enumerate(scores, start=1):
         learner = {"modules": {"step": step}, "optimizers": {"momentum": [0.5]}}
-        pipeline = {"learner": learner, "source": {}, "stages": {"amp": {}}, "batch_size": 8}
+        pipeline = {"learner": learner, "source": {}, "stages": {"amp": {}}, "batch_size": 8, "prepared": {}}
         pipeline["progress"] = {"updates": step}
-        writer.save(10 * step, {"pipeline": pipeline, "step": 10 * step}, score)
+        state = {"pipeline": pipeline, "step": 10 * step, "cursor": 0, "metrics": {}, "complete": False}
+        writer.save(10 * step, state, score)
     writer.wait()
     return folder.path
 

@@ -159,7 +159,7 @@ def test_a_very_deep_state_is_refused():
     state: list = []
     for _ in range(100_000):
         state = [state]
-    with pytest.raises(RunnerError, match="nested so deeply"):
+    with pytest.raises(RunnerError, match="nested deeper than 100 levels"):
         kept({"deep": state})
 
 

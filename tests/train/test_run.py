@@ -8,8 +8,9 @@ from running import RECIPES, tiny, train_here
 
 from runner.plugin.registry import Registry
 from runner.plugins.stages.amp import AmpConfig
-from runner.recipe.document import RecipeError, render
+from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
+from runner.recipe.rendering import render
 from runner.system.errors import DivergedError, UsageError
 from runner.tracking import Workspace
 from runner.train import checkpoint

@@ -76,7 +76,8 @@ def test_only_what_was_verified_becomes_the_champion(run):
 def test_a_verification_of_the_run_counts_if_it_was_of_the_same_weights(run):
     told = record_verification(run, trained(run), "PASS", "")
     file = Workspace().runs / run / "verification.json"
-    kept = json.loads(file.read_text())
+    text = file.read_text()
+    kept = json.loads(text)
     assert (kept["outcome"], kept["weights"], kept["recipe_digest"]) == (
         "PASS",
         told.weights,
@@ -84,7 +85,7 @@ def test_a_verification_of_the_run_counts_if_it_was_of_the_same_weights(run):
     )
     file.write_text(json.dumps(kept | {"weights": "0" * 64}))
     assert register(run, "found").judgement is None
-    file.write_text(json.dumps(kept))
+    file.write_text(text)
     assert promote("found", 1).judgement == told
     file.unlink()
 

@@ -1,0 +1,76 @@
+"""Headers of safetensors files, which are checked before the tensors are read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runner.system.files import open_file
+from runner.system.stored_json import is_count, parse_json
+
+ROWS = "rows"
+"""Name of the tensor in a file with rows of a ring."""
+_NAME = re.compile(r"[0-9][\x00-\x7f]*")
+"""Names of tensors in a checkpoint: a number, then the entry of the state in ASCII."""
+_LENGTH_BYTES = 8
+_HEADER_BYTES = 4096
+_ENTRY_BYTES = 1024
+_MOST_DIMENSIONS = 64
+_DTYPE = re.compile(r"F64|F32|F16|BF16|BOOL|I64|I32|I16|I8|U8")
+_METADATA = "__metadata__"
+
+
+class TensorHeader(NamedTuple):
+    """Type of a tensor as safetensors spells it, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_header(path: Path, most_tensors: int) -> dict[str, TensorHeader]:
+    """Reads the header of a safetensors file.
+
+    Args:
+        path: The file.
+        most_tensors: Largest number of tensors in it; a longer header is refused before it is parsed.
+
+    Returns:
+        Type and shape of every tensor by name.
+
+    Raises:
+        OSError: the file is missing or no regular file.
+        ValueError: it has more tensors, or tensors that no checkpoint has.
+    """
+    most_bytes = _HEADER_BYTES + _ENTRY_BYTES * most_tensors
+    with open(open_file(path, os.O_RDONLY), "rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > most_bytes:
+            raise ValueError(f"its header of {length:,} bytes is too long for {most_tensors:,} tensors")
+        header = parse_json(file.read(length).decode())
+    if not isinstance(header, dict):
+        raise ValueError("its header is no mapping")
+    entries = {name: entry for name, entry in header.items() if name != _METADATA}
+    if len(entries) > most_tensors:
+        raise ValueError(f"has {len(entries):,} tensors, and its checkpoint refers to {most_tensors:,}")
+    return {name: _header(name, entry) for name, entry in entries.items()}
+
+
+def check_rows(header: Mapping[str, TensorHeader], rows: int) -> TensorHeader:
+    """Returns the header of a file with so many rows of a ring; a ValueError if it is another one."""
+    if header.keys() != {ROWS} or header[ROWS].shape[:1] != (rows,):
+        raise ValueError(f"should have {rows:,} rows of a ring, and nothing else")
+    return header[ROWS]
+
+
+def _header(name: str, entry: Any) -> TensorHeader:
+    if name != ROWS and _NAME.fullmatch(name) is None:
+        raise ValueError(f"names a tensor that no checkpoint has: {name!r:.80}")
+    dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(dtype, str) or _DTYPE.fullmatch(dtype) is None:
+        raise ValueError(f"tensor {name!r:.80} has a type that no checkpoint has: {dtype!r:.40}")
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(is_count, shape)):
+        raise ValueError(f"tensor {name!r:.80} has a shape that no checkpoint has: {shape!r:.80}")
+    return TensorHeader(dtype, tuple(shape))
