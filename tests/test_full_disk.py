@@ -81,11 +81,12 @@ SAVING = [point for point in POINTS if point.startswith("checkpoint.")]
 PRUNING = {"checkpoint.renamed", "checkpoint.pruned"}
 SENDING = [point for point in POINTS if point.startswith(("spool.", "ship."))]
 STARTING = ["start.folder", "start.tracked", "start.named"]
+LOCKING = ["manifest.replaced", "start.locked"]
 
 
 def test_no_point_is_forgotten():
     of_runs = {point for point in POINTS if not point.startswith("study.")}
-    assert {*SAVING, *SENDING, *STARTING, "start.locked", "resume.loaded"} == of_runs
+    assert {*SAVING, *SENDING, *STARTING, *LOCKING, "resume.loaded"} == of_runs
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -141,9 +142,9 @@ def test_a_disk_that_fails_at_the_start_leaves_no_run(point, action, tmp_path, m
     assert list(migrated_workspace.glob("runs/*")) == []
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_a_disk_that_fails_before_the_training_says_how_to_go_on(action, tmp_path, migrated_workspace):
-    child = faulty(tmp_path, f"start.locked={action}", code=1)
+@pytest.mark.parametrize(("point", "action"), list(zip(LOCKING, ACTIONS, strict=True)))
+def test_a_disk_that_fails_before_the_training_says_how_to_go_on(point, action, tmp_path, migrated_workspace):
+    child = faulty(tmp_path, f"{point}={action}", code=1)
     run_dir, ended, _ = status(migrated_workspace)
     assert ended == "FAILED"
     assert f"when the disk takes files again: runner resume {run_dir.name}" in child.stderr
