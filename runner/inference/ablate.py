@@ -23,6 +23,7 @@ from runner.plugin.source import Batch, Source
 from runner.system.errors import ExitCode, UsageError
 from runner.system.files import make_folder, write_durably
 from runner.system.hardware import hardware
+from runner.system.secrets import redact_values
 from runner.train.assemble import resolve_device
 from runner.train.trained import Trained
 from runner.verify.surroundings import resized
@@ -150,7 +151,7 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
     took = time.perf_counter() - started
     result = InferenceResult(recipe.name, found.name, section, metric, rows, inactive, hardware(), load, took, folder)
     make_folder(folder)
-    write_durably(folder / RESULT, json.dumps(result.data(), indent=1, default=str) + "\n")
+    write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1, default=str) + "\n")
     return result
 
 

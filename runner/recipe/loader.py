@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from importlib import resources
@@ -30,11 +30,13 @@ from runner.recipe.mapping import node_of
 from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
 from runner.system.errors import UsageError
 from runner.system.names import nearest, shown_path, suggestion
-from runner.system.secrets import MASK, register
+from runner.system.secrets import MASK, REFUSED_NAME, has_secret, redact, register
 
 PARTS = ("extends", "model", "data", "optimizer", "train", "optimization", "inference")
 """The keys of a recipe beside those of ``Head``."""
 SUFFIX = ".yaml"
+NAMES = ("name", "tracking.experiment")
+"""Settings that become names of folders, runs and experiments."""
 VERBS = {"ablation": "runner ablate", "study": "runner study run"}
 """What takes files of other kinds than a recipe."""
 
@@ -53,10 +55,22 @@ def load(reference: str | Path | Mapping[str, Any], sets: Sequence[str | Node], 
     else:
         path = find(_reference(reference))
         found = layers(path, sets, problems)
-    recipe = _validated(path, reduce(merge, found), catalog, problems)
+    composed = reduce(merge, found)
+    recipe = _validated(path, composed, catalog, problems)
     # Also what another layer has replaced: a patch, or a study's file, may quote it.
     register(*(str(leaf.value) for layer in found for leaf in secrets_of(recipe, layer)))
+    if names := list(_names_with_secrets(composed)):
+        raise RecipeError(names)
     return recipe
+
+
+def _names_with_secrets(root: Node, above: str = "") -> Iterator[Problem]:
+    """Problems about all keys that contain a secret, and about values that become the name of something."""
+    for key, child in root.children.items():
+        path = f"{above}.{key}" if above else str(key)
+        if has_secret(str(key)) or (path in NAMES and has_secret(str(child.value))):
+            yield Problem(child.anchor, redact(path), REFUSED_NAME)
+        yield from _names_with_secrets(child, path)
 
 
 def _reference(reference: Any) -> str | Path:
@@ -87,6 +101,7 @@ def fill_experiment(model: type[Model], kind: str, what: str, root: Node, proble
         message = f"{given.shown} is nothing that can be {what}: should be '{kind}'{_taken_by(given)}"
         raise RecipeError([Problem(given.place, "kind", message)])
     filled = fill(model, root, "", problems)
+    problems += _names_with_secrets(root)
     if filled is None or problems:
         raise RecipeError(problems)
     return filled

@@ -16,7 +16,7 @@ from runner.plugin.faces import LearnerConfig, ServedRequest, ServedResponse
 from runner.plugin.learner import Learner
 from runner.plugin.mistakes import described, mistake
 from runner.system.errors import TRACEBACK, UsageError
-from runner.system.secrets import redact
+from runner.system.secrets import redact, redact_values
 
 _log = logging.getLogger(__name__)
 _LONGEST_REQUEST = 200
@@ -70,4 +70,5 @@ def served(name: str, learner: Learner, config: LearnerConfig, about: dict[str, 
         raise UsageError(f"{name}: learner '{config.kind}' cannot be served: it declares no request and response")
     file = sys.modules[type(config).__module__].__file__
     page = None if config.page is None or file is None else Path(file).parent / config.page
-    return ServedModel(name, learner, config.request, config.response, page, {"kind": config.kind, **about})
+    shown = redact_values({"kind": config.kind, **about})
+    return ServedModel(redact(name), learner, config.request, config.response, page, shown)

@@ -1,10 +1,12 @@
 """Pictures beside a report, where matplotlib is installed: one look for all of them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runner.system.files import replacing
+from runner.system.secrets import redact
 
 NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runner[plots]')."
 # Told apart also by the colour-blind (Okabe and Ito 2008); whatever a colour says, a mark or a word says too:
@@ -32,7 +34,10 @@ def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, fl
     """Has every picture drawn on a figure of its size in inches, and keeps it as PNG by its name."""
     try:
         from matplotlib import rc_context
+        from matplotlib.axis import Axis
         from matplotlib.figure import Figure
+        from matplotlib.text import Text
+        from matplotlib.ticker import FuncFormatter
     except ImportError:
         return []
     files = []
@@ -41,9 +46,20 @@ def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, fl
         with rc_context(_LOOK):
             canvas = Figure(figsize=size, layout="constrained")
             picture(canvas)
-            with replacing(files[-1]) as partial:
-                canvas.savefig(partial, dpi=_DPI, format="png")
+            for text in canvas.findobj(Text):
+                text.set_text(redact(text.get_text()))
+            # Labels of ticks are written again when the picture is drawn.
+            for axis in canvas.findobj(Axis):
+                if isinstance(formatter := axis.get_major_formatter(), FuncFormatter):
+                    axis.set_major_formatter(FuncFormatter(partial(_label, formatter)))
+            with replacing(files[-1]) as unfinished:
+                canvas.savefig(unfinished, dpi=_DPI, format="png")
     return files
+
+
+def _label(formatter: Callable[[float, int | None], str], value: float, position: int | None = None) -> str:
+    """The label of a tick without secrets."""
+    return redact(formatter(value, position))
 
 
 def legend(canvas: Any) -> None:

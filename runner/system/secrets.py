@@ -4,16 +4,22 @@ Three things are secret, and nothing is guessed from the name of a key: what a c
 ``SecretBytes``, what the environment variables hold that ``RUNNER_SECRETS`` names, and the passwords in URLs.
 """
 
+import base64
+import html
 import json
 import os
 import re
+import shlex
 import threading
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 MASK = "**********"
 """Stands in place of a secret; the text that pydantic's ``SecretStr`` shows."""
+REFUSED_NAME = "contains a secret, and names are stored: choose another"
+"""The end of a message about a name that is refused."""
 VARIABLE = "RUNNER_SECRETS"
 """Names environment variables whose values are secret, with commas between them."""
 
@@ -40,7 +46,8 @@ def register(*values: str) -> None:
             _known |= new
             # The longest first, because one may be the beginning of another.
             spellings = sorted({each for line in _known for each in _spellings(line)}, key=len, reverse=True)
-            _pattern = re.compile("|".join(map(re.escape, spellings)))
+            # Looks ahead, so that a secret is found too that begins within another.
+            _pattern = re.compile(f"(?=({'|'.join(map(re.escape, spellings))}))")
 
 
 def registered() -> list[str]:
@@ -58,30 +65,86 @@ def redact(text: str) -> str:
     """The text with every registered secret and every password in a URL masked; for what a person or a file gets."""
     if "://" in text:
         text = _URL.sub(rf"\g<1>{MASK}", text)
-    return _pattern.sub(MASK, text) if _pattern is not None else text
+    if _pattern is None:
+        return text
+    parts = []
+    end = 0
+    for match in _pattern.finditer(text):
+        # Secrets that overlap have one mask, which hides all of them.
+        if match.start() >= end:
+            parts += [text[end : match.start()], MASK]
+        end = max(end, match.end(1))
+    return "".join([*parts, text[end:]]) if parts else text
 
 
 def redact_values(tree: Any) -> Any:
-    """Nested mappings and lists with every text in them redacted; keys and numbers stay as they are."""
+    """Nested mappings and lists with every text in them redacted, keys too; numbers stay as they are.
+
+    Keys that become alike are numbered, so that no value is lost.
+    """
     if isinstance(tree, Mapping):
-        return {str(key): redact_values(value) for key, value in tree.items()}
+        clean: dict[str, Any] = {}
+        for key, value in tree.items():
+            clean[_unused(redact(str(key)), clean)] = redact_values(value)
+        return clean
     if isinstance(tree, list | tuple):
         return [redact_values(value) for value in tree]
     return redact(tree) if isinstance(tree, str) else tree
 
 
+def has_secret(text: str) -> bool:
+    """Whether ``redact`` changes the text. A mask would make another name of a name, which is refused instead."""
+    return redact(text) != text
+
+
+def _unused(key: str, keys: Mapping[str, Any]) -> str:
+    """The key, with a number if it is taken."""
+    numbered, number = key, 1
+    while numbered in keys:
+        number += 1
+        numbered = f"{key} ({number})"
+    return numbered
+
+
 def _spellings(value: str) -> set[str]:
-    """A secret as it is written in JSON, Python, YAML and URLs."""
+    """A secret as it is written in JSON, Python, YAML, URLs, HTML, shells and base64, and as terminals show it."""
+    # Only here, because the lowest modules of a chain of imports import none.
+    from runner.system.escapes import escape, escape_line
+
+    quoted = {
+        quote(value, errors="replace"), quote(value, safe="", errors="replace"), quote_plus(value, errors="replace")
+    }  # fmt: skip
+    composed = {unicodedata.normalize(form, value) for form in ("NFC", "NFD", "NFKC", "NFKD")}
     return {
         value,
+        *(form for form in composed if len(form) >= _SHORTEST),
         json.dumps(value)[1:-1],
         json.dumps(value, ensure_ascii=False)[1:-1],
+        json.dumps(json.dumps(value))[3:-3],
         repr(value)[1:-1],
+        ascii(value)[1:-1],
         value.replace("'", "''"),
-        quote(value, errors="replace"),
-        quote(value, safe="", errors="replace"),
-        quote_plus(value, errors="replace"),
+        *quoted,
+        *(re.sub("%..", lambda octet: octet[0].lower(), form) for form in quoted),
+        html.escape(value),
+        html.escape(value, quote=False),
+        shlex.quote(value).removeprefix("'").removesuffix("'"),
+        escape(value),
+        escape_line(value),
+        *_in_base64(value.encode(errors="replace")),
     }
+
+
+def _in_base64(value: bytes) -> set[str]:
+    """The characters that a secret decides on in base64, wherever it begins in what is encoded; of both alphabets."""
+    found = set()
+    for offset in range(3):
+        encoded = base64.b64encode(bytes(offset) + value).rstrip(b"=").decode()
+        # The first and the last character may depend on what is beside the secret.
+        certain = encoded[-(-offset * 8 // 6) : (offset + len(value)) * 8 // 6]
+        if len(certain) >= _SHORTEST_NUMBER:
+            found |= {certain, certain.replace("+", "-").replace("/", "_")}
+    return found
 
 
 register_environment()  # once for a process, whoever starts it

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit, urlunsplit
 import psutil
 from filelock import FileLock
 
-from runner.system.errors import StorageError
+from runner.system.errors import StorageError, UsageError
 from runner.system.files import is_link, make_folder
 from runner.system.places import sqlite_path, sqlite_uri
-from runner.system.secrets import redact
+from runner.system.secrets import REFUSED_NAME, has_secret, redact
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import setting_keys
 from runner.tracking.relocation import relocate
@@ -62,6 +62,14 @@ def params_of(settings: Mapping[str, object]) -> dict[str, str]:
     Values are spelled as in JSON, strings without quotes.
     """
     return {key: text(value) for key, value in setting_keys(settings)}
+
+
+def user_tags(tags: Mapping[str, object]) -> dict[str, str]:
+    """Tags of a user as MLflow's; a ``UsageError`` if a name contains a secret."""
+    for name in tags:
+        if has_secret(name):
+            raise UsageError(f"tag '{redact(name)}' {REFUSED_NAME}")
+    return params_of(tags)
 
 
 def text(value: object) -> str:
@@ -185,6 +193,12 @@ class Store:
 
         Given a ``view``, the experiment keeps it for MLflow's page.
         """
+        for what, text in (
+            ("tracking.experiment", name),
+            ("the path of the workspace (RUNNER_WORKSPACE)", str(self._artifacts)),
+        ):
+            if has_secret(text):
+                raise UsageError(f"{what} {REFUSED_NAME}")
         location = None if is_http(self.uri) else (self._artifacts / folder_name(name)).as_uri()
         # The tag opens MLflow's page for training runs; without it the page asks what kind of experiment this is.
         tags = {"mlflow.experimentKind": "custom_model_development"}

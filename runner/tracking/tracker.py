@@ -21,7 +21,7 @@ from runner.tracking.keys import mlflow_key
 from runner.tracking.periodic import Periodic
 from runner.tracking.record import Record, Status
 from runner.tracking.spool import Shipper, Spool, lines
-from runner.tracking.store import HEADLINE, Store, params_of, shown, text
+from runner.tracking.store import HEADLINE, Store, params_of, shown, text, user_tags
 from runner.tracking.system import SystemMonitor
 from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import RunFolder, Workspace
@@ -141,6 +141,7 @@ class Tracker(Recorder):
         record has, too; ``group`` with which others it was begun. ``StorageError`` if MLflow's store or the workspace
         cannot be reached or written.
         """
+        named = user_tags(own_tags or {})
         store = Store(workspace)
         experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))
         folder = RunFolder.create(workspace.runs, recipe.name)
@@ -149,7 +150,7 @@ class Tracker(Recorder):
             name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
             experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
             owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(recipe.overrides), group=group,
-            tags=params_of(own_tags or {}), note=text(note),
+            tags=named, note=text(note),
             headline=headline_of(recipe),
         )  # fmt: skip
         run_id = None

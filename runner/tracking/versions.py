@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.system.errors import UsageError
+from runner.system.secrets import REFUSED_NAME, has_secret
 from runner.tracking.store import Store
 
 if TYPE_CHECKING:
@@ -127,9 +128,10 @@ class Versions:
         from mlflow.exceptions import MlflowException
 
         tags = {f"{_TAG}{key}": value for key, value in facts.items()}
+        name = _checked(name)
         with self._store.telling(f"register '{name}'"):
             try:
-                self._client.create_registered_model(_checked(name))
+                self._client.create_registered_model(name)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
@@ -150,6 +152,8 @@ class Versions:
 
 
 def _checked(name: str) -> str:
+    if has_secret(name):
+        raise UsageError(f"the name of the model {REFUSED_NAME}")
     if re.fullmatch(_NAME, name) is None:
         raise UsageError(f"'{name}' cannot name a model: letters, digits, '.', '_' and '-'")
     return name

@@ -31,6 +31,7 @@ from runner.system.files import (
 )
 from runner.system.places import LOCK_NAME, RECORD, VARIABLE, sqlite_uri, workspace_root
 from runner.system.processes import boot_id
+from runner.system.secrets import REFUSED_NAME, has_secret, redact_values
 from runner.tracking.record import STALE_SECONDS, Record
 
 SPOOL = "spool.jsonl"
@@ -98,8 +99,11 @@ class RunFolder:
     def create(cls, runs: Path, name: str) -> Self:
         """Makes the folder ``<name>-<8 random digits>`` and claims it, until ``take_name`` gives it those of its run.
 
-        A ``StorageError`` if it cannot be made.
+        A ``StorageError`` if it cannot be made, a ``UsageError`` if its path would contain a secret.
         """
+        for what, text in ((f"the path of the workspace ({VARIABLE})", str(runs)), ("the name of the recipe", name)):
+            if has_secret(text):
+                raise UsageError(f"{what} {REFUSED_NAME}")
         folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:DIGITS]}")
         try:
             make_folder(folder.path)
@@ -168,7 +172,13 @@ class RunFolder:
 
     def write(self, record: Record) -> None:
         """Replaces the record, durably."""
-        write_durably(self.path / RECORD, record.model_dump_json(indent=1) + "\n")
+        text = record.model_dump_json(indent=1)
+        if has_secret(text):
+            values = json.loads(text)
+            # What the runner has made up itself is no secret, though digits of it may look like one.
+            named = {key: values[key] for key in ("name", "run_id", "group", "owner", "digest", "digests")}
+            text = json.dumps(redact_values(values) | named, indent=1, ensure_ascii=False)
+        write_durably(self.path / RECORD, text + "\n")
 
     def take_name(self, record: Record, run_id: str) -> Record:
         """Gives the folder, which is claimed, its name for good, which ends with the beginning of MLflow's id.

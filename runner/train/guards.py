@@ -22,6 +22,7 @@ from runner.plugin.source import Batch, State
 from runner.system.errors import DivergedError, RunnerError
 from runner.system.files import make_folder, write_durably
 from runner.system.names import method_named, shown_path
+from runner.system.secrets import redact_values
 from runner.system.tree import leaves
 
 FIRST_UPDATES = 20
@@ -88,7 +89,7 @@ class FiniteGuard:
         path = self.folder / "diagnosis.json"
         try:
             make_folder(self.folder)
-            write_durably(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+            write_durably(path, json.dumps(redact_values(content), indent=2, allow_nan=False) + "\n")
             where = f"statistics are in {shown_path(path)}"
         except OSError as error:
             where = f"no diagnosis could be written ({error})"

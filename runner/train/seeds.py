@@ -35,7 +35,7 @@ from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.heartbeat import heartbeat
 from runner.tracking.keys import interval_keys, mlflow_key
 from runner.tracking.record import Record
-from runner.tracking.store import Store, params_of, shown, text
+from runner.tracking.store import Store, params_of, shown, text, user_tags
 from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import DIGITS, folder_name
 from runner.train.outputs import Display, NoOutput
@@ -97,9 +97,11 @@ def train_seeds(
         StorageError: MLflow's store cannot be reached at the start, or the workspace not be written.
         UsageError: another process is at the group to go on with.
     """
-    started, store = time.perf_counter(), Store(workspace)
+    started = time.perf_counter()
+    named = user_tags(tags)
+    store = Store(workspace)
     recipe = next(iter(recipes.values()))
-    group = _begun(recipes, workspace, store, go_on, takeover, tags, note)
+    group = _begun(recipes, workspace, store, go_on, takeover, named, note)
     folder = RunFolder(workspace.seeds / group.name)
     make_folder(folder.path)
     published = partial(_publish, store, recipes, group, again)
@@ -190,7 +192,7 @@ def _begun(
         kind="seeds", name=name, recipe=recipe.name, digest=recipe.digest, digests=digests, goal=len(recipes),
         unit="seeds", experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
         run_id=run_id, owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(overrides),
-        headline=headline_of(recipe), tags=params_of(tags), note=text(note),
+        headline=headline_of(recipe), tags=dict(tags), note=text(note),
     )  # fmt: skip
 
 

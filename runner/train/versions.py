@@ -15,6 +15,7 @@ from runner.plugin.source import State
 from runner.system.errors import CheckpointError, DamagedError, ExitCode, RunnerError, UsageError
 from runner.system.files import write_durably
 from runner.system.manifest import Manifest, read_checked
+from runner.system.secrets import redact_values
 from runner.system.stored_json import parse_json
 from runner.system.tree import leaves
 from runner.tracking.store import Store
@@ -122,7 +123,7 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
         versions = Versions(Store(Workspace()))
         versions.judge(versions.one(str(reference)), told)
     else:
-        path, text = found.folder / VERIFICATION, json.dumps(asdict(told), indent=1) + "\n"
+        path, text = found.folder / VERIFICATION, json.dumps(redact_values(asdict(told)), indent=1) + "\n"
         manifest = Manifest(found.folder)
         # An earlier version has begun a run without one. A manifest that names this file alone would hide the lock.
         (manifest.store_text if manifest.exists() else write_durably)(path, text)

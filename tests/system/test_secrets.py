@@ -75,7 +75,7 @@ def test_a_registered_secret_is_nowhere_in_structured_values(secret, other):
             assert secret not in text
 
 
-def test_keys_numbers_and_names_stay_as_they_are():
+def test_numbers_and_names_that_hold_no_secret_stay_as_they_are():
     register("hunter2-secret")
     record = {"token_count": 3, "password_length": "12", "api_token": "abc", "auth": None, "metrics": {"tokens": 0.5}}
     assert redact_values(record) == record
