@@ -252,7 +252,7 @@ def locked_threads(lock: Path) -> int | None:
 
 def code_of(recipe: Recipe) -> dict[str, str]:
     """Digests of the code that a recipe runs, by package."""
-    return code_digests(_faces(recipe))
+    return dict(redact_values(code_digests(_faces(recipe))))
 
 
 def _faces(recipe: Recipe) -> list[type]:

@@ -15,6 +15,7 @@ from runner.plugin.context import derived_seed
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError
+from runner.system.secrets import redact_values
 from runner.train.checkpoint import CHECKPOINTS, Writer
 from runner.train.guards import FiniteGuard, GradientGuard
 from runner.train.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, peak_memory, speeds, split_time
@@ -320,7 +321,7 @@ class Loop:
             "generators": generators.state_dict(),
             "gradients": self.gradients.state_dict(),
             "cursor": self.metric_log.mark(),
-            "metrics": self.metrics,
+            "metrics": redact_values(self.metrics),
             "complete": self.complete,
             "best": self.best,
         }

@@ -221,14 +221,14 @@ def test_a_lock_from_the_future_asks_for_a_newer_runner(lock):
 
 
 def test_what_is_redacted_in_a_lock_is_neither_shown_nor_a_drift(tmp_path):
-    text = RECIPE.replace("name: example", "name: example\ntracking: {experiment: 'https://me:hunter22@host/x'}")
+    text = RECIPE.replace("name: example", "name: example\nserve: {host: 'https://me:hunter22@host/x'}")
     recipe = load(write_recipe(tmp_path, text), (), FakeCatalog())
     lock = write_lock(recipe, tmp_path, FakeCatalog())
     assert "hunter22" not in lock.read_text()
     assert drift(lock, recipe, FakeCatalog()) == []
     changed(lock, ("https://me", "https://you"))
     (change,) = drift(lock, recipe, FakeCatalog())
-    assert change.name == "recipe.tracking.experiment"
+    assert change.name == "recipe.serve.host"
     assert "hunter22" not in str(change)
 
 
