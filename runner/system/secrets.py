@@ -4,14 +4,10 @@ Three things are secret, and nothing is guessed from the name of a key: what a c
 ``SecretBytes``, what the environment variables hold that ``RUNNER_SECRETS`` names, and the passwords in URLs.
 """
 
-import base64
-import html
 import json
 import os
 import re
-import shlex
 import threading
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -108,7 +104,11 @@ def _unused(key: str, keys: Mapping[str, Any]) -> str:
 
 def _spellings(value: str) -> set[str]:
     """A secret as it is written in JSON, Python, YAML, URLs, HTML, shells and base64, and as terminals show it."""
-    # Only here, because the lowest modules of a chain of imports import none.
+    # Only here, because most processes have no secret, and the start of a command should not wait for these.
+    import html
+    import shlex
+    import unicodedata
+
     from runner.system.escapes import escape, escape_line
 
     quoted = {
@@ -137,6 +137,8 @@ def _spellings(value: str) -> set[str]:
 
 def _in_base64(value: bytes) -> set[str]:
     """The characters that a secret decides on in base64, wherever it begins in what is encoded; of both alphabets."""
+    import base64
+
     found = set()
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + value).rstrip(b"=").decode()
