@@ -38,3 +38,16 @@ def fill(disk, leave=0):
 def free(disk):
     """Gives the space back."""
     (disk / BALLAST).unlink()
+
+
+@contextmanager
+def read_only(folder):
+    """Makes a folder one that nobody can write in; skips the test where this user may not mount."""
+    for options in (["--bind", str(folder), str(folder)], ["-o", "remount,ro,bind", str(folder)]):
+        mounted = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+        if mounted.returncode:
+            pytest.skip(f"a folder cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

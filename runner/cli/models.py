@@ -51,7 +51,7 @@ def list_versions(name: Only = None, as_json: AsJson = False) -> None:
         from runner.tracking.store import Store
         from runner.tracking.versions import Versions
 
-        found = Versions(Store(Workspace())).all(name)
+        found = Versions(Store(Workspace(), reading=True)).all(name)
     output(as_json, lambda: {"versions": [each.data() for each in found]}, _show, found)
 
 

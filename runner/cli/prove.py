@@ -108,9 +108,11 @@ def verify(
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
                 from runner.inference.gate import verify_inference
                 from runner.train.trained import trained
-                from runner.train.versions import record_verification
+                from runner.train.versions import record_verification, require_place_for_verification
 
                 found = trained(of, plugins=registry.files).under(loaded)
+                if not stage:
+                    require_place_for_verification(of, found)
                 with sharing_processor(loaded):
                     report = verify_inference(found, stage or (), bar.say)
                 if not stage:  # what was looked at in part is not verified

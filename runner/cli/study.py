@@ -150,7 +150,10 @@ def show(study: StudyName, as_json: AsJson = False) -> None:
         here = Workspace()
         summary = find(study, here)
         folder = here.studies / summary.name
-        write_report(summary, folder)
+        try:
+            write_report(summary, folder)
+        except OSError as error:
+            say(f"the report was not written: {folder}: {error.strerror}")
     _show(summary, folder, as_json)
 
 

@@ -20,8 +20,8 @@ from runner.inference.gate import InferenceGate, answering
 from runner.inference.model import build
 from runner.plugin.contract import Exact
 from runner.plugin.source import Batch, Source
-from runner.system.errors import ExitCode, UsageError
-from runner.system.files import make_folder, write_durably
+from runner.system.errors import ExitCode, StorageError, UsageError
+from runner.system.files import is_writable, make_folder, write_durably
 from runner.system.hardware import hardware
 from runner.system.secrets import redact_values
 from runner.train.assemble import resolve_device
@@ -129,9 +129,12 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
         say: is told how far it is.
 
     Raises:
+        StorageError: the folder cannot be written.
         UsageError: the recipe has no such section, the budget is too small, or no stage does anything here.
     """
     started, load = time.perf_counter(), os.getloadavg()[0]
+    if not is_writable(folder):
+        raise StorageError(f"{folder} cannot be written; name another folder with --out")
     recipe = answering(found)
     possible = variants_of(recipe, resolve_device(recipe.device), ("alone", "all"))
     gate = InferenceGate(found, say)

@@ -13,6 +13,7 @@ import shlex
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,11 +36,12 @@ from runner.recipe.recipe import Recipe
 from runner.study.config import StudyConfig
 from runner.study.definition import Definition
 from runner.system.errors import StorageError, UsageError
-from runner.system.files import is_link, make_folder, rename
+from runner.system.files import is_link, make_folder, remove_quietly, rename
 from runner.system.names import suggestion
 from runner.system.places import sqlite_uri
 from runner.system.processes import Owner
 from runner.system.secrets import redact
+from runner.tracking.read_only import copy_if_read_only
 from runner.tracking.workspace import Workspace
 
 VARIABLE = "OPTUNA_STORAGE"
@@ -170,16 +172,26 @@ class StudyStore(RDBStorage):
     """Optuna's storage, with the studies of the runner."""
 
     @classmethod
-    def open(cls, workspace: Workspace) -> StudyStore:
-        """Opens ``OPTUNA_STORAGE`` if set, else a SQLite file in the workspace; a ``StorageError`` if it cannot."""
-        url = os.environ.get(VARIABLE) or sqlite_uri(workspace.root / _DATABASE)
+    def open(cls, workspace: Workspace, reading: bool = False) -> StudyStore:
+        """Opens ``OPTUNA_STORAGE`` if set, else a SQLite file in the workspace; a ``StorageError`` if it cannot.
+
+        With ``reading``, a file that cannot be written is opened as a copy.
+        """
+        database = workspace.root / _DATABASE
+        if reading and VARIABLE not in os.environ and not is_link(database):
+            copied = copy_if_read_only(database)
+            if copied is not None:
+                store = cls.open(Workspace(copied.parent))
+                weakref.finalize(store, remove_quietly, copied.parent)
+                return store
+        url = os.environ.get(VARIABLE) or sqlite_uri(database)
         url = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url)
         waits = {"sqlite": {"timeout": 60}, "postgresql": {"connect_timeout": 20}, "mysql": {"connect_timeout": 20}}
         engine = {"pool_pre_ping": True, "connect_args": waits.get(re.split(r"\W", url)[0], {})}
         try:
             make_folder(workspace.root)
-            if is_link(workspace.root / _DATABASE):
-                raise OSError(f"{workspace.root / _DATABASE} is a symbolic link, which is not followed")
+            if is_link(database):
+                raise OSError(f"{database} is a symbolic link, which is not followed")
             with FileLock(workspace.root / "optuna.lock"):  # a database that is made by several at once stays broken
                 for _ in range(_TRIES - 1):
                     with suppress(exc.IntegrityError, exc.ProgrammingError):
@@ -202,9 +214,9 @@ class StudyStore(RDBStorage):
 
     @classmethod
     @contextmanager
-    def session(cls, workspace: Workspace) -> Iterator[StudyStore]:
+    def session(cls, workspace: Workspace, reading: bool = False) -> Iterator[StudyStore]:
         """Opens it for a while; a ``StorageError`` says where study and trials stand if it goes away."""
-        store = cls.open(workspace)
+        store = cls.open(workspace, reading)
         try:
             yield store
         except (exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
@@ -272,7 +284,7 @@ def file_of(reference: str, workspace: Workspace) -> tuple[str, list[str], float
     """The file of a study that is named by it or by its name, with the assignments and seconds that it was given."""
     if Path(reference).is_file():
         return reference, [], None
-    with StudyStore.session(workspace) as store:
+    with StudyStore.session(workspace, reading=True) as store:
         described = store.find(reference).user_attrs[DEFINITION]
     return described["file"], described["sets"], described["config"]["budget"]["seconds"]
 

@@ -240,7 +240,7 @@ class Summary:
 
 def find(reference: str, workspace: Workspace) -> Summary:
     """A study by its name or its file, as it stands."""
-    with StudyStore.session(workspace) as store:
+    with StudyStore.session(workspace, reading=True) as store:
         study = store.find(reference)
         return summarise(study, Leases(store.engine, study.study_name).all(), store.dashboard)
 

@@ -189,6 +189,20 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def copy(path: Path, target: Path) -> None:
+    """Copies a regular file, which is not followed if it is a link."""
+    with open(open_file(path, os.O_RDONLY), "rb") as source:
+        descriptor = open_file(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(descriptor, "wb") as copied:
+            shutil.copyfileobj(source, copied)
+
+
+def is_writable(path: Path) -> bool:
+    """Returns whether this user can write a file or folder, or make it if it does not exist."""
+    nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    return os.access(nearest, os.W_OK)
+
+
 def is_link(path: Path) -> bool:
     """Returns whether a path, or a folder above it in a guarded folder, is a symbolic link."""
     root = _root_of(path)

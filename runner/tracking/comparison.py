@@ -53,7 +53,7 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any]:
     """
     if len(names) < 2:
         raise UsageError("compare needs at least two runs, for example: runner compare marl_phase1 latest")
-    store = Store(workspace)
+    store = Store(workspace, reading=True)
     found = _all_runs(store.client)
     known = [(run.info.run_name, run.info.run_id) for run in found]
     runs = [found[pick(name, known, "the workspace")] for name in names]

@@ -12,8 +12,8 @@ _ROOT = "root"  # a file of the workspace: where it was when its database was la
 _log = logging.getLogger(__name__)
 
 
-def relocate(workspace: Workspace) -> None:
-    """Rewrites the places that the workspace's own database records, if the workspace was moved or copied.
+def relocate(workspace: Workspace, database: Path) -> None:
+    """Rewrites the places that a workspace's database, or a copy of it, records, if the workspace was moved or copied.
 
     The caller holds the lock of the database.
 
@@ -23,11 +23,11 @@ def relocate(workspace: Workspace) -> None:
     former = _former_root(workspace)
     if former == workspace.root:
         return
-    if former is not None and workspace.database.exists():
+    if former is not None and database.exists():
         prefixes = {str(former): str(workspace.root), former.as_uri(): workspace.root.as_uri()}
-        with closing(sqlite3.connect(workspace.database, timeout=20)) as database, database:
+        with closing(sqlite3.connect(database, timeout=20)) as connection, connection:
             for before, now in prefixes.items():
-                _replace_prefix(database, before, now)
+                _replace_prefix(connection, before, now)
         _log.warning("the workspace was moved from %s to %s; its records in MLflow follow", former, workspace.root)
     with suppress(OSError):  # a workspace that can only be read is not moved by this process
         write_durably(workspace.root / _ROOT, f"{workspace.root}\n")

@@ -10,6 +10,7 @@ import re
 import socket
 import sqlite3
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from math import isfinite
@@ -21,11 +22,12 @@ import psutil
 from filelock import FileLock
 
 from runner.system.errors import StorageError, UsageError
-from runner.system.files import is_link, make_folder
+from runner.system.files import is_link, make_folder, remove_quietly
 from runner.system.places import sqlite_path, sqlite_uri
 from runner.system.secrets import REFUSED_NAME, has_secret, redact
 from runner.tracking.description import DESCRIPTION, code, describe
 from runner.tracking.keys import setting_keys
+from runner.tracking.read_only import copy_if_read_only
 from runner.tracking.relocation import relocate
 from runner.tracking.view import TAG
 from runner.tracking.workspace import Workspace, folder_name
@@ -156,19 +158,26 @@ class Store:
     MLflow's own errors, for whoever tries again.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, reading: bool = False) -> None:
         """Opens the store, creating the workspace's own database where ``MLFLOW_TRACKING_URI`` names no other.
 
         Processes that open a fresh SQLite database together wait for the first of them, because MLflow's migrations
         break the file when two run at once. A ``StorageError`` within seconds if it cannot be reached or written.
+        With ``reading``, a database that cannot be written is opened as a copy.
         """
         self.uri = uri = workspace.tracking_uri
         self._artifacts = workspace.artifacts
         database = sqlite_path(uri)
+        is_own = uri == sqlite_uri(workspace.database)
         try:
             if database:
                 _refuse_undecodable(database)
                 _refuse_links(database, self._artifacts)
+                copied = copy_if_read_only(database) if reading else None
+                if copied is not None:
+                    weakref.finalize(self, remove_quietly, copied.parent)
+                    database = copied
+                    self.uri = uri = sqlite_uri(database)
                 make_folder(database.parent)
             with FileLock(f"{database}.lock", timeout=120) if database else nullcontext():
                 _probe(uri, database)
@@ -177,8 +186,9 @@ class Store:
                 logging.getLogger("alembic").setLevel(logging.ERROR)
                 from mlflow import MlflowClient
 
-                if uri == sqlite_uri(workspace.database):
-                    relocate(workspace)
+                if is_own:
+                    assert database is not None
+                    relocate(workspace, database)
                 self.client = MlflowClient(uri)
                 self.client.search_experiments(max_results=1)
         except Exception as error:  # drivers and MLflow raise whatever they like

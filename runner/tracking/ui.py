@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner.system.errors import ExitCode, RunnerError
-from runner.system.files import open_file
+from runner.system.files import is_writable, open_file
 from runner.system.processes import PYTHON, safe_environment
 from runner.tracking.store import HOST, PORT, QUIET, VIEW, Store, is_http, shown
 from runner.tracking.view import SHARED, TAG
@@ -33,10 +34,14 @@ def serve(workspace: Workspace, announce: Callable[[str], object], port: int = P
     if is_http(uri):
         announce(f"{shown(uri).rstrip('/')}/#/experiments?{VIEW}")
         return
-    store = Store(workspace)  # creates or refuses the database here, with our messages, and not in the server
+    store = Store(
+        workspace, reading=True
+    )  # creates or refuses the database here, with our messages, and not in the server
     port = _free_port(port)
     address, log = f"http://{HOST}:{port}", workspace.root / "ui.log"
-    with _running_server(workspace, port, log) as server:
+    if not is_writable(log):
+        log = Path(tempfile.gettempdir(), f"runner-ui-{os.getpid()}.log")
+    with _running_server(workspace, store.uri, port, log) as server:
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(address):
             if server.poll() is not None or time.monotonic() > deadline:
@@ -70,7 +75,7 @@ def _free_port(port: int) -> int:
 
 
 @contextmanager
-def _running_server(workspace: Workspace, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _running_server(workspace: Workspace, uri: str, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the server and stops it however this process is asked to end."""
     import mlflow
 
@@ -80,7 +85,7 @@ def _running_server(workspace: Workspace, port: int, log: Path) -> Iterator[subp
     command += ["--uvicorn-opts", shlex.join(["--app-dir", str(Path(mlflow.__file__).parents[1])])]
     command += ["--host", HOST, "--port", str(port)]
     variables = {**QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **safe_environment()}
-    variables["MLFLOW_BACKEND_STORE_URI"] = workspace.tracking_uri  # may hold a password, which a command line shows
+    variables["MLFLOW_BACKEND_STORE_URI"] = uri  # may hold a password, which a command line shows
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     # A session of its own: the terminal's Ctrl-C reaches us alone, and we stop the server with its children.
     with open(open_file(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as output:

@@ -210,14 +210,20 @@ class RunFolder:
 
         Raises:
             UsageError: It belongs to another process.
+            StorageError: It cannot be written.
         """
         if not self._lock.is_locked and self._lives_elsewhere():
             self.confirm_abandoned(takeover)
             takeover = True
         deadline = time.monotonic() + patience
         while not self._lock.is_locked and (takeover or not self.alive()) and time.monotonic() < deadline:
-            with suppress(Timeout):
+            try:
                 self._lock.acquire(timeout=GLANCE_SECONDS)
+            except Timeout:
+                continue
+            except OSError as error:
+                hint = f"use a workspace that can be written: {VARIABLE}"
+                raise StorageError(f"{self.path} cannot be written: {error.strerror or error}; {hint}") from error
         if not self._lock.is_locked or (self._lives_elsewhere() and not takeover):
             self._lock.release()
             record = self.record() if self.alive() else None

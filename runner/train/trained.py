@@ -93,5 +93,5 @@ def trained(
 
 def _folder(run: str) -> RunFolder:
     if run.startswith("models:/"):
-        return RunFolder(Store(Workspace()).model(run))
+        return RunFolder(Store(Workspace(), reading=True).model(run))
     return fetched(run) if is_version(run) else folder_of(run)

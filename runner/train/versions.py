@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from runner.plugin.source import State
-from runner.system.errors import CheckpointError, DamagedError, ExitCode, RunnerError, UsageError
-from runner.system.files import write_durably
+from runner.system.errors import CheckpointError, DamagedError, ExitCode, RunnerError, StorageError, UsageError
+from runner.system.files import is_writable, write_durably
 from runner.system.manifest import Manifest, read_checked
 from runner.system.secrets import redact_values
 from runner.system.stored_json import parse_json
@@ -69,12 +69,12 @@ def register(run: str, name: str | None = None) -> Version:
         raise UsageError(f"{folder.name} is no finished run: only what was trained to its end is given a version")
     if record.run_id is None:
         raise UsageError(f"MLflow does not know {folder.name} yet: runner sync {folder.name}")
+    store, name = Store(Workspace()), name or record.recipe
     written = write_model(folder.path)
     if written is None:
         raise CheckpointError(f"{folder.name} has no checkpoint that can be used")
     model, step = written
     weights = weights_digest(_state(model)["pipeline"])
-    store, name = Store(Workspace()), name or record.recipe
     versions = Versions(store)
     known = [each for each in versions.all(name) if (each.run, each.weights) == (folder.name, weights)]
     if not known:
@@ -107,6 +107,15 @@ def promote(name: str, number: int) -> Version:
     return versions.call(version, CHAMPION)
 
 
+def require_place_for_verification(reference: Path | str, found: Trained) -> None:
+    """Raises a StorageError if ``record_verification`` could not keep a verdict, before there is one."""
+    if is_version(str(reference)):
+        Store(Workspace())
+    elif not is_writable(found.folder):
+        hint = "verify a part with --stage, whose verdict is not recorded, or a copy"
+        raise StorageError(f"{found.folder} cannot be written, where the verdict is recorded: {hint}")
+
+
 def record_verification(reference: Path | str, found: Trained, outcome: str, summary: str) -> Judgement:
     """Keeps what ``runner verify`` has said about a model: with its version, or in the folder of its run.
 
@@ -126,7 +135,11 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
         path, text = found.folder / VERIFICATION, json.dumps(redact_values(asdict(told)), indent=1) + "\n"
         manifest = Manifest(found.folder)
         # An earlier version has begun a run without one. A manifest that names this file alone would hide the lock.
-        (manifest.store_text if manifest.exists() else write_durably)(path, text)
+        write = manifest.store_text if manifest.exists() else write_durably
+        try:
+            write(path, text)
+        except OSError as error:
+            raise StorageError(f"{found.folder}: {error.strerror}; the verdict is not recorded") from error
     return told
 
 
@@ -137,7 +150,7 @@ def fetched(reference: str) -> RunFolder:
         UsageError: there is no such version.
         CheckpointError: a file is damaged, or the weights are others.
     """
-    store = Store(Workspace())
+    store = Store(Workspace(), reading=True)
     version = Versions(store).one(reference)
     folder = RunFolder(store.model(f"models:/{version.model}"))
     weights = weights_digest(_state(folder.path)["pipeline"])

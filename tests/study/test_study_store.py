@@ -324,7 +324,7 @@ def test_a_storage_that_goes_away_is_said_with_what_to_do(store, tmp_path, isola
 def test_a_storage_that_goes_away_takes_no_password_along(store, monkeypatch):
     url = "postgresql://runner:hunter2hunter2@host/studies"
     monkeypatch.setattr(store, "url", url)
-    monkeypatch.setattr(StudyStore, "open", lambda _workspace: store)
+    monkeypatch.setattr(StudyStore, "open", lambda _workspace, _reading=False: store)
     with pytest.raises(StorageError) as caught, StudyStore.session(Workspace()):
         raise sqlalchemy.exc.OperationalError(f"SELECT 1 -- {url}", {}, Exception(f"no route to {url}\nmore"))
     assert "no route to postgresql://runner:**********@host/studies" in str(caught.value)
