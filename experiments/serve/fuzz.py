@@ -187,31 +187,40 @@ def server(run):
         process.wait(timeout=60)
 
 
-class HealthMonitor(threading.Thread):
-    """Queries ``/health`` 20 times a second, each time on a new connection."""
+class HealthMonitor:
+    """A process that queries ``/health`` 20 times a second, each time on a new connection."""
 
     def __init__(self, port):
-        super().__init__(daemon=True)
-        self._port = port
-        self._has_ended = threading.Event()
-        self.seconds = []
-        self.failures = Counter()
-
-    def run(self):
-        """Queries until ``end``."""
-        data = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-        while not self._has_ended.wait(0.05):
-            start = time.monotonic()
-            status = status_of(self._port, data)
-            self.seconds.append(time.monotonic() - start)
-            if status != 200:
-                self.failures[str(status)] += 1
+        command = [sys.executable, __file__, "--monitor", str(port)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def end(self):
         """Ends it, and returns what it found."""
-        self._has_ended.set()
-        self.join()
-        return {"queries": len(self.seconds), "slowest_s": round(max(self.seconds), 3), "failures": dict(self.failures)}
+        report, _ = self._process.communicate("", timeout=120)
+        return json.loads(report)
+
+
+def monitor(port):
+    """Queries until the standard input ends, and prints a report."""
+    has_ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), has_ended.set()), daemon=True).start()
+    data = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    seconds, failures = [], Counter()
+    while not has_ended.wait(0.05):
+        start = time.monotonic()
+        status = status_of(port, data)
+        seconds.append(time.monotonic() - start)
+        if status != 200:
+            failures[str(status)] += 1
+    seconds.sort()
+    report = {
+        "queries": len(seconds),
+        "median_s": round(seconds[len(seconds) // 2], 4),
+        "slowest_s": round(seconds[-1], 3),
+        "above_1_s": sum(each > 1 for each in seconds),
+        "failures": dict(failures),
+    }
+    print(json.dumps(report), flush=True)
 
 
 def fuzz(port, kind, count, write):
@@ -271,18 +280,18 @@ def attack(run, arguments, write):
         before = answers(port, kind)
         memory = [process.memory_info().rss / 2**20]
 
-        monitor = HealthMonitor(port)
-        monitor.start()
+        health = HealthMonitor(port)
         statuses = fuzz(port, kind, arguments.requests, lambda **record: write(kind=kind, phase="fuzz", **record))
-        fuzz_health = monitor.end()
+        fuzz_health = health.end()
         memory.append(process.memory_info().rss / 2**20)
 
-        monitor = HealthMonitor(port)
-        monitor.start()
+        health = HealthMonitor(port)
+        cpu = sum(process.cpu_times()[:2])
         opened, meanwhile = flood(
             port, kind, arguments.rate, arguments.seconds, lambda **record: write(kind=kind, phase="flood", **record)
         )
-        flood_health = monitor.end()
+        flood_health = health.end()
+        cpu = sum(process.cpu_times()[:2]) - cpu
         time.sleep(12)  # connections and their timers end
         memory.append(process.memory_info().rss / 2**20)
         same = answers(port, kind) == before
@@ -294,6 +303,8 @@ def attack(run, arguments, write):
         "connections": opened,
         "valid_requests_during_flood": dict(meanwhile),
         "health_during_flood": flood_health,
+        "cpu_ms_per_connection": round(1e3 * cpu / opened, 2),
+        "load_average": os.getloadavg()[0],
         "memory_mib": {"before": memory[0], "after_requests": memory[1], "after_flood": memory[2]},
         "same_answers": same,
     }
@@ -302,14 +313,16 @@ def attack(run, arguments, write):
 def main():
     """Attacks the servers one after another."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--run", action="append", required=True, help="a run of a classifier, a language model or grasps"
-    )
+    parser.add_argument("--run", action="append", default=[], help="a run of a classifier, a language model or grasps")
     parser.add_argument("--requests", type=int, default=3400, help="for each run")
     parser.add_argument("--rate", type=int, default=300, help="new connections a second")
     parser.add_argument("--seconds", type=float, default=60, help="of each flood")
     parser.add_argument("--results", type=Path, default=HERE / "fuzz.jsonl")
+    parser.add_argument("--monitor", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.monitor:
+        monitor(arguments.monitor)
+        return
 
     def write(**record):
         with arguments.results.open("a") as file:

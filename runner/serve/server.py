@@ -20,6 +20,8 @@ from runner.serve.connections import RESERVE, Connection, Connections
 from runner.serve.model import ServedModel
 from runner.system.errors import ExitCode, UsageError
 
+_log = logging.getLogger(__name__)
+
 DISCARDED_BODIES = 16
 """Times the longest allowed body that is read and dropped, so that clients that send more can read the answer."""
 OTHER_FILES = 128
@@ -47,15 +49,22 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _allow_files(connections: int) -> int:
+def allow_files(connections: int) -> int:
     """Raises the process's limit on open files for the connections, and returns how many fit into it."""
     needed = connections + RESERVE + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return connections
+
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return max(1, allowed - RESERVE - OTHER_FILES)
+    fitting = max(1, allowed - RESERVE - OTHER_FILES)
+    if fitting < connections:
+        _log.warning(
+            "serve.connections: %d exceeds what the limit of %d open files allows; %d are accepted (ulimit -n)",
+            connections, allowed, fitting,
+        )  # fmt: skip
+    return fitting
 
 
 class AnnouncingServer(uvicorn.Server):
@@ -100,7 +109,7 @@ def serve(
     limits = {
         "patience": settings.client_s,
         "most_discarded": DISCARDED_BODIES * settings.max_body_bytes,
-        "registry": Connections(_allow_files(settings.connections)),
+        "registry": Connections(allow_files(settings.connections)),
     }
     config = uvicorn.Config(
         app, http=type("LimitedConnection", (Connection,), limits), ws="none", loop="asyncio", lifespan="on",

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
+import psutil
 import pytest
 from serving import connected, obedient, received, server, until, workspace_with
 
@@ -329,20 +330,38 @@ def test_when_all_connections_are_busy_the_server_can_still_be_looked_at(client,
 # --- other clients ----------------------------------------------------------------------------------------------------
 
 
-def test_bodies_full_of_errors_do_not_delay_others(place):
-    with server(*place) as (child, client), ThreadPoolExecutor() as pool:
-        wrong = b'{"words": [' + b'"",' * 600_000 + b'""]}'
-        attacks = [pool.submit(exchange, client, request(body=wrong)) for _ in range(9)]
+FRAGMENTS = ['""', "[]", "{}", "null", "1.5", "true", '"ab"', '{"":0}', "[[]]", "[0,0]", '{"a":{}}', "1e9", '"\\u0000"']
+
+
+def bodies_full_of_errors(count, length):
+    """Bodies of one length, each of which repeats a few wrong values."""
+    for number in range(count):
+        rng = random.Random(number)
+        pattern = ",".join(rng.choices(FRAGMENTS, k=rng.randrange(1, 4))) + ","
+        opening, closing = rng.choice([('{"words": [', "0]}"), ("[", "0]"), ('{"words": [1], "other": [', "0]}")])
+        yield (opening + pattern * (length // len(pattern)) + closing).encode()
+    yield json.dumps({str(number): 0 for number in range(length // 12)}).encode()
+
+
+def test_bodies_full_of_errors_do_not_delay_others_or_fill_the_memory(place):
+    with server(*place) as (child, client), ThreadPoolExecutor(9) as pool:
+        process = psutil.Process(child.process.pid)
+        assert client.post("/predict", json={"words": [1]}).status_code == 200
+        before = largest = process.memory_info().rss
         slowest = 0.0
+        attacks = [pool.submit(exchange, client, request(body=body)) for body in bodies_full_of_errors(50, 500_000)]
+        attacks += [pool.submit(exchange, client, request(body=body)) for body in bodies_full_of_errors(5, 2_000_000)]
         while not all(attack.done() for attack in attacks):
             start = time.monotonic()
             assert client.get("/health").status_code == 200
             slowest = max(slowest, time.monotonic() - start)
+            largest = max(largest, process.memory_info().rss)
             time.sleep(0.01)
         for attack in attacks:
             assert_error(attack.result()[0], 422)
-        assert child.running
-    assert slowest < 1
+        assert client.post("/predict", json={"words": [1]}).status_code == 200
+    assert slowest < 2
+    assert largest - before < 200 * 2**20
 
 
 def test_the_documented_answers_to_predict_are_those_that_are_given(client):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import signal
 import socket
 import threading
@@ -10,7 +11,7 @@ import pytest
 from serving import Asking, asked_together, connected, metric, obedient, received, server, until, workspace_with
 
 from runner.recipe.recipe import ServeConfig
-from runner.serve.server import bound
+from runner.serve.server import allow_files, bound
 
 SETTINGS = ("serve.max_batch=4", "serve.wait_ms=10", "serve.queue=3", "serve.client_s=0.5", "serve.max_body_bytes=4096")
 WORDS = {"words": [1, 2, 3]}
@@ -171,6 +172,18 @@ def test_answers_are_not_held_back_in_small_packets():
     """Asyncio sees to that where a socket says that it is TCP's."""
     with bound(ServeConfig(port=0)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "connections", "fitting"), [(256, 4096, 1024, 1024), (256, 300, 1024, 108), (256, 256, 8, 8)]
+)
+def test_connections_fit_into_the_limit_on_open_files(monkeypatch, caplog, soft, hard, connections, fitting):
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    assert allow_files(connections) == fitting
+    assert limits[-1][0] <= hard
+    assert ("ulimit -n" in caplog.text) == (fitting < connections)
 
 
 def test_a_port_that_is_taken_is_said(place, client):
