@@ -255,3 +255,43 @@ def test_a_write_is_noticed(call):
 )
 def test_what_does_not_write_is_not(call):
     assert list(writes(ast.parse(call))) == []
+
+
+UNPICKLING = re.compile(
+    r"(torch|joblib|dill|cloudpickle|pickle|_pickle|cPickle|marshal|shelve|jsonpickle)\.(load|loads|open|Unpickler|decode)"
+    r"|torch\.(export|jit|package|hub)\.\w*load\w*|torch\._inductor\.aoti_load_package|(np|numpy)\.load|pd\.read_pickle"
+)
+"""Calls that can execute what is in a file."""
+OWN_BYTES = {"runner/plugin/failures.py": {"pickle.loads"}, "runner/measure/compared.py": {"torch.load"}}
+"""Those that read what the same program has just written, into memory or to its own process."""
+
+
+def unpickles(tree):
+    """Calls that unpickle; numpy's only if it is allowed to."""
+    for node in ast.walk(tree):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if not UNPICKLING.fullmatch(called):
+            continue
+        allowed = [keyword.value for keyword in node.keywords if keyword.arg == "allow_pickle"]
+        if called in ("np.load", "numpy.load") and all(ast.unparse(value) == "False" for value in allowed):
+            continue
+        yield called
+
+
+@pytest.mark.parametrize("path", [*CORE, *PLUGINS], ids=name_of)
+def test_no_file_is_unpickled(path):
+    found = set(unpickles(ast.parse(path.read_text(encoding="utf-8"))))
+    assert found == OWN_BYTES.get(name_of(path), set())
+
+
+@pytest.mark.parametrize("argument", ["path", "io.BytesIO(content)", "file, weights_only=False", "*given"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.load", "torch.export.load", "torch.jit.load", "torch.hub.load", "torch._inductor.aoti_load_package",
+        "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "shelve.open", "joblib.load", "dill.loads",
+        "pd.read_pickle",
+    ],
+)  # fmt: skip
+def test_a_call_that_unpickles_is_found(call, argument):
+    assert list(unpickles(ast.parse(f"def f():\n    return {call}({argument})"))) == [call]
