@@ -77,7 +77,13 @@ TINY_GRASPS = (
     "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
     *QUIETLY,
 )
+TINY_RADIANCE = (
+    *("data.synthetic=true", "model.width=8", "model.layers=2", "model.latent=4", "model.samples=4", "model.patch=8"),
+    "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
+    *QUIETLY,
+)
 SMALL = {
+    "graf": TINY_RADIANCE,
     "grasp_diffusion": ("model.steps=4", "model.sampling_steps=4", *TINY_GRASPS), "grasp_cvae": TINY_GRASPS,
     "grasp_serve": ("model.steps=4", "model.sampling_steps=4", "inference.ddim.steps=2", *TINY_GRASPS),
     "marl_spread": TINY, "marl": TINY_UAV, "digits": TINY_DIGITS, "shakespeare": TINY_GPT, "mamba2": TINY_MAMBA2,

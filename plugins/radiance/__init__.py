@@ -1,0 +1,1 @@
+"""Radiance fields that are learnt from images with known poses."""

@@ -1,0 +1,133 @@
+"""Settings of the radiance-field GAN and of images with poses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from runner.api import DataFile, DataName, FileDatasetConfig, LearnerConfig, Objective, RecipePath
+
+from ..settings import Count
+
+if TYPE_CHECKING:
+    from .learner import RadianceGan
+    from .views import PosedViews
+
+VIEWS = DataFile(
+    name="views.npz",
+    url="",
+    sha256="5d272e888a06fcbe8cc55784403ff6a516cef28fa194893096a3690a59bac6bb",
+    size=1_428_332,
+    about="864 rendered views of three objects (public domain, MIT, zlib) with their poses",
+)
+
+
+class RadianceGanConfig(LearnerConfig):
+    """Objects in three dimensions, learnt from images of one class each with known poses.
+
+    A generator renders patches of a conditional radiance field along rays, and a discriminator compares them with
+    patches of real images at the same places (GRAF, arXiv 2007.02442). A third network enlarges images.
+
+    When it helps: some hundred images of each class with their poses, and views are wanted that no image has.
+    When it hurts: one object with many images, which a radiance field without a discriminator fits better.
+    """
+
+    kind: ClassVar[str] = "radiance_gan"
+    learns_from: ClassVar[str] = "posed_images"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "discriminator": {"kind": "rmsprop", "lr": 1e-4, "alpha": 0.99},
+        "generator": {"kind": "rmsprop", "lr": 5e-4, "alpha": 0.99},
+        "super_resolution": {"kind": "adam", "lr": 1e-3},
+    }
+    slots: ClassVar[frozenset[str]] = frozenset(
+        {"render", "judge", "enlarge", "gradient_penalty", "discriminator_step", "generator_step", "sr_step"}
+    )
+    depends_on_progress: ClassVar[bool] = True
+    objective: ClassVar[Objective] = Objective("swd", "minimize", margin=20.0, unit="1e-3")
+
+    width: Count = 64
+    """Of the layers of the radiance field."""
+    layers: Annotated[int, Field(ge=2)] = 4
+    """Of the radiance field up to the density."""
+    latent: Count = 32
+    """Numbers of the latent vector of shapes, and of that of appearances."""
+    samples: Annotated[int, Field(ge=2)] = 24
+    """Samples along each ray, one in each of as many intervals."""
+    importance_samples: Annotated[int, Field(ge=0)] = 0
+    """More samples where a first pass found something (NeRF, arXiv 2003.08934, section 5.2); 0 makes one pass."""
+    patch: Annotated[int, Field(ge=8, multiple_of=4)] = 16
+    """Side of a patch, in rays."""
+    patch_scale: Literal["annealed", "beta"] = "annealed"
+    """How large patches are: a bound falls from the whole image; or a beta distribution whose parameter grows, with a
+    discriminator that knows place and scale (EpiGRAF, arXiv 2206.10535)."""
+    least_scale: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """The smallest side of a patch in the end, as a share of the image's."""
+    density_noise: Annotated[float, Field(ge=0)] = 1.0
+    """Standard deviation of what is added to densities at first; it falls to 0 in the first quarter."""
+    r1: Annotated[float, Field(ge=0)] = 10.0
+    """Weight of the penalty of the discriminator's gradient (R1, arXiv 1801.04406)."""
+    near: Annotated[float, Field(gt=0)] = 1.5
+    """Distance from the camera at which rays begin."""
+    far: Annotated[float, Field(gt=0)] = 4.5
+    """Distance from the camera at which rays end, on white."""
+    factor: Literal[2, 4] = 4
+    """By how much super-resolution enlarges."""
+    sectors: Count = 8
+    """Directions of view for which super-resolution learns an image of its own."""
+    gradient: Literal["full", "cut"] = "full"
+    """``cut`` computes super-resolution without a gradient, which the runner then refuses to train."""
+
+    def implementation(self) -> type[RadianceGan]:
+        """Imports and returns the learner's class."""
+        from .learner import RadianceGan
+
+        return RadianceGan
+
+
+class PosedViewsConfig(FileDatasetConfig):
+    """Square images with the poses from which they were taken.
+
+    An ``.npz`` has ``image`` [N, H, W, 3] in bytes or [classes, elevations, azimuths, H, W, 3] with ``elevation_v``
+    and ``class_name``. A folder has images and ``poses.csv``: a column ``file``, a column ``label`` if there are
+    several classes, and the pose. Evaluation renders held-out poses. ``swd`` is the sliced Wasserstein distance to the
+    real images of these poses, times 1,000.
+    """
+
+    kind: ClassVar[str] = "posed_views"
+    provides: ClassVar[str] = "posed_images"
+    headline: ClassVar[tuple[str, ...]] = ("swd", "psnr", "iou", "pose_control", "label_control", "sr_gain")
+    files: ClassVar[tuple[DataFile, ...]] = (VIEWS,)
+    pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
+
+    file: DataName = VIEWS.name
+    """A path of an .npz, relative to the recipe; or the name of a file in the folders of data."""
+    folder: RecipePath | None = None
+    """A folder with images and ``poses.csv``, to be read instead of a file."""
+    synthetic: bool = False
+    """Whether coloured boxes are rendered instead of reading a file; figures mean nothing beside those of others."""
+    pose: Literal["angles", "opengl", "opencv", "direction"] = "angles"
+    """What the columns of a pose table are: ``u, v`` of a camera that looks at the origin; a matrix from camera to
+    world, ``m00`` to ``m23``, in axes of OpenGL or OpenCV; or a position and a direction, ``x, y, z, dx, dy, dz``."""
+    radius: Annotated[float, Field(gt=0)] = 2.5
+    """Distance of cameras from the origin, for poses that are angles."""
+    field_of_view: Annotated[float, Field(gt=0, lt=180)] = 20.0
+    """Of the width of an image, in degrees."""
+    optical_axis: tuple[float, float] = (0.0, 0.0)
+    """Where it meets an image, from -1 to 1: x from left to right, y from top to bottom."""
+    pixel_offset: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Where in a pixel its colour was taken; 0.5 is the centre."""
+    held_out: Annotated[int, Field(ge=2)] = 6
+    """Every so many-th azimuth of a class is held out."""
+
+    def wanted(self) -> tuple[DataFile, ...]:
+        """The published file, if it is named."""
+        is_other = self.synthetic or self.folder is not None or self.file != VIEWS.name
+        return () if is_other else self.files
+
+    def implementation(self) -> type[PosedViews]:
+        """Imports and returns the source's class."""
+        from .views import PosedViews
+
+        return PosedViews

@@ -1,0 +1,136 @@
+"""The radiance-field GAN's updates: penalties, gradients, and what follows from the progress."""
+
+import re
+
+import pytest
+import torch
+from running import tiny, train_here
+from torch import nn
+
+from runner.api import RunnerError
+from runner.plugins.radiance.learner import psnr
+from runner.plugins.radiance.networks import PatchDiscriminator, SuperResolution, encode, reduce
+from runner.train.assemble import assemble
+from runner.train.step import Step
+
+
+def learner_of(*sets):
+    pipeline = assemble(tiny("graf", *sets))
+    return pipeline, pipeline.learner
+
+
+def batch_of(pipeline):
+    return Step(pipeline).next()
+
+
+def test_the_penalty_of_a_linear_discriminator_is_the_square_of_its_weights(monkeypatch):
+    _, learner = learner_of()
+    weight = torch.randn(3 * 8 * 8)
+
+    class Linear(nn.Module):
+        def forward(self, patch, known):
+            return patch.flatten(1) @ weight
+
+    monkeypatch.setattr(learner.discriminator, "module", Linear())
+    penalty = learner.gradient_penalty(torch.randn(4, 3, 8, 8), torch.zeros(4, 6))
+    assert float(penalty) == pytest.approx(float(weight.square().sum()), rel=1e-6)
+
+
+def test_the_penalty_equals_finite_differences_in_float64():
+    torch.manual_seed(0)
+    discriminator = PatchDiscriminator(8, 4, 4).double()
+    patch, known = torch.randn(2, 3, 8, 8, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    patch.requires_grad_()
+    (slope,) = torch.autograd.grad(discriminator(patch, known).sum(), patch, create_graph=True)
+    step = 1e-6
+    for place in [(0, 0, 0, 0), (1, 2, 3, 7), (0, 1, 4, 4)]:
+        moved = torch.zeros_like(patch)
+        moved[place] = step
+        difference = (discriminator(patch + moved, known) - discriminator(patch - moved, known)).sum() / (2 * step)
+        assert float(slope[place].detach()) == pytest.approx(float(difference.detach()), rel=1e-5, abs=1e-8)
+    # The gradient of the penalty, which is what trains.
+    penalty = slope.square().sum()
+    parameter = next(discriminator.parameters())
+    (found,) = torch.autograd.grad(penalty, parameter)
+
+    def penalty_at(offset):
+        with torch.no_grad():
+            parameter[0, 0, 0, 0] += offset
+        (slope,) = torch.autograd.grad(discriminator(patch, known).sum(), patch)
+        with torch.no_grad():
+            parameter[0, 0, 0, 0] -= offset
+        return float(slope.square().sum())
+
+    difference = (penalty_at(step) - penalty_at(-step)) / (2 * step)
+    assert float(found[0, 0, 0, 0]) == pytest.approx(difference, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+@pytest.mark.parametrize(
+    "sets", [(), ("model.patch_scale=beta",), ("model.importance_samples=4",)], ids=["plain", "beta", "importance"]
+)
+def test_every_parameter_gets_a_gradient(sets):
+    pipeline, learner = learner_of(*sets)
+    step = Step(pipeline)
+    reached = set()
+    for _ in range(6):
+        step()
+        reached |= {name for name, gradient in learner.gradients().items() if gradient is not None and gradient.any()}
+    missing = {name for name, _ in learner.named_parameters()} - reached
+    # Densities may all be cut off at first in a network that is 8 wide; the views of other directions wait for them.
+    assert not {name for name in missing if not name.startswith("generator.")}
+
+
+@pytest.mark.usefixtures("migrated_workspace")
+def test_super_resolution_without_a_gradient_is_stopped_by_name():
+    with pytest.raises(RunnerError, match=r"super_resolution\.") as caught:
+        train_here("graf", "model.gradient=cut", "train={updates: 60, batch_size: 4}")
+    assert "generator." not in str(caught.value)
+
+
+def test_turns_have_noise_of_their_own_and_of_a_row_per_sample():
+    noise = batch_of(assemble(tiny("graf"))).noise
+    assert not torch.equal(noise["discriminator"]["latent"], noise["generator"]["latent"])
+    assert all(len(table) == 4 for turn in noise.values() for table in turn.values())
+
+
+def test_answers_follow_from_label_camera_and_latent_alone():
+    pipeline, learner = learner_of("model.importance_samples=4")
+    with learner.evaluating(), torch.no_grad():
+        inputs = learner.inputs(batch_of(pipeline).batch)
+        images = learner.predict(inputs)
+        one = learner.predict({name: table[1:2] for name, table in inputs.items()})
+    assert images.shape == (4, 3, 32, 32)
+    torch.testing.assert_close(images[1:2], one, atol=1e-5, rtol=0)
+    assert float(images.abs().max()) <= 1 + 1e-6
+
+
+def test_encodings_are_as_exact_inside_of_autocast():
+    points = torch.rand(50, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = encode(points, 6)
+    assert torch.equal(inside, encode(points, 6))
+    assert inside.shape == (50, 3 * 13)
+
+
+def test_an_enlarged_image_is_consistent_and_its_view_counts():
+    torch.manual_seed(0)
+    network = SuperResolution(8, 8, 4, 8)
+    with torch.no_grad():
+        network.views += torch.randn(8, 3, 8, 8)
+    image = torch.rand(2, 3, 8, 8)
+    first, second = network(image, torch.tensor([0.0, 0.1])), network(image, torch.tensor([0.2, 0.999]))
+    assert first.shape == (2, 3, 32, 32)
+    assert not torch.allclose(first[0], second[0])
+    assert torch.equal(network(image, torch.tensor([0.05, 0.11])), first)
+    assert (reduce(first, 4) - image).square().mean() < (reduce(first, 4)).square().mean()
+
+
+def test_metrics_compare_super_resolution_with_bicubic_interpolation():
+    pipeline, learner = learner_of()
+    batch = batch_of(pipeline).batch
+    with torch.no_grad():
+        found = {name: float(mean.sum / mean.count) for name, mean in learner.metrics(batch).items()}
+    assert found["sr_psnr"] - found["sr_gain"] > 10
+    assert found["sr_residual"] > 0
+    assert re.fullmatch(r"\d+\.\d+", f"{float(psnr(batch['image'], batch['image']).mean())}")

@@ -1,0 +1,80 @@
+"""The source of images with poses: what is held out, and what is measured."""
+
+import pytest
+import torch
+from PIL import Image
+from running import tiny
+
+from runner.plugins.radiance.views import held_out_azimuths
+from runner.train.assemble import assemble
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    return assemble(tiny("graf"))
+
+
+class Oracle:
+    """Answers with the real images, or with those of other views."""
+
+    def __init__(self, learner, source, shift=0):
+        self.learner, self.source, self.shift = learner, source, shift
+        self.calls = 0
+
+    def __getattr__(self, name):
+        return getattr(self.learner, name)
+
+    def predict(self, inputs):
+        held_out = self.source.held_out.tensors
+        same = (held_out["camera"][None] - inputs["camera"][:, None]).abs().sum((2, 3))
+        other_class = held_out["label"][None] != inputs["label"][:, None]
+        index = same.masked_fill(other_class, torch.inf).argmin(1)
+        return held_out["image"][index.roll(self.shift)]
+
+
+@pytest.mark.parametrize("every", [2, 5, 6])
+def test_whole_azimuths_of_every_class_are_held_out(every):
+    u = (torch.arange(24) / 24).repeat(3)
+    label = torch.arange(3).repeat_interleave(24)
+    held_out = held_out_azimuths(u, label, every)
+    for each in range(3):
+        assert held_out[label == each].nonzero().flatten().tolist() == list(range(0, 24, every))
+
+
+def test_azimuths_that_differ_by_rounding_are_one():
+    u = torch.tensor([0.0, 1e-7, 0.5, 0.5 + 1e-7, 1 - 1e-7])
+    assert held_out_azimuths(u, torch.zeros(5, dtype=torch.long), 2).tolist() == [True, True, False, False, True]
+
+
+def test_nothing_that_is_held_out_is_trained_on(pipeline):
+    source = pipeline.source
+    train, held_out = source.train.tensors, source.held_out.tensors
+    distance = torch.cdist(train["camera"].flatten(1), held_out["camera"].flatten(1))
+    assert distance.min() > 1e-3
+    assert len(held_out["label"]) == 3 * 4 * 4
+
+
+def test_perfect_answers_measure_as_perfect_and_others_do_not(pipeline):
+    source, learner = pipeline.source, pipeline.learner
+    batches = [*source.held_out_batches()]
+    perfect = source.compared(Oracle(learner, source), batches)
+    assert perfect["swd"] < 0.01
+    assert perfect["psnr"] == pytest.approx(100, abs=1e-3)
+    assert (perfect["iou"], perfect["label_control"], perfect["pose_control"]) == (1.0, 1.0, 1.0)
+    shuffled = source.compared(Oracle(learner, source, shift=1), batches)
+    assert shuffled["psnr"] < 30
+    assert shuffled["pose_control"] < 0.9
+
+
+@pytest.mark.parametrize("ending", [".png", ".gif"])
+def test_a_turntable_is_drawn(ending, pipeline, tmp_path):
+    pipeline.source.render(pipeline.learner, tmp_path / f"turntable{ending}")
+    with Image.open(tmp_path / f"turntable{ending}") as image:
+        assert (image.size[0] % 64, getattr(image, "n_frames", 1)) == (0, 24 if ending == ".gif" else 1)
+
+
+def test_the_place_of_a_colour_in_its_pixel_moves_the_optical_axis():
+    centred, cornered = (
+        assemble(tiny("graf", f"data.pixel_offset={offset}")).source.tables["lens"] for offset in (0.5, 0.0)
+    )
+    assert (cornered - centred).tolist() == pytest.approx([0, 0, 1 / 32, 1 / 32])
