@@ -78,7 +78,8 @@ TINY_GRASPS = (
     *QUIETLY,
 )
 TINY_RADIANCE = (
-    *("data.synthetic=true", "model.width=8", "model.layers=2", "model.latent=4", "model.samples=4", "model.patch=8"),
+    *(f"data.file={Path(__file__).parent / 'boxes.npz'}", "data.held_out=3"),
+    *("model.width=8", "model.layers=2", "model.latent=4", "model.samples=4", "model.patch=8"),
     "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
     *QUIETLY,
 )

@@ -31,7 +31,7 @@ LONG = {
     "shakespeare": ("train.tokens=5120", "train.log_every=128"),
     "mamba2": ("train.tokens=5120", "train.log_every=128"),
     **dict.fromkeys(("gcn", "emma"), ("train.epochs=12",)),
-    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp"), ("train.updates=12",)),
+    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "graf"), ("train.updates=12",)),
 }
 """By the beginning of a recipe's name."""
 SHORT = ("train.env_steps=120", "train.checkpoint_every=40")

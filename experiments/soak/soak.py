@@ -26,7 +26,7 @@ SETTINGS = {
     "shakespeare": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
     "mamba2": ("train.tokens=25600", "train.log_every=256", "train.checkpoint_every=1280"),
     **dict.fromkeys(("gcn", "emma"), ("train.epochs=60",)),
-    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp"), ("train.updates=60",)),
+    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "graf"), ("train.updates=60",)),
 }
 """By the beginning of a recipe's name."""
 

@@ -100,6 +100,7 @@ class PosedViewsConfig(FileDatasetConfig):
     headline: ClassVar[tuple[str, ...]] = ("swd", "psnr", "iou", "pose_control", "label_control", "sr_gain")
     files: ClassVar[tuple[DataFile, ...]] = (VIEWS,)
     pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
+    in_memory: ClassVar[bool] = True
 
     file: DataName = VIEWS.name
     """A path of an .npz, relative to the recipe; or the name of a file in the folders of data."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, mse_loss, one_hot, softplus
 
-from runner.api import Batch, Context, Learner, Mean, Progress
+from runner.api import Batch, Context, Learner, Mean, Progress, UsageError
 
 from .camera import pixel_positions, rays
 from .networks import PatchDiscriminator, RadianceField, SuperResolution, reduce
@@ -27,6 +27,8 @@ NOISY = 0.25
 """Share of the training in which densities are noisy."""
 CONSISTENCY_DECAY = 1e-4
 """How fast super-resolution's weight on the small image falls, by update."""
+LEAST_SIDE = 8
+"""Pixels of an image's side."""
 RAYS_AT_ONCE = 4096
 """Rays of whole images that are rendered together."""
 
@@ -43,6 +45,9 @@ class RadianceGan(Learner):
     def __init__(self, config: RadianceGanConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
         self.side = shapes["image"][1]
+        if self.side % config.factor or self.side < LEAST_SIDE:
+            wanted = f"{LEAST_SIDE} or more, and a multiple of model.factor, {config.factor}"
+            raise UsageError(f"data: images are {self.side} pixels wide; make it {wanted}")
         self.classes = context.sizes["classes"]
         self.lens = context.tables["lens"].to(self.device)
         # Class, azimuth as sine and cosine, and elevation; place and scale of the patch where they vary with a purpose.

@@ -48,11 +48,11 @@ def sliced_wasserstein(one: Tensor, other: Tensor, seed: int = 0) -> float:
 
 
 def pyramid(image: Tensor) -> list[Tensor]:
-    """The levels of a Laplacian pyramid, the finest first; the last is what remains."""
-    levels = []
-    for _ in range(LEVELS - 1):
+    """The levels of a Laplacian pyramid, the finest first; the last is what remains. All have room for a patch."""
+    levels: list[Tensor] = []
+    while len(levels) < LEVELS - 1 and min(image.shape[-2:]) >= 2 * PATCH:
         small = avg_pool2d(image, 2)
-        levels.append(image - interpolate(small, scale_factor=2, mode="bilinear", align_corners=False))
+        levels.append(image - interpolate(small, size=image.shape[-2:], mode="bilinear", align_corners=False))
         image = small
     return [*levels, image]
 

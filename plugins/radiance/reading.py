@@ -192,7 +192,7 @@ def synthetic_views(radius: float, lens: tuple[float, ...]) -> Views:
     """
     boxes = {
         "low": ([0.34, 0.22, 0.12], [0.85, 0.30, 0.20]),
-        "tall": ([0.14, 0.14, 0.38], [0.20, 0.45, 0.85]),
+        "tall": ([0.10, 0.20, 0.38], [0.20, 0.45, 0.85]),
         "long": ([0.10, 0.38, 0.20], [0.25, 0.65, 0.30]),
     }
     azimuth = torch.arange(SYNTHETIC_AZIMUTHS) / SYNTHETIC_AZIMUTHS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +83,7 @@ class PosedViews(DatasetSource):
 
     def compared(self, learner: Learner, batches: list[Any]) -> dict[str, float]:
         """Compares renders of the poses of batches with their images."""
-        with learner.evaluating(), torch.no_grad():
+        with learner.evaluating(), torch.no_grad(), self._same_latents():
             moved = [{name: table.to(self.device) for name, table in batch.items()} for batch in batches]
             render = torch.cat([learner.predict(learner.inputs(batch)) for batch in moved])
         real, label, pose = (torch.cat([batch[name] for batch in moved]) for name in ("image", "label", "pose"))
@@ -103,13 +105,20 @@ class PosedViews(DatasetSource):
             **by_class,
         }
 
+    @contextmanager
+    def _same_latents(self) -> Iterator[None]:
+        """Inside, latent vectors are the same every time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.context.seed)
+            yield
+
     @torch.no_grad()
     def render(self, learner: Learner, path: Path) -> None:
         """Draws a turntable: a grid of views of every class, or all of them turning."""
         azimuth = torch.arange(TURNTABLE_VIEWS) / TURNTABLE_VIEWS
         pose = torch.stack([azimuth, torch.full_like(azimuth, TURNTABLE_V)], -1)
         rows: list[Tensor] = []
-        with learner.evaluating():
+        with learner.evaluating(), self._same_latents():
             for each in range(len(self.classes)):
                 batch = {
                     "label": torch.full((len(pose),), each, device=self.device),

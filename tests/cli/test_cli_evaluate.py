@@ -18,7 +18,7 @@ OFTEN = {
     "digits": ("train.epochs=4", "optimizer.lr=0.003"),
     "shakespeare": ("train.evaluate_every=640", "train.ema=0.9"),
     "mamba2": ("train.evaluate_every=640", "train.ema=0.9"),
-    **dict.fromkeys(("gcn", "emma", "pgt", "gps", "graphgpt", "grasp"), ("train.evaluate_every=2",)),
+    **dict.fromkeys(("gcn", "emma", "pgt", "gps", "graphgpt", "grasp", "graf"), ("train.evaluate_every=2",)),
 }
 """Settings with which several checkpoints are evaluated, by the beginning of a recipe's name."""
 

@@ -2,12 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from running import tiny, train_here
 from torch import nn
 
-from runner.api import RunnerError
+from runner.api import RunnerError, UsageError
 from runner.plugins.radiance.learner import psnr
 from runner.plugins.radiance.networks import PatchDiscriminator, SuperResolution, encode, reduce
 from runner.train.assemble import assemble
@@ -88,6 +89,15 @@ def test_super_resolution_without_a_gradient_is_stopped_by_name():
     assert "generator." not in str(caught.value)
 
 
+@pytest.mark.parametrize("side", [4, 18, 31])
+def test_images_of_a_side_that_does_not_fit_are_refused(side, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (12, side, side, 3), dtype=np.uint8)
+    pose = np.stack([np.arange(12) / 12, np.full(12, 0.4)], 1)
+    np.savez(tmp_path / "views.npz", image=pixels, pose=pose)
+    with pytest.raises(UsageError, match=rf"images are {side} pixels wide; make it 8 or more, and a multiple"):
+        learner_of(f"data.file={tmp_path / 'views.npz'}")
+
+
 def test_turns_have_noise_of_their_own_and_of_a_row_per_sample():
     noise = batch_of(assemble(tiny("graf"))).noise
     assert not torch.equal(noise["discriminator"]["latent"], noise["generator"]["latent"])
@@ -100,7 +110,7 @@ def test_answers_follow_from_label_camera_and_latent_alone():
         inputs = learner.inputs(batch_of(pipeline).batch)
         images = learner.predict(inputs)
         one = learner.predict({name: table[1:2] for name, table in inputs.items()})
-    assert images.shape == (4, 3, 32, 32)
+    assert images.shape == (4, 3, 16, 16)
     torch.testing.assert_close(images[1:2], one, atol=1e-5, rtol=0)
     assert float(images.abs().max()) <= 1 + 1e-6
 
