@@ -19,7 +19,7 @@ _LENGTH_BYTES = 8
 _HEADER_BYTES = 4096
 _ENTRY_BYTES = 1024
 _MOST_DIMENSIONS = 64
-_DTYPE = re.compile(r"F64|F32|F16|BF16|BOOL|I64|I32|I16|I8|U8")
+_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "BOOL", "I64", "I32", "I16", "I8", "U8"})
 _METADATA = "__metadata__"
 
 
@@ -69,7 +69,7 @@ def _header(name: str, entry: Any) -> TensorHeader:
     if name != ROWS and _NAME.fullmatch(name) is None:
         raise ValueError(f"names a tensor that no checkpoint has: {name!r:.80}")
     dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
-    if not isinstance(dtype, str) or _DTYPE.fullmatch(dtype) is None:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"tensor {name!r:.80} has a type that no checkpoint has: {dtype!r:.40}")
     if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS or not all(map(is_count, shape)):
         raise ValueError(f"tensor {name!r:.80} has a shape that no checkpoint has: {shape!r:.80}")

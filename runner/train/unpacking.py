@@ -33,6 +33,9 @@ _KEYS: dict[str, tuple[set[str], ...]] = {
     "scalar": ({"shape", "dtype"},),
 }
 """Sets of keys that a node may have beside its kind; other kinds have no more keys."""
+_NO_KEYS: tuple[set[str], ...] = (set(),)
+_PLAIN = frozenset({type(None), bool, str, int, float})
+"""Types of the values that JSON has as they are."""
 _SCALARS: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "complex": lambda parts: complex(*parts),
@@ -75,13 +78,14 @@ class _Unpacker:
 
     def value(self, node: Any) -> Any:
         """Returns the value that a node stands for."""
+        # Most of a state are plain values: the numbers in the states of generators.
+        if type(node) is dict and len(node) == 1 and type(node.get("value", self)) in _PLAIN:
+            return node["value"]
         if not isinstance(node, dict) or not node:
             raise ValueError(f"an entry should be a mapping with its kind, got {node!r:.60}")
         kind, content = next(iter(node.items()))
-        if node.keys() - {kind} not in _KEYS.get(kind, (set(),)):
+        if node.keys() - {kind} not in _KEYS.get(kind, _NO_KEYS):
             raise ValueError(f"an entry of kind {kind!r:.60} has the keys {sorted(node)!r:.120}")
-        if kind == "value":
-            return _plain(content)
         # Two levels more than a state has, for the strided tensors of a sparse one.
         if self._levels > MOST_LEVELS + 2:
             raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
@@ -165,7 +169,7 @@ class _Unpacker:
 
 
 def _plain(value: Any) -> Any:
-    if value is not None and not isinstance(value, bool | str | int | float):
+    if type(value) not in _PLAIN:
         raise ValueError(f"a plain value should be a number, a text, true, false or null, got {value!r:.60}")
     return value
 
