@@ -16,19 +16,10 @@ from typing import Self
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from runner.system import files
 from runner.system.errors import StorageError, UsageError
 from runner.system.faults import reach
-from runner.system.files import (
-    guard,
-    is_link,
-    make_folder,
-    open_file,
-    read_regular,
-    remove,
-    rename,
-    sync,
-    write_durably,
-)
+from runner.system.files import is_link, open_file, read_regular, sync, write_durably
 from runner.system.places import LOCK_NAME, RECORD, VARIABLE, sqlite_uri, workspace_root
 from runner.system.processes import boot_id
 from runner.system.secrets import REFUSED_NAME, has_secret, redact_values
@@ -61,7 +52,7 @@ class Workspace:
         """Lies at ``root``, else at ``$RUNNER_WORKSPACE``, else at ``.runner`` in the current folder."""
         # Absolute, because MLflow records absolute places of artifacts.
         self.root = workspace_root(root)
-        guard(self.root)
+        files.guard(self.root)
         self.runs, self.ablations, self.studies, self.seeds = self.places = (
             self.root / "runs", self.root / "ablations", self.root / "studies", self.root / "seeds"
         )  # fmt: skip
@@ -91,6 +82,8 @@ class RunFolder:
     The lock is the operating system's, so it ends with the process that holds it, however that ends.
     """
 
+    _cached: tuple[tuple[int, int, int, str], Record] | None
+
     def __init__(self, path: Path) -> None:
         self._lie_at(path)
         self._lock = FileLock(self._lock_file, thread_local=False)
@@ -106,7 +99,7 @@ class RunFolder:
                 raise UsageError(f"{what} {REFUSED_NAME}")
         folder = cls(runs / f"{folder_name(name)}-{uuid.uuid4().hex[:DIGITS]}")
         try:
-            make_folder(folder.path)
+            files.make_folder(folder.path)
             folder.claim()
         except (OSError, NotImplementedError) as error:
             raise StorageError(
@@ -146,7 +139,14 @@ class RunFolder:
     def record(self) -> Record | None:
         """What is known of the run; None if that cannot be read."""
         try:
-            return self._read_record()
+            status = os.lstat(self.path / RECORD)
+            version = (status.st_ino, status.st_mtime_ns, status.st_size, self.name)
+            # A listing asks several times; each write makes a new file.
+            if self._cached is None or self._cached[0] != version:
+                record = self._read_record()
+                self._cached = (version, record) if record.name == self.name else None
+                return record
+            return self._cached[1]
         except (OSError, ValueError):
             return None
 
@@ -199,7 +199,7 @@ class RunFolder:
 
     def use_reserve(self) -> None:
         """Gives that space to what is written next."""
-        remove(self._reserve)
+        files.remove(self._reserve)
 
     def claim(self, patience: float = _CLAIM_SECONDS, takeover: bool = False) -> None:
         """Makes the folder this process's own; waits for one that looks after the run, not for one that trains it.
@@ -286,6 +286,7 @@ class RunFolder:
         return self._lives_elsewhere()
 
     def _lie_at(self, path: Path) -> None:
+        self._cached = None
         self.path, self.name = path, path.name
         self.spool, self.checkpoints = path / SPOOL, path / "checkpoints"
         self._reserve, self._lock_file = path / ".reserve", path / ".lock"
@@ -295,7 +296,7 @@ class RunFolder:
         target = self.path.with_name(name)
         if target.exists():
             raise StorageError(f"{self.path} cannot be renamed to {name}, which exists: remove one of the two")
-        rename(self.path, target)
+        files.rename(self.path, target)
         self._lie_at(target)
         sync(self.path.parent)
 
