@@ -225,6 +225,8 @@ def writes(tree):
         elif isinstance(called, ast.Attribute):
             module = ast.unparse(called.value)
             is_path_replaced = called.attr == "replace" and len(node.args) == 1 and not node.keywords
+            if module == "files":
+                continue
             if module in WRITING_MODULES:
                 if called.attr in WRITING_MODULES[module]:
                     yield ast.unparse(node)
