@@ -12,7 +12,9 @@ def kept(monkeypatch):
     def keep(figure, path, **how):
         save(figure, path, **how)
         figure.set_dpi(how["dpi"])  # so that what is measured of it is as it was saved
-        found[Path(path).stem] = figure
+        # It is written beside its place first, as .NAME.PROCESS.partial.
+        name = Path(path).name.removeprefix(".").removesuffix(".partial")
+        found[name.partition(".png")[0]] = figure
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return found

@@ -134,7 +134,7 @@ def test_plugins_of_a_file_are_named_as_on_the_command_line():
         assert runner.load_model(result, plugins=plugins).predict(torch.zeros(1, 16)).shape == (1, 64)
     (logged,) = mlflow.MlflowClient(result.tracking_uri).get_run(result.run_id).outputs.model_outputs
     model = f"models:/{logged.model_id}"
-    named = f"{model} was trained with plugins of {GAN.name}; name them: plugins=['{GAN}']"
+    named = f"{model} was trained with the plugin file {GAN.name}, which does not run unless you name it"
     with pytest.raises(runner.RunnerError, match=re.escape(named)):
         runner.load_model(model)
     assert runner.load_model(model, plugins=[GAN])

@@ -116,8 +116,16 @@ def open_repository(folder: Path) -> Iterator[Repository]:
 
 
 def _find(folder: Path) -> tuple[Path, Path]:
-    """Returns the top of the working tree around a folder, and its git directory."""
+    """Returns the top of the working tree around a folder, and its git directory.
+
+    As git does, it does not search in GIT_CEILING_DIRECTORIES and above them, unless it begins there.
+    """
+    ceilings = {
+        Path(each).resolve() for each in os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep) if each
+    }
     for top in (folder, *folder.parents):
+        if top in ceilings and top != folder:
+            break
         path = top / ".git"
         if path.is_file():
             target = read_regular(path, _MAX_BYTES, follow=True).decode(errors="surrogateescape")

@@ -34,7 +34,7 @@ STUDY = str(EXPERIMENTS / "marl_search.yaml")
     ("arguments", "said"),
     [
         (("run", "marl_phase1"), "marl_phase1: 0/140,000 env_steps (0%), starting"),
-        (("run", "marl_phase1", "--seeds", "2"), "marl_phase1: 0/224,000 env_steps (0%), starting"),
+        (("run", "marl_phase1", "--seeds", "2"), "marl_phase1: 0/280,000 env_steps (0%), starting"),
         (("evaluate",), "runner evaluate: 0 s, reading the run"),
         (("rm", "--purge"), "runner rm: 0 s, removing"),
         (("sync",), "runner sync: 0 s, sending"),

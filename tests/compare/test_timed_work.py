@@ -8,7 +8,7 @@ import torch
 from loops import Loop, Net, batches
 from torch import nn
 
-from runner.compare import stopwatch
+from runner.compare import warm_up
 from runner.plugin.contract import Statistical
 from runner.proof import Close, Subject, clock
 
@@ -21,7 +21,7 @@ OPTIMIZERS = [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop]
 def _quick(monkeypatch):
     """Blocks and warm-ups are a few steps long."""
     monkeypatch.setattr(MODULE, "BLOCK_SECONDS", 1e-9)
-    monkeypatch.setattr(stopwatch, "WINDOW_SECONDS", 1e-9)
+    monkeypatch.setattr(warm_up, "WINDOW_SECONDS", 1e-9)
 
 
 def timed(baseline, changed, given=BATCHES, contract=Close()):  # noqa: B008 (it is frozen)

@@ -4,7 +4,7 @@ import json
 import pytest
 from trainings import classifier
 
-from runner.compare import clock, stopwatch
+from runner.compare import clock, warm_up
 from runner.inference import ablate
 from runner.inference.ablate import ablate_inference
 from runner.inference.report import show, write
@@ -16,7 +16,7 @@ from runner.system.errors import UsageError
 def quickly(monkeypatch):
     monkeypatch.setattr(ablate, "FEWEST_SECONDS", 0.01)
     monkeypatch.setattr(clock, "BLOCK_SECONDS", 0.001)
-    monkeypatch.setattr(stopwatch, "WINDOW_SECONDS", 0.001)
+    monkeypatch.setattr(warm_up, "WINDOW_SECONDS", 0.001)
 
 
 def test_stages_are_timed_and_judged_and_a_report_is_left(tmp_path, quickly):

@@ -18,7 +18,7 @@ CONFIGS = {
 WORKS = {
     "prune": {"classifier", "gpt", "grasp_cvae", "grasp_diffusion"},
     "distil": {"gpt", "gps", "graph_gpt", "grasp_cvae", "grasp_diffusion", "mamba2"},
-    "quantise": set(LEARNERS) - {"classifier", "masac"},
+    "quantise": set(LEARNERS) - {"classifier", "masac", "radiance_gan"},
 }
 """Learners by stage; the others are refused."""
 

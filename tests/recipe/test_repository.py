@@ -195,3 +195,16 @@ def test_a_repository_with_sha_256_is_read(tmp_path):
     git(tmp_path, "init", "-q", "--object-format=sha256")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "first")
     assert len(checkout(tmp_path).commit) == 64
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_no_repository_is_looked_for_at_a_ceiling_or_above_it(project, monkeypatch, above):
+    folder = project / "deep" / "deeper"
+    folder.mkdir(parents=True)
+    with repository.open_repository(folder) as found:
+        assert found.top == project.resolve()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str([project, folder.parent][above]))
+    with pytest.raises(repository.GitError), repository.open_repository(folder):
+        pass
+    with repository.open_repository(project) as found:
+        assert found.top == project.resolve()

@@ -3,6 +3,7 @@ import pytest
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load, shipped
 from runner.recipe.rendering import render
+from runner.system.errors import UsageError
 from runner.train.assemble import assemble
 
 
@@ -23,6 +24,8 @@ def test_every_recipe_that_ships_is_the_same_when_it_is_printed_and_read_again(n
 
 
 OF_ONE_KIND = {recipe.data.model_dump_json(): name for name in shipped() for recipe in [load(name, (), Registry())]}
+ASKED_FOR = {"graf": "data.synthetic=true"}
+"""Settings with which data are made up for recipes that do so only if they are told to."""
 """One recipe for each way in which data are set."""
 
 
@@ -30,6 +33,10 @@ OF_ONE_KIND = {recipe.data.model_dump_json(): name for name in shipped() for rec
 def test_where_no_data_are_at_hand_every_recipe_has_something_to_train_on(name, tmp_path, monkeypatch):
     monkeypatch.setenv("RUNNER_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    pipeline = assemble(load(name, ("optimization.compile=off",), Registry()))
+    told = [ASKED_FOR[name]] if name in ASKED_FOR else []
+    if told:
+        with pytest.raises(UsageError, match=told[0].replace("=", ": ")):
+            assemble(load(name, (), Registry()))
+    pipeline = assemble(load(name, ("optimization.compile=off", *told), Registry()))
     batch, _ = next(pipeline.batches())
     assert pipeline.source.size(batch) == pipeline.batch_size

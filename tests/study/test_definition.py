@@ -260,8 +260,8 @@ def test_a_study_that_does_not_exist_is_said_so(tmp_path):
 
 
 def test_a_recipe_beside_the_study_comes_before_one_that_ships(tmp_path):
-    write_recipe(tmp_path, RECIPE.replace("seed: 7", "seed: 11"), "marl_phase2")
-    found = read(tmp_path, HEAD.replace("recipe.yaml", "marl_phase2") + SPACE + AIMS)
+    write_recipe(tmp_path, RECIPE.replace("seed: 7", "seed: 11"), "marl_phase2.yaml")
+    found = read(tmp_path, HEAD.replace("recipe.yaml", "marl_phase2.yaml") + SPACE + AIMS)
     assert found.recipe.seed == 11
 
 
