@@ -124,6 +124,8 @@ def _speed(result: "RunResult") -> list[str]:
     if "perf/update_ms" in metrics:
         first = metrics.get("perf/first_update_seconds", 0.0)
         lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {first:.1f} s")
+    if "perf/roofline_fraction" in metrics:
+        lines.append(f"{metrics['perf/roofline_fraction']:.0%} of what this machine can do at best (its roofline)")
     shares = {name: value for name, value in metrics.items() if name.startswith("perf/") and name.endswith("_share")}
     if shares:
         lines.append(", ".join(f"{name[5:-6]} {value:.0%}" for name, value in sorted(shares.items())))

@@ -21,7 +21,7 @@ from runner.train.guards import FiniteGuard, GradientGuard
 from runner.train.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, peak_memory, speeds, split_time
 from runner.train.outputs import Display, MetricLog
 from runner.train.rehearsal import OF_STAGES, check_loaded, rehearse
-from runner.train.roofline import measure_share
+from runner.train.roofline import measure_fraction
 from runner.train.state_schema import fitting
 from runner.train.step import Step
 
@@ -195,14 +195,14 @@ class Loop:
             self.report()
         self.complete = True
 
-    def measure_roofline_share(self) -> None:
+    def measure_roofline_fraction(self) -> None:
         """Logs which share of its roofline an update reaches; for the end, because it makes one more update."""
         if not self.timed_updates or self.update_s < LEAST_TIMED_S:
             return
         with self.display.phase("measuring what this machine can do at best"):
-            share = measure_share(self.step, self.update_s / self.timed_updates)
+            share = measure_fraction(self.step, self.update_s / self.timed_updates)
         if share is not None:
-            self._publish({"perf/roofline_share": share})
+            self._publish({"perf/roofline_fraction": share})
 
     def _rehearse_checkpoint(self) -> None:
         """Raises a RunnerError if the state before the first update does not survive a checkpoint."""

@@ -102,7 +102,7 @@ def _bytes(value: Any) -> int:
     return value.nbytes
 
 
-def measure_share(step: Step, update_s: float) -> float | None:
+def measure_fraction(step: Step, update_s: float) -> float | None:
     """Returns the share of its roofline that an update reaches.
 
     This makes one more update, after which the training cannot go on.

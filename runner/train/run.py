@@ -328,7 +328,7 @@ def _concluded(
         yield loop
         status = "FINISHED" if loop.complete else "KILLED"
         if loop.complete:
-            loop.measure_roofline_share()
+            loop.measure_roofline_fraction()
         for name, value in _stage_tags(pipeline).items():
             tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
         if loop.complete and (model := write_model(tracker.run_dir)) is not None:

@@ -73,7 +73,7 @@ def every_training_is_measured(monkeypatch):
 def test_a_run_logs_the_share_of_its_roofline(name):
     result = train_here(name)
     # What such small updates take is mostly not computing.
-    assert 0 < result.metrics["perf/roofline_share"] < 0.9
+    assert 0 < result.metrics["perf/roofline_fraction"] < 0.9
 
 
 @pytest.mark.usefixtures("migrated_workspace")
@@ -81,8 +81,8 @@ def test_measuring_changes_nothing_that_is_kept(monkeypatch):
     plain = train_here("digits_classifier")
     monkeypatch.setattr(loop, "LEAST_TIMED_S", 0.0)
     measured = train_here("digits_classifier")
-    assert "perf/roofline_share" not in plain.metrics
-    assert "perf/roofline_share" in measured.metrics
+    assert "perf/roofline_fraction" not in plain.metrics
+    assert "perf/roofline_fraction" in measured.metrics
     one, other = (flat(load_model(result, "last").complete_state()) for result in (plain, measured))
     same([one], [other])
 
@@ -96,9 +96,9 @@ def test_a_training_does_not_fail_of_what_is_raised_in_the_measurement(tmp_path,
         raise KeyError("label")
 
     monkeypatch.setattr(pipeline.learner, "noise", fail)
-    loop_.measure_roofline_share()
+    loop_.measure_roofline_fraction()
     assert loop_.complete
-    assert "perf/roofline_share" not in notes.points
+    assert "perf/roofline_fraction" not in notes.points
 
 
 def test_compiled_products_are_counted_like_those_that_are_not():
