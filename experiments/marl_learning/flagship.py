@@ -178,7 +178,8 @@ def report(results: dict[str, Any], folder: Path) -> None:
         if pilot := results.get(f"scripted pilot, {followers} followers"):
             print(f"| scripted pilot | {followers} | | {' | '.join(cells([pilot['flights']]))} |")
     for recipe in RECIPES:
-        draw_all({f"{recipe}_curves": (partial(draw, results, recipe), (9.0, 6.4))}, folder)
+        if any(runs_of(results, recipe, followers) for followers in FOLLOWERS):
+            draw_all({f"{recipe}_curves": (partial(draw, results, recipe), (9.0, 6.4))}, folder)
 
 
 def runs_of(results: dict[str, Any], recipe: str, followers: int) -> list[dict[str, Any]]:
