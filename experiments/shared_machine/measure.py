@@ -250,7 +250,7 @@ def noise_table(values: dict[str, dict]) -> list[str]:
             f"{statistics.median(result['spread'] for result in taken):.3f}",
         ]
         lines.append(f"| {count} | `{wait}` | {' | '.join(numbers)} |")
-    return lines
+    return lines if groups else []
 
 
 def write_table(_options: argparse.Namespace, results: Results) -> None:
