@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LOOK_EVERY = 50
 """Updates between two looks at the losses of a GPU."""
 LEAST_TIMED_S = 10.0
-"""Seconds of updates below which a share of the roofline is not measured: it would take a good part of them."""
+"""Seconds of updates below which the fraction of the roofline is not measured: it would take a good part of them."""
 
 
 class Loop:
@@ -196,13 +196,13 @@ class Loop:
         self.complete = True
 
     def measure_roofline_fraction(self) -> None:
-        """Logs which share of its roofline an update reaches; for the end, because it makes one more update."""
+        """Logs which fraction of its roofline an update reaches; for the end, because it makes one more update."""
         if not self.timed_updates or self.update_s < LEAST_TIMED_S:
             return
         with self.display.phase("measuring what this machine can do at best"):
-            share = measure_fraction(self.step, self.update_s / self.timed_updates)
-        if share is not None:
-            self._publish({"perf/roofline_fraction": share})
+            fraction = measure_fraction(self.step, self.update_s / self.timed_updates)
+        if fraction is not None:
+            self._publish({"perf/roofline_fraction": fraction})
 
     def _rehearse_checkpoint(self) -> None:
         """Raises a RunnerError if the state before the first update does not survive a checkpoint."""

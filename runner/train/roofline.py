@@ -103,7 +103,7 @@ def _bytes(value: Any) -> int:
 
 
 def measure_fraction(step: Step, update_s: float) -> float | None:
-    """Returns the share of its roofline that an update reaches.
+    """Returns the fraction of its roofline that an update reaches.
 
     This makes one more update, after which the training cannot go on.
 
@@ -134,11 +134,14 @@ def measure(device: torch.device, *, quick: bool = False) -> Rates:
         shapes.append((1, *[_SQUARE[device.type]] * 3))
     rates, errors = {}, {}
     before = torch.get_float32_matmul_precision()
-    for precision in ("highest", "medium"):
-        torch.set_float32_matmul_precision(precision)
-        measured = [_product(device, shape, torch.float32, seconds) for shape in shapes]
-        rates[precision], errors[precision] = map(max, zip(*measured, strict=True))
-    torch.set_float32_matmul_precision(before)
+    try:
+        for precision in ("highest", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            measured = [_product(device, shape, torch.float32, seconds) for shape in shapes]
+            rates[precision], errors[precision] = map(max, zip(*measured, strict=True))
+    finally:
+        # A GPU may be full, and the process goes on.
+        torch.set_float32_matmul_precision(before)
     source = torch.empty(copied_bytes, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     copy = 2 * copied_bytes / _seconds(device, lambda: target.copy_(source), seconds)

@@ -107,3 +107,13 @@ def test_compiled_products_are_counted_like_those_that_are_not():
         for stages in ("{}", "{compile: on}")
     )
     assert plain["flop"] == compiled["flop"] > 0
+
+
+def test_precision_is_put_back_if_a_measurement_fails(monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(roofline, "_product", fail)
+    with pytest.raises(MemoryError):
+        measure(torch.device("cpu"), quick=True)
+    assert torch.get_float32_matmul_precision() == "highest"
