@@ -14,6 +14,7 @@ from running import tiny
 from runner.cli import app, main
 from runner.plugin.registry import SECTIONS, Registry
 from runner.recipe.lock import write_lock
+from runner.system.contention import SINCE_START, Contention
 from runner.tracking import Workspace
 from runner.tracking.tracker import Tracker
 
@@ -92,6 +93,8 @@ def seen(workspace, monkeypatch):
     monkeypatch.setenv("RUNNER_WORKSPACE", str(here.root))
     monkeypatch.setenv("PYTHONSAFEPATH", os.environ.get("PYTHONSAFEPATH", ""))
     monkeypatch.setenv("TERM", "xterm")
+    # Otherwise doctor tells of another load at every width.
+    monkeypatch.setattr(SINCE_START, "read", lambda: Contention(waited=0.5, others=2.0))
 
     def shown(words, columns):
         screen = Terminal()
