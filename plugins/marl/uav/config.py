@@ -53,6 +53,7 @@ class UavConfig(SimulatorConfig):
     )
     objective = Objective("return", "maximize")
     pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
+    fixed: ClassVar[frozenset[str]] = SimulatorConfig.fixed | {"repeat_failures"}
 
     followers: int = Field(default=3, ge=1)
     """Agents that follow the one leader."""
@@ -60,6 +61,8 @@ class UavConfig(SimulatorConfig):
     """Steps after which an episode is truncated."""
     training_limit: Annotated[int, Field(ge=1)] | None = None
     """Steps after which an episode that is learned from is truncated, if that is sooner; evaluation does not use it."""
+    repeat_failures: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the training episodes that begin like one of the last 64 that failed."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """What the agents are rewarded for."""
     legacy_timing: bool = False

@@ -11,6 +11,7 @@ from runner.api import State
 
 from ..simulator import EnvironmentStep
 from .config import UavConfig
+from .failed_starts import FailedStarts
 from .rewards import COLLISION_RADIUS, GOAL_RADIUS, OBSTACLE_RADIUS, coefficients, measure, rewards
 
 FIELD_X = (50.0, 750.0)
@@ -67,11 +68,18 @@ class UavEnvironment:
         limits = table(LEADER_LIMITS, FOLLOWER_LIMITS)
         self._gain, self._slowest, self._fastest = limits[:, :2], limits[:, 2], limits[:, 3]
         self._scale = torch.tensor(SCALE, dtype=torch.float32, device=device)
+        self._failed_starts: FailedStarts | None = None
         self.reset()
+
+    def repeat_failures(self, share: float) -> None:
+        """Lets a share of new episodes begin like one that failed; call it before the first step."""
+        start = torch.cat([self._bodies, self._scene.unsqueeze(1)], 1)
+        self._failed_starts = FailedStarts(share, start, self._generator)
 
     def reset(self) -> Tensor:
         """Starts new episodes everywhere and returns their observations [E, N, 7]."""
-        self._bodies, self._scene = self._start()
+        start = self._draw_starts()
+        self._bodies, self._scene = start[:, :-1], start[:, -1]
         self._sums = torch.zeros(self._envs, 4, device=self._device)
         return self._observe(self._bodies, self._scene)
 
@@ -95,7 +103,11 @@ class UavEnvironment:
         episodes = torch.cat([outcome, sums[:, 1:2], sums[:, 2:] / steps.unsqueeze(1)], 1) * done.unsqueeze(1)
 
         next_observation = self._observe(judged, self._scene)
-        bodies, scene = self._start()
+        start = self._draw_starts()
+        if self._failed_starts is not None:
+            start = self._failed_starts.replace(start)
+            self._failed_starts.end(done, done & ~success, start)
+        bodies, scene = start[:, :-1], start[:, -1]
         ended = done.view(-1, 1, 1)
         observation = torch.where(ended, self._observe(bodies, scene), next_observation)
         self._bodies = torch.where(ended, bodies, moved)
@@ -103,11 +115,11 @@ class UavEnvironment:
         self._sums = sums * ~ended[:, 0]
         return EnvironmentStep(observation, next_observation, reward, terminated, truncated, episodes)
 
-    def _start(self) -> tuple[Tensor, Tensor]:
+    def _draw_starts(self) -> Tensor:
+        """Returns uniformly distributed bodies, followed by the scene, [E, N + 1, 4]."""
         shape = (self._envs, *self._start_low.shape)
         uniform = torch.rand(shape, generator=self._generator, dtype=torch.float32, device=self._device)
-        start = torch.addcmul(self._start_low, uniform, self._start_span)
-        return start[:, :-1], start[:, -1]
+        return torch.addcmul(self._start_low, uniform, self._start_span)
 
     def _move(self, action: Tensor) -> Tensor:
         x, y, speed, heading = self._bodies.unbind(-1)
@@ -156,10 +168,15 @@ class UavEnvironment:
         }
 
     def state_dict(self) -> State:
-        """Bodies, scenes and the sums over the running episodes."""
-        return {"bodies": self._bodies, "scene": self._scene, "sums": self._sums}
+        """Bodies, scenes, the sums over the running episodes, and starts of failed episodes."""
+        state: State = {"bodies": self._bodies, "scene": self._scene, "sums": self._sums}
+        if self._failed_starts is not None:
+            state["failed_starts"] = self._failed_starts.state_dict()
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Restores what ``state_dict`` returned; any number of simulations."""
         self._bodies, self._scene, self._sums = (state[key].to(self._device) for key in ("bodies", "scene", "sums"))
         self._envs = len(self._bodies)
+        if self._failed_starts is not None:
+            self._failed_starts.load_state_dict(state["failed_starts"])

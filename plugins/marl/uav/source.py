@@ -21,9 +21,11 @@ class UavSource(SimulatorSource):
 
     def __init__(self, config: UavConfig, context: Context) -> None:
         super().__init__(config, context)
+        assert isinstance(self._environment, UavEnvironment)
         if config.training_limit is not None:
-            assert isinstance(self._environment, UavEnvironment)
             self._environment.episode_limit = min(config.training_limit, config.episode_limit)
+        if config.repeat_failures:
+            self._environment.repeat_failures(config.repeat_failures)
 
     def make_environment(
         self, config: UavConfig, envs: int, device: torch.device, generator: torch.Generator

@@ -1,0 +1,69 @@
+"""Starts of failed episodes, from which some of the next episodes begin."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner.api import State
+
+CAPACITY = 64
+"""Starts that are stored; a new one replaces the oldest."""
+
+
+class FailedStarts:
+    """Mixes the starts of recent failed episodes into new starts.
+
+    Late in a training few episodes fail, and nearly all failures begin alike. A uniform
+    distribution of starts then shows the learner little of what it cannot do yet (prioritized
+    level replay, Jiang et al. 2021, arXiv 2010.03934). No operation waits for the device.
+    """
+
+    def __init__(self, share: float, start: Tensor, generator: torch.Generator) -> None:
+        """Begins with an empty store.
+
+        Args:
+            share: Probability that a new episode begins from a stored start, 0 to 1.
+            start: [E, A, 4], starts of the running episodes.
+            generator: Draws which episodes repeat which start; on the same device.
+        """
+        self._share = share
+        self._running = start.clone()
+        self._generator = generator
+        # Starts of episodes that did not fail are written to the last row.
+        self._stored = start.new_zeros(CAPACITY + 1, *start.shape[1:])
+        self._count = torch.zeros((), dtype=torch.int64, device=start.device)
+
+    def replace(self, start: Tensor) -> Tensor:
+        """Returns new starts [E, A, 4], some of which are replaced by stored ones."""
+        options = {"generator": self._generator, "device": start.device}
+        repeats = torch.rand(len(start), **options) < self._share
+        size = self._count.clamp(max=CAPACITY)
+        row = (torch.rand(len(start), **options) * size).long().clamp(max=CAPACITY - 1)
+        repeats = repeats & (size > 0)
+        return torch.where(repeats.view(-1, 1, 1), self._stored[row], start)
+
+    def end(self, ended: Tensor, failed: Tensor, start: Tensor) -> None:
+        """Stores the starts of episodes that failed, and remembers those that begin.
+
+        Args:
+            ended: [E], bool.
+            failed: [E], bool, only where an episode ended.
+            start: [E, A, 4], starts of the next episodes.
+        """
+        position = (self._count + failed.cumsum(0) - 1) % CAPACITY
+        row = torch.where(failed, position, CAPACITY)
+        self._stored = self._stored.index_copy(0, row, self._running)
+        self._count = self._count + failed.sum()
+        self._running = torch.where(ended.view(-1, 1, 1), start, self._running)
+
+    def state_dict(self) -> State:
+        """Returns the stored starts and those of the running episodes."""
+        return {"running": self._running, "stored": self._stored, "count": self._count}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores what ``state_dict`` returned."""
+        device = self._running.device
+        self._running = state["running"].to(device)
+        self._stored = state["stored"].to(device)
+        self._count = state["count"].to(device)
