@@ -36,11 +36,10 @@ class FailedStarts:
 
     def replace(self, start: Tensor) -> Tensor:
         """Returns new starts [E, A, 4], some of which are replaced by stored ones."""
-        options = {"generator": self._generator, "device": start.device}
-        repeats = torch.rand(len(start), **options) < self._share
+        uniform = torch.rand(2, len(start), generator=self._generator, dtype=torch.float32, device=start.device)
         size = self._count.clamp(max=CAPACITY)
-        row = (torch.rand(len(start), **options) * size).long().clamp(max=CAPACITY - 1)
-        repeats = repeats & (size > 0)
+        row = (uniform[0] * size).long().clamp(max=CAPACITY - 1)
+        repeats = (uniform[1] < self._share) & (size > 0)
         return torch.where(repeats.view(-1, 1, 1), self._stored[row], start)
 
     def end(self, ended: Tensor, failed: Tensor, start: Tensor) -> None:
