@@ -272,31 +272,48 @@ def flood(port, kind, rate, seconds, write):
 
 
 def attack(run, arguments, write):
-    """Everything against the server of one run; returns the record."""
+    """Attacks the server of one run several times; returns a record of every round."""
     with server(run) as (port, process):
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(b"GET /model HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-            kind = json.loads(connection.makefile().read().partition("\n\n")[2])["kind"]
+        kind = kind_of(port)
         before = answers(port, kind)
-        memory = [process.memory_info().rss / 2**20]
+        records = []
+        for number in range(1, arguments.rounds + 1):
+            record = attack_once(port, process, kind, arguments, write)
+            record["same_answers"] = answers(port, kind) == before
+            records.append({"kind": kind, "round": number, **record})
+    return records
 
-        health = HealthMonitor(port)
-        statuses = fuzz(port, kind, arguments.requests, lambda **record: write(kind=kind, phase="fuzz", **record))
-        fuzz_health = health.end()
-        memory.append(process.memory_info().rss / 2**20)
 
-        health = HealthMonitor(port)
-        cpu = sum(process.cpu_times()[:2])
-        opened, meanwhile = flood(
-            port, kind, arguments.rate, arguments.seconds, lambda **record: write(kind=kind, phase="flood", **record)
-        )
-        flood_health = health.end()
-        cpu = sum(process.cpu_times()[:2]) - cpu
-        time.sleep(12)  # connections and their timers end
-        memory.append(process.memory_info().rss / 2**20)
-        same = answers(port, kind) == before
+def kind_of(port):
+    """Reads the kind of the served model."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /model HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        return json.loads(connection.makefile().read().partition("\n\n")[2])["kind"]
+
+
+def attack_once(port, process, kind, arguments, write):
+    """Sends damaged requests, then floods the server with connections."""
+    memory = [process.memory_info().rss / 2**20]
+    health = HealthMonitor(port)
+    statuses = fuzz(port, kind, arguments.requests, lambda **record: write(kind=kind, phase="fuzz", **record))
+    fuzz_health = health.end()
+    memory.append(process.memory_info().rss / 2**20)
+
+    health = HealthMonitor(port)
+    cpu = sum(process.cpu_times()[:2])
+    opened, meanwhile = flood(
+        port,
+        kind,
+        arguments.rate,
+        arguments.seconds,
+        lambda **record: write(kind=kind, phase="flood", **record),
+    )
+    flood_health = health.end()
+    cpu = sum(process.cpu_times()[:2]) - cpu
+    # Connections and their timers end.
+    time.sleep(12)
+    memory.append(process.memory_info().rss / 2**20)
     return {
-        "kind": kind,
         "requests": arguments.requests,
         "statuses": dict(sorted(statuses.items())),
         "health_during_requests": fuzz_health,
@@ -305,8 +322,7 @@ def attack(run, arguments, write):
         "health_during_flood": flood_health,
         "cpu_ms_per_connection": round(1e3 * cpu / opened, 2),
         "load_average": os.getloadavg()[0],
-        "memory_mib": {"before": memory[0], "after_requests": memory[1], "after_flood": memory[2]},
-        "same_answers": same,
+        "memory_mib": dict(zip(("before", "after_requests", "after_flood"), memory, strict=True)),
     }
 
 
@@ -317,6 +333,7 @@ def main():
     parser.add_argument("--requests", type=int, default=3400, help="for each run")
     parser.add_argument("--rate", type=int, default=300, help="new connections a second")
     parser.add_argument("--seconds", type=float, default=60, help="of each flood")
+    parser.add_argument("--rounds", type=int, default=1, help="of requests and flood, each server")
     parser.add_argument("--results", type=Path, default=HERE / "fuzz.jsonl")
     parser.add_argument("--monitor", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -329,9 +346,9 @@ def main():
             file.write(json.dumps({"time": round(time.time(), 1), **record}) + "\n")
 
     for run in arguments.run:
-        record = attack(run, arguments, write)
-        write(phase="summary", **record)
-        print(json.dumps(record, indent=1), flush=True)
+        for record in attack(run, arguments, write):
+            write(phase="summary", **record)
+            print(json.dumps(record, indent=1), flush=True)
 
 
 if __name__ == "__main__":
