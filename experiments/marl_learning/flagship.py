@@ -9,17 +9,12 @@ training, and a training that it contains is not repeated.
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 from mlflow import MlflowClient
@@ -30,6 +25,10 @@ from runner.system.plots import BLUE, GREEN, ORANGE, VERMILLION, draw_all, legen
 from runner.train.run import RunResult
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+
+from seeds import ResultFile, cells, result_of_child  # noqa: E402
+
 RESULTS = HERE / "flagship.json"
 RECIPES = ("marl_phase3", "marl_phase2")
 FOLLOWERS = (3, 1, 2, 4)
@@ -43,6 +42,7 @@ COLUMNS = {
     "formation_rate": "formation mean",
     "formation_strict": "formation strict",
 }
+FORMS = {name: "{:.1f}" if name == "steps_to_goal" else "{:.1%}" for name in COLUMNS}
 COLOURS = dict(zip(sorted(FOLLOWERS), (BLUE, ORANGE, GREEN, VERMILLION), strict=True))
 
 
@@ -74,63 +74,28 @@ def main() -> None:
         job = Job(*json.loads(arguments.train))
         print(json.dumps(train(job, arguments.set)))
         return
-    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    file = ResultFile(arguments.results)
     if not arguments.report:
-        jobs = [
-            Job(recipe, followers, seed)
-            for followers in arguments.followers
-            for seed in arguments.seeds
-            for recipe in arguments.recipes
-        ]
-        train_all(jobs, results, arguments)
-    report(results, arguments.results.parent)
+        file.complete(jobs_of(arguments), arguments.jobs)
+    report(file.results, arguments.results.parent)
 
 
-def train_all(jobs: Iterable[Job], results: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Trains what the results do not contain yet, and writes them after every training."""
-    lock = Lock()
-
-    def keep(key: str, result: dict[str, Any]) -> None:
-        with lock:
-            results[key] = result
-            text = json.dumps(results, indent=1, sort_keys=True)
-            arguments.results.write_text(text + "\n")
-        shown = {name: round(result["flights"][name], 4) for name in COLUMNS}
-        print(key, f"{result.get('seconds', 0)} s", shown, flush=True)
-
+def jobs_of(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """Returns the pilot's flights, and the trainings in child processes, by name."""
+    jobs: dict[str, Callable[[], Any]] = {}
     for followers in arguments.followers:
-        key = f"scripted pilot, {followers} followers"
-        if key not in results:
-            keep(key, {"flights": fly(steer, followers, FIRST_FLIGHT)})
-    missing = [job for job in jobs if job.key not in results]
-
-    def train_and_keep(job: Job) -> None:
-        keep(job.key, train_in_child(job, arguments.set))
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(train_and_keep, missing))
+        jobs[f"scripted pilot, {followers} followers"] = partial(fly_pilot, followers)
+    settings = ["--set", *arguments.set] if arguments.set else []
+    for followers, seed, recipe in product(arguments.followers, arguments.seeds, arguments.recipes):
+        job = Job(recipe, followers, seed)
+        command = ["--train", json.dumps(job), *settings]
+        jobs[job.key] = partial(result_of_child, __file__, job.key, command)
+    return jobs
 
 
-def train_in_child(job: Job, settings: list[str]) -> dict[str, Any]:
-    """Trains in a process with one thread and a workspace of its own.
-
-    Raises:
-        SystemExit: the training failed.
-    """
-    with tempfile.TemporaryDirectory() as workspace:
-        command = [sys.executable, __file__, "--train", json.dumps(job)]
-        command += ["--set", *settings] if settings else []
-        child = subprocess.run(
-            command,
-            env={**os.environ, "RUNNER_WORKSPACE": workspace, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if child.returncode:
-        raise SystemExit(f"{job.key}:\n{child.stderr}")
-    result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return result
+def fly_pilot(followers: int) -> dict[str, Any]:
+    """Returns the flights of the scripted pilot."""
+    return {"flights": fly(steer, followers, FIRST_FLIGHT)}
 
 
 def train(job: Job, settings: list[str]) -> dict[str, Any]:
@@ -173,10 +138,10 @@ def report(results: dict[str, Any], folder: Path) -> None:
         for followers in sorted(FOLLOWERS):
             flights = [run["flights"] for run in runs_of(results, recipe, followers)]
             if flights:
-                print(f"| `{recipe}` | {followers} | {len(flights)} | {' | '.join(cells(flights))} |")
+                print(f"| `{recipe}` | {followers} | {len(flights)} | {' | '.join(cells(flights, FORMS))} |")
     for followers in sorted(FOLLOWERS):
         if pilot := results.get(f"scripted pilot, {followers} followers"):
-            print(f"| scripted pilot | {followers} | | {' | '.join(cells([pilot['flights']]))} |")
+            print(f"| scripted pilot | {followers} | | {' | '.join(cells([pilot['flights']], FORMS))} |")
     for recipe in RECIPES:
         if any(runs_of(results, recipe, followers) for followers in FOLLOWERS):
             draw_all({f"{recipe}_curves": (partial(draw, results, recipe), (9.0, 6.4))}, folder)
@@ -186,19 +151,6 @@ def runs_of(results: dict[str, Any], recipe: str, followers: int) -> list[dict[s
     """The trainings of a recipe with so many followers, in the order of their seeds."""
     start = f"{recipe}, {followers} followers, "
     return [run for key, run in sorted(results.items()) if key.startswith(start)]
-
-
-def cells(flights: list[dict[str, float]]) -> list[str]:
-    """Every column's mean over seeds, with the range in brackets."""
-    texts = []
-    for name in COLUMNS:
-        form = "{:.1f}" if name == "steps_to_goal" else "{:.1%}"
-        values = [metrics[name] for metrics in flights]
-        text = form.format(statistics.mean(values))
-        if len(values) > 1:
-            text += f" [{form.format(min(values))}, {form.format(max(values))}]"
-        texts.append(text)
-    return texts
 
 
 def draw(results: dict[str, Any], recipe: str, canvas: Any) -> None:

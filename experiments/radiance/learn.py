@@ -1,0 +1,100 @@
+"""Trains the radiance-field GAN with several seeds, and without each of its settings.
+
+    python experiments/radiance/learn.py --jobs 2
+    python experiments/radiance/learn.py --report
+
+Every training has one thread. ``learned.json`` is written after every training, and a training
+that it contains is not repeated. ``--report`` prints the tables.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import runner
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+
+from seeds import ResultFile, Results, cells, result_of_child  # noqa: E402
+
+RESULTS = HERE / "learned.json"
+RECIPE = "graf"
+SEEDS = (0, 1, 2)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "graf": {},
+    "no mismatched pairs": {"model.mismatched": 0.0},
+    "no positions for the discriminator": {"model.condition": ["class", "pose"]},
+    "latent vectors around 0": {"model.latent_mean": 0.0, "model.latent_deviation": 1.0},
+    "beta-distributed patch scales": {"model.patch_scale": "beta"},
+    "importance samples": {"model.samples": 12, "model.importance_samples": 12},
+}
+COLUMNS = {
+    "swd": "{:.0f}",
+    "psnr": "{:.1f}",
+    "iou_spot": "{:.2f}",
+    "iou_fuze": "{:.2f}",
+    "iou_mug": "{:.2f}",
+    "pose_control": "{:.2f}",
+    "label_control": "{:.2f}",
+    "sr_gain": "{:.1f}",
+    "sr_residual": "{:.3f}",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="only print the tables")
+    parser.add_argument("--train", metavar="JOB", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.train:
+        print(json.dumps(train(*json.loads(arguments.train))))
+        return
+    file = ResultFile(arguments.results)
+    if not arguments.report:
+        file.complete(jobs_of(arguments.variants, arguments.seeds), arguments.jobs)
+    report(file.results)
+
+
+def jobs_of(variants: Iterable[str], seeds: Iterable[int]) -> dict[str, Callable[[], Any]]:
+    """Returns the trainings in child processes by name."""
+    jobs = {}
+    for variant, seed in product(variants, seeds):
+        name = f"{variant}, seed {seed}"
+        argument = json.dumps([variant, seed])
+        jobs[name] = partial(result_of_child, __file__, name, ["--train", argument])
+    return jobs
+
+
+def train(variant: str, seed: int) -> dict[str, float]:
+    """Trains in this process; returns the last evaluation and the seconds of processor time."""
+    overrides = {"seed": seed, "tracking.system_metrics": False, **VARIANTS[variant]}
+    started = time.process_time()
+    result = runner.train(RECIPE, set=overrides)
+    metrics = result.metrics
+    values = {name: round(metrics[f"eval/{name}"], 4) for name in COLUMNS}
+    return {**values, "cpu_seconds": round(time.process_time() - started)}
+
+
+def report(results: Results) -> None:
+    """Prints the mean of every metric over seeds, with its range."""
+    print(f"| | seeds | {' | '.join(f'`{name}`' for name in COLUMNS)} |")
+    print(f"|---|---|{'---|' * len(COLUMNS)}")
+    for variant in VARIANTS:
+        runs = [run for key, run in results.items() if key.startswith(f"{variant}, seed ")]
+        if runs:
+            print(f"| {variant} | {len(runs)} | {' | '.join(cells(runs, COLUMNS))} |")
+
+
+if __name__ == "__main__":
+    main()
