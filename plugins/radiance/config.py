@@ -42,8 +42,13 @@ class RadianceGanConfig(LearnerConfig):
         "super_resolution": {"kind": "adam", "lr": 1e-3},
     }
     slots: ClassVar[frozenset[str]] = frozenset(
-        {"render", "judge", "enlarge", "gradient_penalty", "discriminator_step", "generator_step", "sr_step"}
+        {
+            *("render", "render_rays", "render_chunk", "image_rays"),
+            *("judge", "judge_pair", "gradient_penalty", "enlarge"),
+            *("discriminator_step", "generator_step", "sr_step", "forward_backward"),
+        }
     )
+    answering: ClassVar[frozenset[str]] = frozenset({"image_rays"})
     depends_on_progress: ClassVar[bool] = True
     objective: ClassVar[Objective] = Objective("swd", "minimize", margin=20.0, unit="1e-3")
 
@@ -59,6 +64,9 @@ class RadianceGanConfig(LearnerConfig):
     """More samples where a first pass found something (NeRF, arXiv 2003.08934, section 5.2); 0 makes one pass."""
     patch: Annotated[int, Field(ge=8, multiple_of=4)] = 16
     """Side of a patch, in rays."""
+    ray_chunk: Count = 512
+    """Rays of all images of a batch that are rendered together. The gradient is the sum over chunks, so other chunks
+    round otherwise."""
     patch_scale: Literal["annealed", "beta"] = "annealed"
     """How large patches are: a bound falls from the whole image; or a beta distribution whose parameter grows, with a
     discriminator that knows place and scale (EpiGRAF, arXiv 2206.10535)."""

@@ -10,14 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, mse_loss, one_hot, softplus
 
-from runner.api import Batch, Context, Learner, Mean, Progress, UsageError
+from runner.api import Batch, Context, Learner, Loss, Mean, Progress, UsageError
 
 from .camera import pixel_positions, rays
 from .networks import PatchDiscriminator, RadianceField, SuperResolution, reduce
 from .patches import Patch, annealed_scale, beta_scale, colours_at, patch_at, rows_to_patch
+from .ray_batch import RayBatch
 from .rendering import Rendering, composite, importance_depths, lengths, stratified_depths
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
     from .config import RadianceGanConfig
 
 OCTAVES = (6, 4)
@@ -41,6 +46,7 @@ class RadianceGan(Learner):
     """
 
     story = ("render", "judge", "enlarge")
+    compilable = ("render_chunk", "judge", "enlarge")
 
     def __init__(self, config: RadianceGanConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> None:
         super().__init__(config, shapes, context)
@@ -79,49 +85,97 @@ class RadianceGan(Learner):
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
         """A step of the discriminator, one of the generator, and one of super-resolution."""
-        logged = self.slots.discriminator_step(batch, noise["discriminator"], progress.fraction)
-        logged |= self.slots.generator_step(batch, noise["generator"], progress.fraction)
-        return {**logged, **self.slots.sr_step(batch, progress.updates)}
+        logged = self.slots.discriminator_step(batch, noise["discriminator"], progress)
+        logged |= self.slots.generator_step(batch, noise["generator"], progress)
+        return {**logged, **self.slots.sr_step(batch, progress)}
 
-    def discriminator_step(self, batch: Batch, noise: Batch, fraction: float) -> dict[str, Tensor]:
+    def discriminator_step(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
         """Learns to tell real patches from rendered ones."""
-        patch = self.patch_of(noise, fraction)
-        with torch.no_grad():
-            fake = self.slots.render(batch, patch, noise, fraction)
-        real = colours_at(batch["image"], patch.positions(self.config.patch), self.config.patch)
-        known = self.known_of(batch, patch)
-        loss = softplus(self.slots.judge(fake, known)).mean() + softplus(-self.slots.judge(real, known)).mean()
-        penalty = self.slots.gradient_penalty(real, known)
         self.discriminator.zero_grad()
-        self.slots.backward(loss + self.config.r1 / 2 * penalty)
+        loss: Loss = self.slots.forward_backward(batch, noise, progress, window="discriminator")
         self.discriminator.step()
-        return {"d_loss": loss.detach(), "r1": penalty.detach()}
+        return {"d_loss": Mean(loss.sum, loss.count), **loss.also}
 
-    def generator_step(self, batch: Batch, noise: Batch, fraction: float) -> dict[str, Tensor]:
+    def generator_step(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
         """Learns to render what the discriminator takes for real."""
-        patch = self.patch_of(noise, fraction)
         self.generator.zero_grad()
         with self.discriminator.frozen():
-            fake = self.slots.render(batch, patch, noise, fraction)
-            loss = softplus(-self.slots.judge(fake, self.known_of(batch, patch))).mean()
-            self.slots.backward(loss)
+            loss: Loss = self.slots.forward_backward(batch, noise, progress, window="generator")
         self.generator.step()
-        return {"g_loss": loss.detach()}
+        return {"g_loss": Mean(loss.sum, loss.count)}
 
-    def sr_step(self, batch: Batch, updates: int) -> dict[str, Tensor]:
-        """Learns to enlarge real images; the small image counts less and less beside the large one."""
+    def sr_step(self, batch: Batch, progress: Progress) -> dict[str, Any]:
+        """Learns to enlarge real images."""
+        self.super_resolution.zero_grad()
+        loss: Loss = self.slots.forward_backward(batch, {}, progress, window="super_resolution")
+        self.super_resolution.step()
+        return {"sr_loss": Mean(loss.sum, loss.count)}
+
+    def forward_backward(
+        self,
+        batch: Batch,
+        noise: Batch,
+        progress: Progress,
+        denominator: Callable[[Any], Any] | None = None,
+        *,
+        window: str,
+    ) -> Loss:
+        """Adds the gradient of one network's loss to that of its parameters.
+
+        Args:
+            batch: A batch, or the part of one.
+            noise: Random numbers of that network's step, with the same rows.
+            progress: Current progress of the training.
+            denominator: Returns by what the sum is divided, from its count; the count itself
+                unless given.
+            window: ``discriminator``, ``generator`` or ``super_resolution``: whose gradient it is.
+
+        Returns:
+            The loss, detached.
+        """
+        losses = {
+            "discriminator": self.discriminator_loss,
+            "generator": self.generator_loss,
+            "super_resolution": self.super_resolution_loss,
+        }
+        loss = losses[window](batch, noise, progress)
+        divisor = loss.count if denominator is None else denominator(loss.count)
+        self.slots.backward(loss.sum / divisor)
+        return Loss(loss.sum.detach(), loss.count, loss.also)
+
+    def discriminator_loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """Logistic loss of real and rendered patches, and the gradient penalty."""
+        patch = self.patch_of(noise, progress.fraction)
+        with torch.no_grad():
+            fake = self.slots.render(batch, patch, noise, progress.fraction)
+        real = colours_at(batch["image"], patch.positions(self.config.patch), self.config.patch)
+        known = self.known_of(batch, patch)
+
+        real_logit, fake_logit = self.slots.judge_pair(real, fake, known)
+        penalty = self.slots.gradient_penalty(real, known)
+        total = softplus(fake_logit).sum() + softplus(-real_logit).sum()
+        count = len(real)
+        total = total + self.config.r1 / 2 * count * penalty
+        return Loss(total, count, {"r1": Mean(count * penalty.detach(), count)})
+
+    def generator_loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """Logistic loss of rendered patches that should be taken for real ones."""
+        patch = self.patch_of(noise, progress.fraction)
+        fake = self.slots.render(batch, patch, noise, progress.fraction)
+        logit = self.slots.judge(fake, self.known_of(batch, patch))
+        return Loss(softplus(-logit).sum(), len(fake))
+
+    def super_resolution_loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+        """Squared errors of the large image, and of the small one, which counts less and less."""
         image = batch["image"]
         small = reduce(image, self.config.factor)
         with torch.set_grad_enabled(self.config.gradient == "full"):
             large = self.slots.enlarge(small, batch["pose"][:, 0])
         if self.config.gradient == "cut":
             large = large.detach().requires_grad_()
-        weight = math.exp(-CONSISTENCY_DECAY * updates)
-        loss = mse_loss(large, image) + weight * mse_loss(reduce(large, self.config.factor), small)
-        self.super_resolution.zero_grad()
-        self.slots.backward(loss)
-        self.super_resolution.step()
-        return {"sr_loss": loss.detach()}
+        weight = math.exp(-CONSISTENCY_DECAY * progress.updates)
+        error = mse_loss(large, image) + weight * mse_loss(reduce(large, self.config.factor), small)
+        return Loss(len(image) * error, len(image))
 
     def patch_of(self, noise: Batch, fraction: float) -> Patch:
         """Returns where the patches of a turn lie."""
@@ -143,14 +197,70 @@ class RadianceGan(Learner):
         """Renders patches [B, 3, size, size] from -1 to 1, of the labels and from the cameras of a batch."""
         noisiness = self.config.density_noise * max(0.0, 1 - fraction / NOISY)
         positions = patch.positions(self.config.patch)
-        rendering = self.rendered(batch, noise["latent"], positions, noise["depth"], noisiness * noise["density"])
-        return rows_to_patch(2 * rendering.colour - 1, self.config.patch)
+        origin, direction = rays(batch["camera"], positions, self.lens)
+        ray_batch = RayBatch(
+            origin=origin,
+            direction=direction,
+            latent=noise["latent"],
+            label=batch["label"],
+            uniform=noise["depth"],
+            density_noise=noisiness * noise["density"],
+        )
+        return rows_to_patch(2 * self.slots.render_rays(ray_batch) - 1, self.config.patch)
+
+    def render_rays(self, ray_batch: RayBatch) -> Tensor:
+        """Returns the colours [B, R, 3] of rays, from 0 to 1, chunk by chunk."""
+        chunks = ray_batch.chunks(self.config.ray_chunk)
+        return torch.cat([self.slots.render_chunk(*chunk) for chunk in chunks], 1)
+
+    def render_chunk(
+        self,
+        origin: Tensor,
+        direction: Tensor,
+        latent: Tensor,
+        label: Tensor,
+        uniform: Tensor,
+        density_noise: Tensor,
+    ) -> Tensor:
+        """Returns the colours [B, R, 3] of the rays of a ``RayBatch``, from 0 to 1."""
+        near, far, first = self.config.near, self.config.far, self.config.samples
+
+        def field(depths: Tensor, noise: Tensor) -> Rendering:
+            points = origin.unsqueeze(2) + direction.unsqueeze(2) * depths.unsqueeze(-1)
+            with self.slots.precision():
+                density, colour = self.generator.module(points, direction, latent, label, noise)
+            length = lengths(depths, near, far)
+            return composite(density.to(depths.dtype), colour.to(depths.dtype), length)
+
+        depths = stratified_depths(near, far, uniform[..., :first])
+        if self.config.importance_samples:
+            with torch.no_grad():
+                weights = field(depths, density_noise[..., :first]).weights
+            depths = importance_depths(weights, depths, near, far, uniform[..., first:])
+        return field(depths, density_noise).colour
+
+    def image_rays(self, camera: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the rays of all pixels of images.
+
+        Args:
+            camera: [B, 3, 4].
+
+        Returns:
+            Origins [B, 1, 3], and directions [B, H * W, 3] of length 1, row by row.
+        """
+        positions = pixel_positions(self.side, self.side).to(camera)
+        return rays(camera, positions.expand(len(camera), -1, -1), self.lens)
 
     def judge(self, patch: Tensor, known: Tensor) -> Tensor:
         """The discriminator's logits [B]."""
         with self.slots.precision():
             logit: Tensor = self.discriminator.module(patch, known)
         return logit.to(patch.dtype)
+
+    def judge_pair(self, real: Tensor, fake: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the discriminator's logits [B] of real patches, and of rendered ones."""
+        fake_logit = self.slots.judge(fake, known)
+        return self.slots.judge(real, known), fake_logit
 
     def enlarge(self, image: Tensor, azimuth: Tensor) -> Tensor:
         """Images [B, 3, h, w] with ``factor`` times the height and width."""
@@ -171,33 +281,9 @@ class RadianceGan(Learner):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def rendered(
-        self, batch: Batch, latent: Tensor, positions: Tensor, uniform: Tensor, density_noise: Tensor
-    ) -> Rendering:
-        """Renders rays.
-
-        Args:
-            batch: With ``label`` [B] and ``camera`` [B, 3, 4].
-            latent: [B, 2 * latent].
-            positions: [B, R, 2], of the rays in the images.
-            uniform: [B, R, samples + importance samples], 0 to 1: where along the rays.
-            density_noise: The same shape, added to densities before they are made positive.
-        """
-        near, far, first = self.config.near, self.config.far, self.config.samples
-        origin, direction = rays(batch["camera"], positions, self.lens)
-
-        def field(depths: Tensor, noise: Tensor) -> Rendering:
-            points = origin.unsqueeze(2) + direction.unsqueeze(2) * depths.unsqueeze(-1)
-            with self.slots.precision():
-                density, colour = self.generator.module(points, direction, latent, batch["label"], noise)
-            return composite(density.to(depths.dtype), colour.to(depths.dtype), lengths(depths, near, far))
-
-        depths = stratified_depths(near, far, uniform[..., :first])
-        if self.config.importance_samples:
-            with torch.no_grad():
-                weights = field(depths, density_noise[..., :first]).weights
-            depths = importance_depths(weights, depths, near, far, uniform[..., first:])
-        return field(depths, density_noise)
+    def blocks(self) -> Sequence[nn.Module]:
+        """The radiance field, which is evaluated chunk by chunk."""
+        return [self.generator.module]
 
     def inputs(self, batch: Batch) -> Batch:
         """Labels, poses and cameras of a batch, and latent vectors that follow from torch's global generator."""
@@ -207,18 +293,25 @@ class RadianceGan(Learner):
 
     def predict(self, inputs: Batch) -> Tensor:
         """Renders whole images [B, 3, H, W] from -1 to 1, without what is random in a training."""
-        positions = pixel_positions(self.side, self.side).to(self.device, inputs["latent"].dtype)
-        count, samples = len(inputs["label"]), self.config.samples + self.config.importance_samples
+        count, extra = len(inputs["label"]), self.config.importance_samples
+        origin, directions = self.slots.image_rays(inputs["camera"])
+        middle = directions.new_full((self.config.samples,), 0.5)
+        # Importance samples divide the distribution along a ray evenly.
+        even = (torch.arange(extra, device=self.device, dtype=directions.dtype) + 0.5) / max(extra, 1)
+        uniform = torch.cat([middle, even])
+
         rows = []
-        for part in torch.split(positions, max(1, RAYS_AT_ONCE // count)):
-            middle = torch.full((count, len(part), samples), 0.5, device=self.device, dtype=positions.dtype)
-            if self.config.importance_samples:
-                even = (torch.arange(self.config.importance_samples, device=self.device) + 0.5) / (
-                    self.config.importance_samples
-                )
-                middle[..., self.config.samples :] = even
-            shared = part.expand(count, -1, -1)
-            rows.append(self.rendered(inputs, inputs["latent"], shared, middle, torch.zeros_like(middle)).colour)
+        for direction in directions.split(max(1, RAYS_AT_ONCE // count), 1):
+            shape = (*direction.shape[:2], len(uniform))
+            ray_batch = RayBatch(
+                origin=origin,
+                direction=direction,
+                latent=inputs["latent"],
+                label=inputs["label"],
+                uniform=uniform.expand(shape),
+                density_noise=directions.new_zeros(()).expand(shape),
+            )
+            rows.append(self.slots.render_rays(ray_batch))
         return rows_to_patch(2 * torch.cat(rows, 1) - 1, self.side)
 
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:

@@ -29,7 +29,8 @@ class GradientAccumulationConfig(StageConfig):
 
     The batch that is learnt from stays ``train.batch_size``; only so many samples at a time are in memory. Losses are
     weighted by what the learner counts (samples, tokens), so the gradient is that of the whole batch, also where the
-    last part is smaller. Noise is cut where the learner's ``noise_layout`` has one row per sample.
+    last part is smaller. Noise is cut where the learner's ``noise_layout`` has one row per sample. Where several
+    networks take turns (a GAN), each one's gradient is accumulated in a window of its own.
 
     When it helps: activations of the whole batch do not fit into memory.
     When it hurts: small parts use the hardware worse. Dropout draws other masks, and batch normalisation sees each part
@@ -67,8 +68,18 @@ class GradientAccumulation(Stage):
         self.whole: Callable[..., Loss] = pipeline.slots.forward_backward
         pipeline.slots.replace("forward_backward", self.accumulated)
 
-    def accumulated(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """The gradient of the whole batch, in parts."""
+    def accumulated(self, batch: Batch, noise: Batch, progress: Progress, **options: Any) -> Loss:
+        """Adds the gradient of the whole batch, in parts.
+
+        Args:
+            batch: A batch.
+            noise: The random numbers of its update.
+            progress: Current progress of the training.
+            options: Passed on. A learner with several losses names the one that is meant.
+
+        Returns:
+            The loss of the whole batch, detached.
+        """
         size, begun = self.source.size(batch), 0
         losses: list[Loss] = []
         denominator: Any = None
@@ -77,14 +88,13 @@ class GradientAccumulation(Stage):
             # The count of the whole batch is known in the end only; until then, it is taken to be like the first part.
             nonlocal denominator
             if denominator is None:
-                denominator = _at_least_one(count * (size / part_size))
+                denominator = _at_least_one(count * size / part_size)
             return denominator
 
         for part in self.source.split(batch, self.config.micro_batch):
             part_size = self.source.size(part)
-            losses.append(
-                self.whole(part, self._part_of_noise(noise, size, slice(begun, begun + part_size)), progress, share)
-            )
+            part_of_noise = self._part_of_noise(noise, size, slice(begun, begun + part_size))
+            losses.append(self.whole(part, part_of_noise, progress, share, **options))
             begun += part_size
         whole = type(losses[0]).total(losses)
         scale = _scale(denominator, whole.count)
