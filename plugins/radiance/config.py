@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from runner.api import DataFile, DataName, FileDatasetConfig, LearnerConfig, Objective, RecipePath
 
@@ -24,6 +24,12 @@ VIEWS = DataFile(
 )
 
 
+def _check_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("should name each condition once")
+    return names
+
+
 class RadianceGanConfig(LearnerConfig):
     """Objects in three dimensions, learnt from images of one class each with known poses.
 
@@ -37,8 +43,8 @@ class RadianceGanConfig(LearnerConfig):
     kind: ClassVar[str] = "radiance_gan"
     learns_from: ClassVar[str] = "posed_images"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "discriminator": {"kind": "rmsprop", "lr": 1e-4, "alpha": 0.99},
-        "generator": {"kind": "rmsprop", "lr": 5e-4, "alpha": 0.99},
+        "discriminator": {"kind": "adam", "lr": 5e-4, "betas": (0.0, 0.9)},
+        "generator": {"kind": "adam", "lr": 1e-3, "betas": (0.0, 0.9)},
         "super_resolution": {"kind": "adam", "lr": 1e-3},
     }
     slots: ClassVar[frozenset[str]] = frozenset(
@@ -67,9 +73,21 @@ class RadianceGanConfig(LearnerConfig):
     ray_chunk: Count = 512
     """Rays of all images of a batch that are rendered together. The gradient is the sum over chunks, so other chunks
     round otherwise."""
+    condition: Annotated[
+        tuple[Literal["class", "pose", "position"], ...],
+        Field(min_length=1),
+        AfterValidator(_check_distinct),
+    ] = ("class", "pose", "position")
+    """Inputs of the discriminator besides a patch: its class, the pose of its image, and where in the
+    image its pixels are (EpiGRAF, arXiv 2206.10535). GRAF's discriminator has none of them."""
+    latent_mean: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Mean of latent vectors. They are multiplied by the embedding of the class, so around 0 the
+    sign of a product tells nothing about the class."""
+    latent_deviation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.3
+    """Standard deviation of latent vectors; 0 renders the same object for every latent vector."""
     patch_scale: Literal["annealed", "beta"] = "annealed"
-    """How large patches are: a bound falls from the whole image; or a beta distribution whose parameter grows, with a
-    discriminator that knows place and scale (EpiGRAF, arXiv 2206.10535)."""
+    """Distribution of the sizes of patches: uniform above a bound that falls from the whole image; or a beta
+    distribution whose parameter grows (EpiGRAF, arXiv 2206.10535)."""
     least_scale: Annotated[float, Field(gt=0, le=1)] = 0.25
     """The smallest side of a patch in the end, as a share of the image's."""
     density_noise: Annotated[float, Field(ge=0)] = 1.0

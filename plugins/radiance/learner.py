@@ -56,9 +56,10 @@ class RadianceGan(Learner):
             raise UsageError(f"data: images are {self.side} pixels wide; make it {wanted}")
         self.classes = context.sizes["classes"]
         self.lens = context.tables["lens"].to(self.device)
-        # Class, azimuth as sine and cosine, and elevation; place and scale of the patch where they vary with a purpose.
-        planes = self.classes + 3 + (3 if config.patch_scale == "beta" else 0)
-        discriminator = PatchDiscriminator(config.patch, planes, DISCRIMINATOR_WIDTH)
+        # A pose is the sine and the cosine of the azimuth, and the elevation.
+        planes = {"class": self.classes, "pose": 3, "position": 2}
+        count = sum(planes[name] for name in config.condition)
+        discriminator = PatchDiscriminator(config.patch, count, DISCRIMINATOR_WIDTH)
         generator = RadianceField(self.classes, config.width, config.layers, config.latent, OCTAVES)
         enlarger = SuperResolution(config.sectors, self.side // config.factor, config.factor, SUPER_RESOLUTION_WIDTH)
         self.discriminator = self.role("discriminator", discriminator)
@@ -76,7 +77,7 @@ class RadianceGan(Learner):
         patch_rays = self.config.patch**2
         samples = self.config.samples + self.config.importance_samples
         return {
-            "latent": torch.randn(count, 2 * self.config.latent, **options),
+            "latent": self.spread(torch.randn(count, 2 * self.config.latent, **options)),
             "scale": torch.rand(count, **options),
             "shift": torch.rand(count, 2, **options),
             "depth": torch.rand(count, patch_rays, samples, **options),
@@ -149,10 +150,10 @@ class RadianceGan(Learner):
         with torch.no_grad():
             fake = self.slots.render(batch, patch, noise, progress.fraction)
         real = colours_at(batch["image"], patch.positions(self.config.patch), self.config.patch)
-        known = self.known_of(batch, patch)
+        condition = self.condition_of(batch, patch)
 
-        real_logit, fake_logit = self.slots.judge_pair(real, fake, known)
-        penalty = self.slots.gradient_penalty(real, known)
+        real_logit, fake_logit = self.slots.judge_pair(real, fake, condition)
+        penalty = self.slots.gradient_penalty(real, condition)
         total = softplus(fake_logit).sum() + softplus(-real_logit).sum()
         count = len(real)
         total = total + self.config.r1 / 2 * count * penalty
@@ -162,7 +163,7 @@ class RadianceGan(Learner):
         """Logistic loss of rendered patches that should be taken for real ones."""
         patch = self.patch_of(noise, progress.fraction)
         fake = self.slots.render(batch, patch, noise, progress.fraction)
-        logit = self.slots.judge(fake, self.known_of(batch, patch))
+        logit = self.slots.judge(fake, self.condition_of(batch, patch))
         return Loss(softplus(-logit).sum(), len(fake))
 
     def super_resolution_loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
@@ -182,14 +183,27 @@ class RadianceGan(Learner):
         scales = beta_scale if self.config.patch_scale == "beta" else annealed_scale
         return patch_at(scales(noise["scale"], self.config.least_scale, fraction), noise["shift"])
 
-    def known_of(self, batch: Batch, patch: Patch) -> Tensor:
-        """Returns what the discriminator is told of a patch, [B, planes]."""
-        azimuth = 2 * math.pi * batch["pose"][:, :1]
-        label = one_hot(batch["label"], self.classes).to(azimuth.dtype)
-        parts = [label, azimuth.cos(), azimuth.sin(), batch["pose"][:, 1:]]
-        if self.config.patch_scale == "beta":
-            parts += [patch.scale[:, None], patch.centre]
-        return torch.cat(parts, 1)
+    def spread(self, normal: Tensor) -> Tensor:
+        """Returns latent vectors from numbers with a standard normal distribution."""
+        latent: Tensor = self.config.latent_mean + self.config.latent_deviation * normal
+        return latent
+
+    def condition_of(self, batch: Batch, patch: Patch) -> Tensor:
+        """Returns what the discriminator knows of patches, [B, planes, size, size]."""
+        size = self.config.patch
+        azimuth = 2 * math.pi * batch["pose"][:, 0]
+        planes: list[Tensor] = []
+        if "class" in self.config.condition:
+            planes += one_hot(batch["label"], self.classes).to(azimuth).unbind(1)
+        if "pose" in self.config.condition:
+            planes += [azimuth.cos(), azimuth.sin(), batch["pose"][:, 1]]
+        constant = [plane.view(-1, 1, 1).expand(-1, size, size) for plane in planes]
+
+        varying: list[Tensor] = []
+        if "position" in self.config.condition:
+            positions = patch.positions(size).view(-1, size, size, 2)
+            varying += positions.unbind(-1)
+        return torch.stack([*constant, *varying], 1)
 
     # --- slots --------------------------------------------------------------------------------------------------------
 
@@ -251,16 +265,16 @@ class RadianceGan(Learner):
         positions = pixel_positions(self.side, self.side).to(camera)
         return rays(camera, positions.expand(len(camera), -1, -1), self.lens)
 
-    def judge(self, patch: Tensor, known: Tensor) -> Tensor:
+    def judge(self, patch: Tensor, condition: Tensor) -> Tensor:
         """The discriminator's logits [B]."""
         with self.slots.precision():
-            logit: Tensor = self.discriminator.module(patch, known)
+            logit: Tensor = self.discriminator.module(patch, condition)
         return logit.to(patch.dtype)
 
-    def judge_pair(self, real: Tensor, fake: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    def judge_pair(self, real: Tensor, fake: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the discriminator's logits [B] of real patches, and of rendered ones."""
-        fake_logit = self.slots.judge(fake, known)
-        return self.slots.judge(real, known), fake_logit
+        fake_logit = self.slots.judge(fake, condition)
+        return self.slots.judge(real, condition), fake_logit
 
     def enlarge(self, image: Tensor, azimuth: Tensor) -> Tensor:
         """Images [B, 3, h, w] with ``factor`` times the height and width."""
@@ -268,14 +282,14 @@ class RadianceGan(Learner):
             large: Tensor = self.super_resolution.module(image, azimuth)
         return large.to(image.dtype)
 
-    def gradient_penalty(self, real: Tensor, known: Tensor) -> Tensor:
+    def gradient_penalty(self, real: Tensor, condition: Tensor) -> Tensor:
         """R1 (Mescheder et al. 2018, arXiv 1801.04406, equation 9): the mean of |dD/dx|^2 over real patches.
 
         In the parameters' own precision: in bfloat16, its gradient is some percent off.
         """
         real = real.detach().requires_grad_()
         with torch.autocast(real.device.type, enabled=False):
-            logit = self.discriminator.module(real, known)
+            logit = self.discriminator.module(real, condition)
         (slope,) = torch.autograd.grad(logit.sum(), real, create_graph=True)
         return slope.square().flatten(1).sum(1).mean()
 
@@ -288,7 +302,7 @@ class RadianceGan(Learner):
     def inputs(self, batch: Batch) -> Batch:
         """Labels, poses and cameras of a batch, and latent vectors that follow from torch's global generator."""
         asked = {name: batch[name] for name in ("label", "pose", "camera")}
-        latent = torch.randn(len(batch["label"]), 2 * self.config.latent, device="cpu")
+        latent = self.spread(torch.randn(len(batch["label"]), 2 * self.config.latent, device="cpu"))
         return {**asked, "latent": latent.to(self.device)}
 
     def predict(self, inputs: Batch) -> Tensor:

@@ -80,7 +80,7 @@ class RadianceField(nn.Module):
 
 
 class PatchDiscriminator(nn.Module):
-    """A logit for each patch; what is known of it comes as additional constant planes."""
+    """Maps patches, and planes of what is known of them, to logits."""
 
     def __init__(self, size: int, planes: int, width: int) -> None:
         super().__init__()
@@ -93,9 +93,8 @@ class PatchDiscriminator(nn.Module):
             nn.Conv2d(2 * width, 1, size // 4),
         )
 
-    def forward(self, patch: Tensor, known: Tensor) -> Tensor:
-        """Patches [B, 3, size, size] and numbers [B, planes] to logits [B]."""
-        planes = known[:, :, None, None].expand(-1, -1, *patch.shape[2:])
+    def forward(self, patch: Tensor, planes: Tensor) -> Tensor:
+        """Returns the logits [B] of patches [B, 3, size, size] with planes [B, P, size, size]."""
         logit: Tensor = self.network(torch.cat([patch, planes], 1))
         return logit.flatten()
 

@@ -1,11 +1,14 @@
 """Generic stages with a GAN of three networks: they keep their contract, or refuse with the reason."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from running import tiny, train_here
 
 from runner.api import UsageError
 from runner.compare.verdict import Outcome
+from runner.plugin.optimizer import settings_of
 from runner.plugin.registry import Registry
 from runner.plugins.stages.activation_checkpointing import _checkpointed
 from runner.train.assemble import assemble
@@ -61,8 +64,8 @@ def test_a_checkpointed_discriminator_has_the_same_penalty_to_the_bit():
         if is_checkpointed:
             learner.discriminator.module.forward = _checkpointed(learner.discriminator.module)
         planes = next(learner.discriminator.module.parameters()).shape[1] - 3
-        real, known = torch.randn(4, 3, 8, 8), torch.randn(4, planes)
-        penalty = learner.gradient_penalty(real, known)
+        real, condition = torch.randn(4, 3, 8, 8), torch.randn(4, planes, 8, 8)
+        penalty = learner.gradient_penalty(real, condition)
         parameters = [*learner.discriminator.module.parameters()]
         slopes = torch.autograd.grad(penalty, parameters, allow_unused=True)
         results.append([penalty, *(slope for slope in slopes if slope is not None)])
@@ -73,17 +76,17 @@ def test_the_penalty_and_its_gradient_keep_float32_inside_of_autocast():
     learner = assemble(tiny("graf")).learner
     parameters = [*learner.discriminator.module.parameters()]
 
-    def penalty_and_slopes(real, known):
-        penalty = learner.slots.gradient_penalty(real, known)
+    def penalty_and_slopes(real, condition):
+        penalty = learner.slots.gradient_penalty(real, condition)
         return [penalty, *torch.autograd.grad(penalty, parameters, allow_unused=True)]
 
     for seed in range(50):
         generator = torch.Generator().manual_seed(seed)
         real = torch.randn(4, 3, 8, 8, generator=generator)
-        known = torch.randn(4, parameters[0].shape[1] - 3, generator=generator)
-        expected = penalty_and_slopes(real, known)
+        condition = torch.randn(4, parameters[0].shape[1] - 3, 8, 8, generator=generator)
+        expected = penalty_and_slopes(real, condition)
         with torch.autocast("cpu", torch.bfloat16):
-            inside = penalty_and_slopes(real, known)
+            inside = penalty_and_slopes(real, condition)
         pairs = [pair for pair in zip(expected, inside, strict=True) if pair[0] is not None]
         assert len(pairs) > 3
         assert all(torch.equal(plain, automatic) for plain, automatic in pairs)
@@ -100,8 +103,10 @@ def test_an_update_in_bfloat16_leaves_the_penalty_alone(monkeypatch):
 
 
 def test_an_optimizer_without_a_fused_kernel_is_refused():
+    recipe = tiny("graf", "optimization.fused_optimizer=on")
+    optimizers = {**recipe.optimizer, "generator": settings_of("rmsprop")()}
     with pytest.raises(UsageError, match="fused_optimizer: RMSprop has no fused kernel"):
-        assemble(tiny("graf", "optimization.fused_optimizer=on"))
+        assemble(replace(recipe, optimizer=optimizers))
 
 
 @pytest.mark.usefixtures("migrated_workspace", "copied_children")

@@ -11,6 +11,7 @@ from torch import nn
 from runner.api import RunnerError, UsageError
 from runner.plugins.radiance.learner import psnr
 from runner.plugins.radiance.networks import PatchDiscriminator, SuperResolution, encode, reduce
+from runner.plugins.radiance.patches import patch_at
 from runner.train.assemble import assemble
 from runner.train.step import Step
 
@@ -29,25 +30,26 @@ def test_the_penalty_of_a_linear_discriminator_is_the_square_of_its_weights(monk
     weight = torch.randn(3 * 8 * 8)
 
     class Linear(nn.Module):
-        def forward(self, patch, known):
+        def forward(self, patch, planes):
             return patch.flatten(1) @ weight
 
     monkeypatch.setattr(learner.discriminator, "module", Linear())
-    penalty = learner.gradient_penalty(torch.randn(4, 3, 8, 8), torch.zeros(4, 6))
+    penalty = learner.gradient_penalty(torch.randn(4, 3, 8, 8), torch.zeros(4, 6, 8, 8))
     assert float(penalty) == pytest.approx(float(weight.square().sum()), rel=1e-6)
 
 
 def test_the_penalty_equals_finite_differences_in_float64():
     torch.manual_seed(0)
     discriminator = PatchDiscriminator(8, 4, 4).double()
-    patch, known = torch.randn(2, 3, 8, 8, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    patch = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    planes = torch.randn(2, 4, 8, 8, dtype=torch.float64)
     patch.requires_grad_()
-    (slope,) = torch.autograd.grad(discriminator(patch, known).sum(), patch, create_graph=True)
+    (slope,) = torch.autograd.grad(discriminator(patch, planes).sum(), patch, create_graph=True)
     step = 1e-6
     for place in [(0, 0, 0, 0), (1, 2, 3, 7), (0, 1, 4, 4)]:
         moved = torch.zeros_like(patch)
         moved[place] = step
-        difference = (discriminator(patch + moved, known) - discriminator(patch - moved, known)).sum() / (2 * step)
+        difference = (discriminator(patch + moved, planes) - discriminator(patch - moved, planes)).sum() / (2 * step)
         assert float(slope[place].detach()) == pytest.approx(float(difference.detach()), rel=1e-5, abs=1e-8)
     # The gradient of the penalty, which is what trains.
     penalty = slope.square().sum()
@@ -57,7 +59,7 @@ def test_the_penalty_equals_finite_differences_in_float64():
     def penalty_at(offset):
         with torch.no_grad():
             parameter[0, 0, 0, 0] += offset
-        (slope,) = torch.autograd.grad(discriminator(patch, known).sum(), patch)
+        (slope,) = torch.autograd.grad(discriminator(patch, planes).sum(), patch)
         with torch.no_grad():
             parameter[0, 0, 0, 0] -= offset
         return float(slope.square().sum())
@@ -144,3 +146,54 @@ def test_metrics_compare_super_resolution_with_bicubic_interpolation():
     assert found["sr_psnr"] - found["sr_gain"] > 10
     assert found["sr_residual"] > 0
     assert re.fullmatch(r"\d+\.\d+", f"{float(psnr(batch['image'], batch['image']).mean())}")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        ("class",),
+        ("pose",),
+        ("position",),
+        ("pose", "class"),
+        ("class", "position"),
+        ("position", "pose", "class"),
+    ],
+)
+def test_the_discriminator_knows_what_the_condition_lists(condition):
+    pipeline, learner = learner_of(f"model.condition=[{','.join(condition)}]")
+    batch, noise = batch_of(pipeline).batch, torch.rand(4, 3)
+    patch = patch_at(0.3 + 0.5 * noise[:, 0], noise[:, 1:])
+    size = learner.config.patch
+    planes = learner.condition_of(batch, patch)
+    first = iter(planes.unbind(1))
+    if "class" in condition:
+        classes = torch.stack([next(first) for _ in range(learner.classes)], 1)
+        assert torch.equal(classes.amax((2, 3)), classes.amin((2, 3)))
+        assert torch.equal(classes[:, :, 0, 0].argmax(1), batch["label"])
+        assert torch.equal(classes.sum(1), torch.ones(4, size, size))
+    if "pose" in condition:
+        cosine, sine, elevation = (next(first) for _ in range(3))
+        azimuth = torch.atan2(sine, cosine) / (2 * torch.pi) % 1
+        torch.testing.assert_close(azimuth[:, 3, 5], batch["pose"][:, 0] % 1)
+        torch.testing.assert_close(elevation[:, 5, 3], batch["pose"][:, 1])
+    if "position" in condition:
+        column, row = next(first), next(first)
+        # The mean position is the centre of the patch.
+        torch.testing.assert_close(column.mean((1, 2)), patch.centre[:, 0])
+        torch.testing.assert_close(row.mean((1, 2)), patch.centre[:, 1])
+        width = (column[:, 0, -1] - column[:, 0, 0]) * size / (size - 1) / 2
+        torch.testing.assert_close(width, patch.scale)
+    assert next(first, None) is None
+    assert learner.slots.judge(torch.zeros(4, 3, size, size), planes).shape == (4,)
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(0.0, 1.0), (1.0, 0.3), (-2.0, 0.0)])
+def test_latent_vectors_have_the_configured_distribution(mean, deviation):
+    pipeline, learner = learner_of(
+        f"model.latent_mean={mean}", f"model.latent_deviation={deviation}", "model.latent=500"
+    )
+    batch = batch_of(pipeline).batch
+    noise = learner.noise(batch, torch.Generator().manual_seed(0))
+    for latent in (noise["generator"]["latent"], learner.inputs(batch)["latent"]):
+        assert float(latent.mean()) == pytest.approx(mean, abs=0.1)
+        assert float(latent.std()) == pytest.approx(deviation, abs=0.05)
