@@ -38,6 +38,7 @@ MARL = (
     "data.replay={kind: prioritized, capacity: 4000}",
     "data.normalize_rewards=false",
     "data.training_limit=null",
+    "data.repeat_failures=0.0",
     "model.initial_temperature=1.0",
     "lr_scheduler={kind: constant}",
     "train.env_steps=20000",
