@@ -22,7 +22,7 @@ RECORDED = (
     "optimizer.critic.lr=3e-3",
     "optimizer.temperature.lr=3e-4",
     "model.initial_temperature=1.0",
-    "data={envs: 16, updates_per_step: 0.5, normalize_rewards: false, training_limit: null}",
+    "data={envs: 16, updates_per_step: 0.5, normalize_rewards: false, training_limit: null, repeat_failures: 0}",
     "data.replay={kind: prioritized, alpha: 0.6, beta: [0.4, 1.0]}",
     "lr_scheduler={kind: constant}",
 )
