@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import psutil
 import pytest
-from serving import connected, obedient, received, server, until, workspace_with
+from serving import connected, received, server, until
 
 from runner.serve.bodies import LARGE_BODIES
 
@@ -22,18 +22,6 @@ SETTINGS = (
 WORDS = b'{"words": [1, 2, 3]}'
 JSON = "content-type: application/json\r\n"
 CLOSE = "connection: close"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, migrated_database):
-    workspace = workspace_with(tmp_path_factory.mktemp("attacked"), migrated_database)
-    return workspace, obedient(workspace)
-
-
-@pytest.fixture(scope="module")
-def client(place):
-    with server(*place, *SETTINGS) as (_, client):
-        yield client
 
 
 def request(method="POST", path="/predict", headers=JSON, body=WORDS, host="localhost", length=None, keep=False):

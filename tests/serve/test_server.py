@@ -8,25 +8,13 @@ import socket
 import threading
 
 import pytest
-from serving import Asking, asked_together, connected, metric, obedient, received, server, until, workspace_with
+from serving import Asking, asked_together, connected, metric, received, server, until
 
 from runner.recipe.recipe import ServeConfig
 from runner.serve.server import allow_files, bound
 
 SETTINGS = ("serve.max_batch=4", "serve.wait_ms=10", "serve.queue=3", "serve.client_s=0.5", "serve.max_body_bytes=4096")
 WORDS = {"words": [1, 2, 3]}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, migrated_database):
-    workspace = workspace_with(tmp_path_factory.mktemp("served"), migrated_database)
-    return workspace, obedient(workspace)
-
-
-@pytest.fixture(scope="module")
-def client(place):
-    with server(*place, *SETTINGS) as (_, client):
-        yield client
 
 
 def test_it_says_that_it_is_alive_and_ready_and_what_it_serves(client, place):
