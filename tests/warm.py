@@ -6,6 +6,7 @@ from running import tiny
 from sqlalchemy.orm import configure_mappers
 
 from runner.plugins.graphs.citation import _nearest_digits
+from runner.plugins.vision.digits import read_digits
 from runner.recipe import provenance
 
 configure_mappers()
@@ -14,3 +15,4 @@ for name in ("marl_phase3", "digits_classifier", "shakespeare_gpt"):
     tiny(name)
 provenance.versions([])
 _nearest_digits()
+read_digits()
