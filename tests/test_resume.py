@@ -7,7 +7,7 @@ import time
 import pytest
 from children import start
 from interrupted import arguments, learnt, same, survives, train
-from running import TRAINED, host_of, tiny, with_requirements
+from running import TRAINED, host_of, shipped, with_requirements
 from toy_runs import written
 
 from runner.plugin.registry import Registry
@@ -45,8 +45,8 @@ def long_enough(name):
 
 @pytest.mark.parametrize(("name", "other"), INSIDE.items())
 def test_a_recipe_that_is_not_killed_is_inside_another(name, other):
-    assert tiny(name).stages.keys() <= tiny(other).stages.keys()
-    assert type(tiny(name).data) is type(tiny(other).data)
+    assert shipped(name).stages.keys() <= shipped(other).stages.keys()
+    assert type(shipped(name).data) is type(shipped(other).data)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -57,7 +57,7 @@ def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
     survives(tmp_path, command, isolated_workspace, kills, [IN_SAVE[SHIPPED.index(name) % len(IN_SAVE)]])
 
 
-ON_IN_A_RECIPE = {kind for name in SHIPPED for kind in tiny(name, *CHEAP.get(name, ())).stages}
+ON_IN_A_RECIPE = {kind for name in SHIPPED for kind in shipped(name).stages}
 KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache", "merged_guidance"}
 """They keep nothing that a training changes: ``experiments/soak`` kills them."""
 

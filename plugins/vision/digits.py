@@ -42,7 +42,7 @@ class Digits(DatasetSource):
 def read_digits() -> tuple[Tensor, Tensor]:
     """Returns images [N, 1, 8, 8] in [0, 1] and labels [N].
 
-    They are read once in a process, because a verification builds a hundred pipelines: nothing may change them in place.
+    They are read once in a process: a verification builds a hundred pipelines. Nothing may change them in place.
 
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.

@@ -123,10 +123,9 @@ def run(
 ) -> RunResult:  # fmt: skip
     """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
 
-    The recipe of a run that goes on is that of its lock; ``drift`` says what has changed since, and is kept on record.
-    Changed data are refused without ``allow_drift``. A run that begins keeps tags and a note of its user. ``parent``
-    is the name of a group of runs with its run in MLflow, below which this one stands. With ``takeover``, a process on
-    another machine counts as gone. If the training fails, its MLflow run has its true status.
+    The recipe of a resumed run is that of its lock; ``drift`` lists what has changed since. Changed data are refused
+    without ``allow_drift``. A new run keeps its user's tags and note. ``parent`` is the name of a group of runs with
+    its run in MLflow. With ``takeover``, a process on another machine counts as gone.
 
     Raises:
         UsageError: the run's process is alive.
