@@ -81,7 +81,7 @@ def _files(spec: ModuleSpec | None) -> dict[str, Path]:
     if not spec.submodule_search_locations:
         path = Path(spec.origin)
         return {path.name: path} if path.is_file() else {}
-    files = {}
+    files: dict[str, Path] = {}
     for folder in spec.submodule_search_locations:
         for parent, folders, names in os.walk(folder):
             # An editor's backup or lock (``.#loop.py``) cannot.
