@@ -53,6 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Spares pytest's last search for garbage, which it repeats ten times, what the last tests have imported."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In the end nobody waits for one long test; and while one process waits, the others compute."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
@@ -166,6 +173,8 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def migrated_workspace(isolated_workspace: Path, migrated_database: Path) -> Path:
     """The test's workspace with a database that needs no migration."""
+    import remembered  # noqa: F401
+
     isolated_workspace.mkdir()
     shutil.copy(migrated_database, isolated_workspace / "mlflow.db")
     return isolated_workspace

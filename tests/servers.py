@@ -18,9 +18,9 @@ class Server:
     """MLflow's own server on loopback, over a SQLite file, in a child process that has imported everything."""
 
     def __init__(self, database, artifacts):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        # Keeps the port while no server runs: connections are refused, and no other process gets it.
+        self._reservation = bound_socket(0)
+        self.port = self._reservation.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self._stores = (f"sqlite:///{database}", artifacts.as_uri())
         self._process = None
@@ -47,6 +47,19 @@ class Server:
             self._process.join()
             self._process = None
 
+    def close(self):
+        """Kills it and gives its port back."""
+        self.kill()
+        self._reservation.close()
+
+
+def bound_socket(port):
+    """Returns a socket that has a port of loopback, which others like it may have too."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(("127.0.0.1", port))
+    return reserved
+
 
 def _serve(environment, database, artifacts, port):
     """What ``mlflow server --no-serve-artifacts`` comes to, in this process."""
@@ -58,7 +71,8 @@ def _serve(environment, database, artifacts, port):
     from mlflow import server
 
     os.environ |= {server.BACKEND_STORE_URI_ENV_VAR: database, server.ARTIFACT_ROOT_ENV_VAR: artifacts}
-    uvicorn.run("mlflow.server.fastapi_app:app", host="127.0.0.1", port=port)
+    config = uvicorn.Config("mlflow.server.fastapi_app:app")
+    uvicorn.Server(config).run(sockets=[bound_socket(port)])
 
 
 @contextmanager
@@ -69,7 +83,7 @@ def server(database, artifacts):
         each.start()
         yield each
     finally:
-        each.kill()
+        each.close()
 
 
 class SlowWay:

@@ -4,7 +4,7 @@ import ast
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -63,10 +63,16 @@ CORE = sorted((ROOT / "runner").rglob("*.py"))
 PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
 
 
+@cache
+def syntax(path: Path) -> ast.Module:
+    """Returns the syntax tree of a file; it is shared by all tests, so nothing may change it."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path, package: str, functions: bool = True) -> Iterator[str]:
     """Absolute names of what a file imports when it runs, or when it is loaded; names for annotations do not run."""
     parents = [*package.split("."), *path.relative_to(ROOT).parts[1:-1]]
-    for node in walk_what_runs(ast.parse(path.read_text(encoding="utf-8")), functions):
+    for node in walk_what_runs(syntax(path), functions):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,42 +104,61 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_imports_of_the_core_point_one_way(path):
-    own = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
-    if own in ("cli", "__init__", "__main__"):
-        return
-    allowed = (BOTTOM | {"recipe"}) if own in BOTTOM else MAY_IMPORT.get(own)
-    assert allowed is not None, f"say in MAY_IMPORT where '{own}' stands"
-    parts = {part for module in imports(path, "runner") if (part := part_of(module)) is not None}
-    assert parts <= allowed | {own}
+def violations(rule: Callable[[Path], object], paths: Iterable[Path]) -> dict[str, object]:
+    """Returns what a rule finds in each file, by name; files in which it finds nothing are left out.
+
+    One test for all files: thousands of tests of a millisecond cost each test process seconds to collect and report.
+    """
+    results = {name_of(path): rule(path) for path in paths}
+    assert results
+    return {name: result for name, result in results.items() if result}
 
 
-@pytest.mark.parametrize("path", PLUGINS, ids=name_of)
-def test_plugins_import_the_api_and_each_other(path):
-    core = {module for module in imports(path, "runner.plugins") if part_of(module) is not None}
-    assert {module for module in core if not module.startswith(("runner.api.", "runner.plugins"))} == set()
+def test_imports_of_the_core_point_one_way():
+    def forbidden_parts(path):
+        package = path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
+        if package in ("cli", "__init__", "__main__"):
+            return set()
+        allowed = (BOTTOM | {"recipe"}) if package in BOTTOM else MAY_IMPORT.get(package)
+        assert allowed is not None, f"MAY_IMPORT has no entry for '{package}'"
+        parts = {part_of(module) for module in imports(path, "runner")}
+        return parts - allowed - {package, None}
+
+    assert violations(forbidden_parts, CORE) == {}
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_the_core_knows_no_family(path):
-    found = {match[1].lower() for match in FAMILY.finditer(path.read_text(encoding="utf-8"))}
-    assert found == FAMILY_WORDS.get(name_of(path), set())
+def test_plugins_import_the_api_and_each_other():
+    def forbidden_modules(path):
+        modules = {module for module in imports(path, "runner.plugins") if part_of(module) is not None}
+        return {module for module in modules if not module.startswith(("runner.api.", "runner.plugins"))}
+
+    assert violations(forbidden_modules, PLUGINS) == {}
 
 
-@pytest.mark.parametrize("path", [*CORE, *PLUGINS], ids=name_of)
-def test_all_that_is_printed_goes_through_one_place(path):
-    """Else a name that a stranger has chosen could command the terminal of who reads it."""
-    if name_of(path) in PRINTERS:
-        return
+def test_the_core_knows_no_family():
+    def family_words(path):
+        return {match[1].lower() for match in FAMILY.finditer(path.read_text(encoding="utf-8"))}
+
+    assert violations(family_words, CORE) == FAMILY_WORDS
+
+
+def printing_calls(path):
+    """Imports and calls that print past the terminal module."""
     package = "runner.plugins" if path in PLUGINS else "runner"
     names = {name for name in imports(path, package) if PRINTING_MODULES.match(name) and not RICH.fullmatch(name)}
     # By which typer prints help: with a console of ours, which that function gives it.
-    assert names <= {"typer.rich_utils", "typer.rich_utils.rich_format_error"}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names -= {"typer.rich_utils", "typer.rich_utils.rich_format_error"}
+    tree = syntax(path)
     calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     calls |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "print"}
-    assert {call for call in calls if PRINTING.fullmatch(call)} <= TO_OTHER_FILES.get(name_of(path), set())
+    printing = {call for call in calls if PRINTING.fullmatch(call)}
+    return names | (printing - TO_OTHER_FILES.get(name_of(path), set()))
+
+
+def test_all_that_is_printed_goes_through_one_place():
+    """Else a name that a stranger has chosen could command the terminal of who reads it."""
+    paths = [path for path in (*CORE, *PLUGINS) if name_of(path) not in PRINTERS]
+    assert violations(printing_calls, paths) == {}
 
 
 def test_the_sequence_of_a_training_step_stands_once():
@@ -141,19 +166,22 @@ def test_the_sequence_of_a_training_step_stands_once():
     callers = {
         name_of(path)
         for path in [*CORE, *PLUGINS]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(syntax(path))
         if isinstance(node, ast.Call) and SEQUENCE.search(ast.unparse(node.func))
     }
     assert callers == {TRAINING_STEP}
 
 
-@pytest.mark.parametrize("path", [*CORE, *PLUGINS], ids=name_of)
-def test_a_file_holds_one_thing(path):
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= LONGEST_FILE
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, node.name
+def test_a_file_holds_one_thing():
+    def too_long(path):
+        functions = [
+            node for node in ast.walk(syntax(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        names = [node.name for node in functions if node.end_lineno - node.lineno >= LONGEST_FUNCTION]
+        length = len(path.read_text(encoding="utf-8").splitlines())
+        return names + [f"{length} lines"] * (length > LONGEST_FILE)
+
+    assert violations(too_long, [*CORE, *PLUGINS]) == {}
 
 
 def test_every_package_is_installed():
@@ -169,7 +197,7 @@ def test_every_package_is_installed():
 def test_no_two_classes_have_one_name():
     homes = defaultdict(list)
     for path in (*CORE, *PLUGINS):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(syntax(path)):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name_of(path))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
@@ -234,9 +262,9 @@ def writes(tree):
                 yield ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", [path for path in CORE if path.parts[-2] in IN_WORKSPACES], ids=name_of)
-def test_one_module_writes_in_workspaces(path):
-    assert list(writes(ast.parse(path.read_text(encoding="utf-8")))) == []
+def test_one_module_writes_in_workspaces():
+    paths = [path for path in CORE if path.parts[-2] in IN_WORKSPACES]
+    assert violations(lambda path: list(writes(syntax(path))), paths) == {}
 
 
 @pytest.mark.parametrize(
@@ -280,10 +308,8 @@ def unpickles(tree):
         yield called
 
 
-@pytest.mark.parametrize("path", [*CORE, *PLUGINS], ids=name_of)
-def test_no_file_is_unpickled(path):
-    found = set(unpickles(ast.parse(path.read_text(encoding="utf-8"))))
-    assert found == OWN_BYTES.get(name_of(path), set())
+def test_no_file_is_unpickled():
+    assert violations(lambda path: set(unpickles(syntax(path))), [*CORE, *PLUGINS]) == OWN_BYTES
 
 
 @pytest.mark.parametrize("argument", ["path", "io.BytesIO(content)", "file, weights_only=False", "*given"])

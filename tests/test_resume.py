@@ -7,7 +7,7 @@ import time
 import pytest
 from children import start
 from interrupted import arguments, learnt, same, survives, train
-from running import TRAINED, host_of, tiny, with_requirements
+from running import TRAINED, host_of, shipped, with_requirements
 from toy_runs import written
 
 from runner.plugin.registry import Registry
@@ -25,6 +25,8 @@ STAGES = Registry().kinds("optimization")
 CHEAP = {name: ("optimization.compile=off",) for name in SHIPPED if name.endswith("phase3")}
 IN_SAVE = ("checkpoint.tensors=torn@2", "checkpoint.state=kill@2", "checkpoint.synced=kill@2", "checkpoint.pruned=kill")
 OFTEN = ("train.log_every=12", "train.checkpoint_every=40")
+KILLED_AT_RANDOM = {"marl_phase3", "digits_classifier"}
+"""Also at a moment outside of a save: a simulator and a dataset; how a loop does that is no matter of a recipe."""
 LONG = {
     "marl": ("train.env_steps=160", *OFTEN),
     "digits": ("train.epochs=4",),
@@ -43,17 +45,19 @@ def long_enough(name):
 
 @pytest.mark.parametrize(("name", "other"), INSIDE.items())
 def test_a_recipe_that_is_not_killed_is_inside_another(name, other):
-    assert tiny(name).stages.keys() <= tiny(other).stages.keys()
-    assert type(tiny(name).data) is type(tiny(other).data)
+    assert shipped(name).stages.keys() <= shipped(other).stages.keys()
+    assert type(shipped(name).data) is type(shipped(other).data)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
+    """The last checkpoints are compared too, so what is restored is also what is saved again."""
     command = arguments(name, *long_enough(name), *CHEAP.get(name, ()))
-    survives(tmp_path, command, isolated_workspace, 1, [IN_SAVE[SHIPPED.index(name) % len(IN_SAVE)]])
+    kills = int(name in KILLED_AT_RANDOM)
+    survives(tmp_path, command, isolated_workspace, kills, [IN_SAVE[SHIPPED.index(name) % len(IN_SAVE)]])
 
 
-ON_IN_A_RECIPE = {kind for name in SHIPPED for kind in tiny(name, *CHEAP.get(name, ())).stages}
+ON_IN_A_RECIPE = {kind for name in SHIPPED for kind in shipped(name).stages}
 KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache", "merged_guidance"}
 """They keep nothing that a training changes: ``experiments/soak`` kills them."""
 

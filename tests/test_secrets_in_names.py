@@ -17,6 +17,7 @@ from children import start
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from matplotlib.text import Text
+from points import with_points
 from run_folders import recipe, run_folder
 
 from runner.plugin.faces import ServedRequest, ServedResponse
@@ -165,32 +166,6 @@ class Named(GradientLearner):
         if self.config.raises:
             raise RuntimeError(NAME)
         return Loss(self.slots.forward(batch["x"]).square().mean(1).sum(), len(batch["x"]), {{NAME: 1.0}})
-
-    def inputs(self, batch):
-        return batch["x"]
-
-
-class PointsConfig(SourceConfig):
-    """Points."""
-
-    kind: ClassVar[str] = "points"
-    provides: ClassVar[str] = "points"
-
-    def implementation(self):
-        return Points
-
-
-class Points(Source):
-    shapes = {{"x": (2,)}}
-
-    def __init__(self, config, context):
-        self.generator = context.generator("points", "cpu")
-
-    def draw(self, batch_size, progress):
-        return {{"x": torch.rand(batch_size, 2, generator=self.generator)}}
-
-    def evaluate(self, learner):
-        return {{NAME: 1.0}}
 '''
 NAMED_RECIPE = """\
 # {name}
@@ -267,7 +242,7 @@ def test_a_run_with_secrets_in_all_names_leaves_none(tmp_path, migrated_workspac
     secret = "Tr0ub4dor-and-3"
     folder = tmp_path / "checkout"
     folder.mkdir()
-    (folder / f"{secret}.py").write_text(NAMED_PLUGIN.format(name=secret))
+    (folder / f"{secret}.py").write_text(with_points(NAMED_PLUGIN.format(name=secret), "{NAME: 1.0}"))
     (folder / f"{secret}.yaml").write_text(NAMED_RECIPE.format(name=secret))
     words = [f"{secret}.yaml", "--plugin", f"{secret}.py", "--note", secret, "--tag", f"a={secret}"]
     words.append(f"model.label=a{secret}")

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from children import start
+from points import with_points
 
 from runner.system.secrets import MASK
 
@@ -56,49 +57,6 @@ class GuardedConfig(GradientLearnerConfig):
         return Guarded
 
 
-class Guarded(GradientLearner):
-    def build(self, config, shapes, context):
-        self.known = [config.card.get_secret_value(), config.raw.get_secret_value().decode(), config.url]
-        self.known += [config.found.get_secret_value(), os.environ["SOME_KEY"]]
-        self.known += [each.get_secret_value() for each in config.many]
-        self.known += [each.key.get_secret_value() for each in config.logins]
-        logging.getLogger("somebody").warning("logged in: %s", self.known)
-        warnings.warn(f"deprecated: {self.known}", stacklevel=1)
-        print(*self.known, file=sys.stderr)
-        return torch.nn.Linear(2, config.token_count)
-
-    def loss(self, batch, noise, progress):
-        if self.config.explodes:
-            raise RuntimeError(f"login with {self.known} failed: {' '.join(self.known)}")
-        return Loss(self.slots.forward(batch["x"]).square().mean(1).sum(), len(batch["x"]))
-
-    def inputs(self, batch):
-        return batch["x"]
-
-
-class PointsConfig(SourceConfig):
-    """Random points."""
-
-    kind: ClassVar[str] = "points"
-    provides: ClassVar[str] = "points"
-
-    def implementation(self):
-        return Points
-
-
-class Points(Source):
-    shapes = {"x": (2,)}
-
-    def __init__(self, config, context):
-        self.generator = context.generator("points", "cpu")
-
-    def draw(self, batch_size, progress):
-        return {"x": torch.rand(batch_size, 2, generator=self.generator)}
-
-    def evaluate(self, learner):
-        return {"zero": 0.0}
-
-
 class TalkConfig(StageConfig):
     """Says what it should not."""
 
@@ -133,6 +91,23 @@ class IdleConfig(StageConfig):
 
     def implementation(self):
         raise AssertionError("inactive, so never attached")
+
+
+class Guarded(GradientLearner):
+    def build(self, config, shapes, context):
+        self.known = [config.card.get_secret_value(), config.raw.get_secret_value().decode(), config.url]
+        self.known += [config.found.get_secret_value(), os.environ["SOME_KEY"]]
+        self.known += [each.get_secret_value() for each in config.many]
+        self.known += [each.key.get_secret_value() for each in config.logins]
+        logging.getLogger("somebody").warning("logged in: %s", self.known)
+        warnings.warn(f"deprecated: {self.known}", stacklevel=1)
+        print(*self.known, file=sys.stderr)
+        return torch.nn.Linear(2, config.token_count)
+
+    def loss(self, batch, noise, progress):
+        if self.config.explodes:
+            raise RuntimeError(f"login with {self.known} failed: {' '.join(self.known)}")
+        return Loss(self.slots.forward(batch["x"]).square().mean(1).sum(), len(batch["x"]))
 '''
 RECIPE = f"""\
 name: guarded
@@ -173,7 +148,7 @@ class Site:
         self.folder.mkdir()
         self.workspace.mkdir()
         shutil.copy(database, self.workspace / "mlflow.db")
-        (self.folder / "plugin.py").write_text(PLUGIN)
+        (self.folder / "plugin.py").write_text(with_points(PLUGIN, '{"zero": 0.0}'))
         self.commit({"recipe.yaml": "name: empty\n", "settings.ini": "", "client.py": "", "notes.txt": ""})
         for name, text in {
             "recipe.yaml": RECIPE,

@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.api import Batch, DatasetSource, Learner, TensorRows, UsageError
-
-from .graph_figure import LabelledGraph, draw_graph
+from runner.api import Batch, DatasetSource, TensorRows, UsageError
 
 if TYPE_CHECKING:
     from .config import CitationConfig, CitationGraphConfig
@@ -82,22 +80,35 @@ def _digits(config: CitationConfig) -> Graph:
     if not config.wanted():
         raise UsageError(f"data.file: {config.nowhere(config.file)}")
     try:
-        from sklearn.datasets import load_digits
+        features, labels, edges = (tensor.clone() for tensor in _nearest_digits())
     except ModuleNotFoundError as error:
         extra = "pip install 'proven-runner[vision]' has digits that can stand in for it"
         raise UsageError(f"data.file: {config.nowhere(config.file)}; {extra}") from error
     _warn(config.nowhere(config.file))
-    digits = load_digits()
-    features, labels = torch.from_numpy(digits.data).float(), torch.from_numpy(digits.target).long()
-    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).topk(NEAREST, largest=False).indices
-    pairs = torch.stack([torch.arange(len(features)).repeat_interleave(NEAREST), nearest.flatten()], 1)
-    edges = torch.unique(pairs.sort(1).values, dim=0)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train = torch.cat([order[labels[order] == each][:TRAINED] for each in range(10)])
     others = order[~torch.isin(order, train)]
     parts = {"validation": others[:VALIDATED], "test": others[VALIDATED : VALIDATED + TESTED]}
     digest = hashlib.sha256(edges.numpy().tobytes()).hexdigest()
     return Graph(_normalised(features), edges, labels, train, parts[config.held_out], digest)
+
+
+@cache
+def _nearest_digits() -> tuple[Tensor, Tensor, Tensor]:
+    """Returns pixels [N, F] and labels [N] of digits, and edges [E, 2] between each and those nearest to it.
+
+    Computed once in a process, however many pipelines it builds: nothing may change them in place.
+
+    Raises:
+        ModuleNotFoundError: scikit-learn is missing.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    features, labels = torch.from_numpy(digits.data).float(), torch.from_numpy(digits.target).long()
+    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).topk(NEAREST, largest=False).indices
+    pairs = torch.stack([torch.arange(len(features)).repeat_interleave(NEAREST), nearest.flatten()], 1)
+    return features, labels, torch.unique(pairs.sort(1).values, dim=0)
 
 
 @cache
@@ -209,14 +220,3 @@ class CitationGraph(DatasetSource):
     def fingerprint(self) -> str:
         """The file's SHA-256, or that of the edges of the graph that stands in for it."""
         return self._digest
-
-    def show_data(self, learner: Learner, canvas: Any) -> None:
-        """Draws a part of the graph, nodes by class and nodes by number of edges."""
-        tensors = {name: table[0].cpu() for name, table in self.train.tensors.items()}
-        held_out = self.held_out.tensors["mask"][0].cpu()
-        edge = tensors["edge"]
-        # The batch contains each edge in both directions, and an edge from each node to itself.
-        edges = edge[edge[:, 0] < edge[:, 1]]
-        graph = LabelledGraph(edges, tensors["label"], tensors["mask"], held_out)
-        path = self.config.locate(self.config.file)
-        draw_graph(graph, "graph of digits, instead of citations" if path is None else path.name, canvas)

@@ -66,11 +66,6 @@ class RadianceGan(Learner):
         self.generator = self.role("generator", generator)
         self.super_resolution = self.role("super_resolution", enlarger)
 
-    @property
-    def has_free_azimuth(self) -> bool:
-        """Whether training determines azimuths only up to an offset of each class."""
-        return "pose" not in self.config.condition
-
     # --- training -----------------------------------------------------------------------------------------------------
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -311,27 +306,16 @@ class RadianceGan(Learner):
         return {**asked, "latent": latent.to(self.device)}
 
     def predict(self, inputs: Batch) -> Tensor:
-        """Renders images [B, 3, side, side] from -1 to 1, without the randomness of training."""
-        origin, directions = self.slots.image_rays(inputs["camera"])
-        return self._render_images(inputs, origin, directions, self.side)
-
-    def render_small(self, inputs: Batch) -> Tensor:
-        """Renders images of the size that super-resolution enlarges."""
-        side = self.side // self.config.factor
-        camera = inputs["camera"]
-        positions = pixel_positions(side, side).to(camera).expand(len(camera), -1, -1)
-        origin, directions = rays(camera, positions, self.lens)
-        return self._render_images(inputs, origin, directions, side)
-
-    def _render_images(self, inputs: Batch, origin: Tensor, directions: Tensor, side: int) -> Tensor:
+        """Renders whole images [B, 3, H, W] from -1 to 1, without what is random in a training."""
         count, extra = len(inputs["label"]), self.config.importance_samples
+        origin, directions = self.slots.image_rays(inputs["camera"])
         middle = directions.new_full((self.config.samples,), 0.5)
         # Importance samples divide the distribution along a ray evenly.
         even = (torch.arange(extra, device=self.device, dtype=directions.dtype) + 0.5) / max(extra, 1)
         uniform = torch.cat([middle, even])
 
         rows = []
-        for direction in torch.split(directions, max(1, RAYS_AT_ONCE // count), 1):
+        for direction in directions.split(max(1, RAYS_AT_ONCE // count), 1):
             shape = (*direction.shape[:2], len(uniform))
             ray_batch = RayBatch(
                 origin=origin,
@@ -342,23 +326,16 @@ class RadianceGan(Learner):
                 density_noise=directions.new_zeros(()).expand(shape),
             )
             rows.append(self.slots.render_rays(ray_batch))
-        return rows_to_patch(2 * torch.cat(rows, 1) - 1, side)
-
-    def shrink(self, image: Tensor) -> Tensor:
-        """Returns images of the size that super-resolution enlarges."""
-        return reduce(image, self.config.factor)
-
-    def enlargements(self, small: Tensor, azimuth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns small images [B, 3, h, w], and the same enlarged by bicubic interpolation and super-resolution."""
-        bicubic = interpolate(small, scale_factor=self.config.factor, mode="bicubic", align_corners=False)
-        return small, bicubic, self.slots.enlarge(small, azimuth)
+        return rows_to_patch(2 * torch.cat(rows, 1) - 1, self.side)
 
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
         """How well real images are enlarged: ``sr_psnr``, ``sr_gain`` over bicubic interpolation, ``sr_residual``."""
-        image = batch["image"]
-        small, bicubic, large = self.enlargements(self.shrink(image), batch["pose"][:, 0])
+        image, factor = batch["image"], self.config.factor
+        small = reduce(image, factor)
+        large = self.slots.enlarge(small, batch["pose"][:, 0])
+        bicubic = interpolate(small, scale_factor=factor, mode="bicubic", align_corners=False)
         ratio, reference = psnr(large, image), psnr(bicubic, image)
-        residual = (self.shrink(large) - small).square().flatten(1).mean(1).sqrt()
+        residual = (reduce(large, factor) - small).square().flatten(1).mean(1).sqrt()
         sums = {"sr_psnr": ratio, "sr_gain": ratio - reference, "sr_residual": residual}
         return {name: Mean(values.sum(), len(image)) for name, values in sums.items()}
 

@@ -80,8 +80,28 @@ class Kept:
         missing = [index for index in dict.fromkeys(indices) if index not in self.samples]
         # The dataset may use the memory of a sample again, and whoever receives one may change it in place.
         if missing and hasattr(self.data, "__getitems__"):
-            self.samples.update(zip(missing, copy.deepcopy(self.data.__getitems__(missing)), strict=True))
+            samples = map(copy_sample, self.data.__getitems__(missing))
+            self.samples.update(zip(missing, samples, strict=True))
         else:
-            self.samples.update((index, copy.deepcopy(self.data[index])) for index in missing)
+            self.samples.update((index, copy_sample(self.data[index])) for index in missing)
         self.found += len(indices) - len(missing)
-        return [copy.deepcopy(self.samples[index]) for index in indices]
+        return [copy_sample(self.samples[index]) for index in indices]
+
+
+def copy_sample(sample: Any) -> Any:
+    """Returns a copy of a sample that shares no memory with it."""
+    if type(sample) is not dict or not _has_plain_tensors(sample):
+        return copy.deepcopy(sample)
+    # The same as a deep copy, without its bookkeeping, and without the storage behind a view: a row of a batch would
+    # keep the whole batch in memory.
+    return {key: value.clone() for key, value in sample.items()}
+
+
+def _has_plain_tensors(sample: dict[Any, Any]) -> bool:
+    """Whether every value is a dense tensor without a gradient, and has its memory for itself."""
+    import torch
+
+    for value in sample.values():
+        if type(value) is not torch.Tensor or value.layout != torch.strided or value.requires_grad:
+            return False
+    return len({value.untyped_storage().data_ptr() for value in sample.values()}) == len(sample)

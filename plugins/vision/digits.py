@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from runner.api import DatasetSource, Learner, UsageError
+from runner.api import DatasetSource, UsageError
 
 from .config import EXTRA
-from .sample_grid import COLUMNS, draw_sample_grid
 
 if TYPE_CHECKING:
     from .config import DigitsConfig
@@ -27,26 +28,26 @@ class Digits(DatasetSource):
             UsageError: scikit-learn is not installed.
         """
         try:
-            from sklearn.datasets import load_digits
+            image, label = read_digits()
         except ModuleNotFoundError as error:
             raise UsageError(f"data.kind: 'digits' needs the package '{error.name}': {EXTRA}") from error
-        digits = load_digits()
-        image = torch.from_numpy(digits.images).float()[:, None] / 16
-        label = torch.from_numpy(digits.target).long()
         held_out = config.held_out
         return (
-            {"image": image[held_out:].contiguous(), "label": label[held_out:]},
-            {"image": image[:held_out].contiguous(), "label": label[:held_out]},
+            {"image": image[held_out:].clone(), "label": label[held_out:].clone()},
+            {"image": image[:held_out].clone(), "label": label[:held_out].clone()},
         )
 
-    def show_data(self, learner: Learner, canvas: Any) -> None:
-        """Draws training images of each digit."""
-        train = self.train.take(torch.arange(len(self.train)))
-        images = train["image"].cpu()
-        label = train["label"].cpu()
-        samples = {}
-        for digit in range(self.sizes["classes"]):
-            numbers = (label == digit).nonzero().flatten()
-            samples[str(digit)] = len(numbers), list(images[numbers[:COLUMNS]])
-        title = f"digits: {len(images):,} training images of 8 x 8 pixels, {len(self.held_out):,} held out"
-        draw_sample_grid(samples, title, canvas)
+
+@cache
+def read_digits() -> tuple[Tensor, Tensor]:
+    """Returns images [N, 1, 8, 8] in [0, 1] and labels [N].
+
+    They are read once in a process: a verification builds a hundred pipelines. Nothing may change them in place.
+
+    Raises:
+        ModuleNotFoundError: scikit-learn is not installed.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return torch.from_numpy(digits.images).float()[:, None] / 16, torch.from_numpy(digits.target).long()

@@ -59,16 +59,17 @@ class Drift:
 def write_lock(
     recipe: Recipe, run_dir: Path, catalog: Registry, results: Path | None = None,
     init_from: Mapping[str, Any] | None = None, processor: Mapping[str, Any] | None = None,
-    fingerprint: str | None = None,
+    fingerprint: str | None = None, checkout: Checkout | None = None,
 ) -> Path:  # fmt: skip
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
     The lock is itself a recipe, with values of type ``SecretStr`` masked: running it runs the same values again. Known
     secrets are redacted in the patch too; a change in the folder ``results`` is none of the source's.
     ``init_from`` says which weights the model began with, ``processor`` how the training uses the processor, and
-    ``fingerprint`` tells its data from others.
+    ``fingerprint`` tells its data from others. ``checkout`` is what ``source`` returned if the caller needs it too.
     """
-    checkout = source(recipe.path, results)
+    if checkout is None:
+        checkout = source(recipe.path, results)
     if checkout is not None and checkout.patch:
         write_durably(run_dir / PATCH_NAME, redact(checkout.patch))
     else:  # an earlier lock may have been here

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -80,13 +81,14 @@ def _files(spec: ModuleSpec | None) -> dict[str, Path]:
     if not spec.submodule_search_locations:
         path = Path(spec.origin)
         return {path.name: path} if path.is_file() else {}
-    files = {}
+    files: dict[str, Path] = {}
     for folder in spec.submodule_search_locations:
-        for path in Path(folder).rglob("*.py"):
-            name = path.relative_to(folder)
+        for parent, folders, names in os.walk(folder):
             # An editor's backup or lock (``.#loop.py``) cannot.
-            if path.is_file() and all(part.isidentifier() for part in name.with_suffix("").parts):
-                files[name.as_posix()] = path
+            folders[:] = filter(str.isidentifier, folders)
+            paths = [Path(parent, name) for name in names if name.endswith(".py") and name[:-3].isidentifier()]
+            prefix = Path(parent).relative_to(folder)
+            files |= {(prefix / path.name).as_posix(): path for path in paths if path.is_file()}
     return files
 
 

@@ -211,8 +211,9 @@ def is_link(path: Path) -> bool:
 
 
 def _root_of(path: Path) -> Path | None:
-    """Returns the guarded folder that a path is in; None if there is none."""
-    return next((root for root in _guarded if path.is_relative_to(root)), None)
+    """Returns the outermost guarded folder that a path is in; None if there is none."""
+    # A process may guard hundreds of folders, and this is called for every file.
+    return next((folder for folder in (*reversed(path.parents), path) if folder in _guarded), None)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
 from runner.recipe.lock import copy_recipe, data_drift, locked_threads, read_lock, update_lock, write_lock
-from runner.recipe.provenance import source
+from runner.recipe.provenance import Checkout, source
 from runner.recipe.recipe import Recipe
 from runner.recipe.resumption import Change, refuse_fixed
 from runner.system import generators
@@ -123,10 +123,9 @@ def run(
 ) -> RunResult:  # fmt: skip
     """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
 
-    The recipe of a run that goes on is that of its lock; ``drift`` says what has changed since, and is kept on record.
-    Changed data are refused without ``allow_drift``. A run that begins keeps tags and a note of its user. ``parent``
-    is the name of a group of runs with its run in MLflow, below which this one stands. With ``takeover``, a process on
-    another machine counts as gone. If the training fails, its MLflow run has its true status.
+    The recipe of a resumed run is that of its lock; ``drift`` lists what has changed since. Changed data are refused
+    without ``allow_drift``. A new run keeps its user's tags and note. ``parent`` is the name of a group of runs with
+    its run in MLflow. With ``takeover``, a process on another machine counts as gone.
 
     Raises:
         UsageError: the run's process is alive.
@@ -153,7 +152,8 @@ def run(
         fingerprint = _fingerprint(pipeline, display)
         drift = [*drift, *_changed_data(recipe, folder, fingerprint, allow_drift)]
         cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
-        tags = {} if state else _tags(recipe, pipeline, parent)
+        checkout = None if state else source(recipe.path)
+        tags = {} if state else _tags(recipe, pipeline, parent, checkout)
         stop = stack.enter_context(stop_on_signals(interrupts=True))
         with display.phase("opening the tracking store"):
             if folder is None:
@@ -168,7 +168,7 @@ def run(
         tracker.dataset(pipeline.recipe.values()["data"], fingerprint)
         loop = stack.enter_context(_concluded(pipeline, tracker, display, stop, registry, log))
         if folder is None:
-            _write_start(pipeline, tracker.run_dir, registry, use, fingerprint)
+            _write_start(pipeline, tracker.run_dir, registry, use, fingerprint, checkout)
         else:
             accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint, bool(changes or drift))
             _restore(loop, state, accept)
@@ -191,13 +191,15 @@ def _shared_processor(
 
 
 def _write_start(
-    pipeline: Assembly, run_dir: Path, registry: Registry, use: ProcessorUse, fingerprint: str | None
-) -> None:
+    pipeline: Assembly, run_dir: Path, registry: Registry, use: ProcessorUse, fingerprint: str | None,
+    checkout: Checkout | None,
+) -> None:  # fmt: skip
     """Writes a copy of the recipe and the lock of a run that begins."""
     recipe, start = pipeline.recipe, pipeline.start
     copy_recipe(recipe, run_dir / "recipe.yaml")
     begun = None if start is None else dataclasses.asdict(start)
-    write_lock(recipe, run_dir, registry, init_from=begun, processor=use.data(), fingerprint=fingerprint)
+    facts: dict[str, Any] = {"processor": use.data(), "fingerprint": fingerprint, "checkout": checkout}
+    write_lock(recipe, run_dir, registry, init_from=begun, **facts)
     reach("start.locked")
 
 
@@ -252,9 +254,10 @@ def _fingerprint(pipeline: Assembly, display: Display) -> str | None:
         return pipeline.source.fingerprint()
 
 
-def _tags(recipe: Recipe, pipeline: Assembly, parent: tuple[str, str] | None) -> dict[str, str]:
-    """What describes a run beside its settings."""
-    checkout = source(recipe.path)
+def _tags(
+    recipe: Recipe, pipeline: Assembly, parent: tuple[str, str] | None, checkout: Checkout | None
+) -> dict[str, str]:
+    """Returns the tags that describe a run in addition to its settings."""
     return {
         "mlflow.source.name": str(recipe.path),
         "mlflow.source.git.commit": checkout.commit if checkout else "unknown",

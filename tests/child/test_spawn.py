@@ -56,7 +56,7 @@ def talker(tmp_path, monkeypatch):
 
 def gone(pid):
     """Whether a process has ended, when it has had time to."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
             return False

@@ -11,6 +11,7 @@ import pytest
 import typer
 from hostile import NAME, commands_in, texts
 from hypothesis import HealthCheck, given, settings
+from points import with_points
 from run_folders import run_folder, seed_group
 from running import tiny
 
@@ -58,32 +59,6 @@ class Hostile(GradientLearner):
 
     def loss(self, batch, noise, progress):
         return Loss(self.slots.forward(batch["x"]).square().mean(1).sum(), len(batch["x"]), {{NAME: 1.0}})
-
-    def inputs(self, batch):
-        return batch["x"]
-
-
-class PointsConfig(SourceConfig):
-    """Points."""
-
-    kind: ClassVar[str] = "points"
-    provides: ClassVar[str] = "points"
-
-    def implementation(self):
-        return Points
-
-
-class Points(Source):
-    shapes = {{"x": (2,)}}
-
-    def __init__(self, config, context):
-        self.generator = context.generator("points", "cpu")
-
-    def draw(self, batch_size, progress):
-        return {{"x": torch.rand(batch_size, 2, generator=self.generator)}}
-
-    def evaluate(self, learner):
-        return {{"zero": 0.0, NAME: 1.0}}
 '''
 RECIPE = """\
 name: hostile
@@ -154,7 +129,7 @@ def leaves(command, *above):
 
 def write_files(folder):
     """A project whose files are named, and filled, by a stranger."""
-    (folder / f"{NAME}.py").write_text(PLUGIN.format(name=NAME))
+    (folder / f"{NAME}.py").write_text(with_points(PLUGIN.format(name=NAME), '{"zero": 0.0, NAME: 1.0}'))
     (folder / "broken.py").write_text(f"raise RuntimeError({NAME!r})\n")
     (folder / "trains.yaml").write_text(RECIPE)
     (folder / "raises.yaml").write_text(RECIPE.replace("kind: hostile", "kind: hostile, raises: true"))

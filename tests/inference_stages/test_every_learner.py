@@ -2,14 +2,14 @@
 
 import pytest
 from learnt import inputs, learnt
-from running import RECIPES, tiny
+from running import RECIPES, shipped
 
 from runner.api import UsageError, tensors
 from runner.plugins.inference.distil import DistilConfig
 from runner.plugins.inference.prune import PruneConfig
 from runner.plugins.inference.quantise import QuantiseConfig
 
-LEARNERS = {tiny(path.stem).model.kind: path.stem for path in sorted(RECIPES.glob("*.yaml"), reverse=True)}
+LEARNERS = {shipped(path.stem).model.kind: path.stem for path in sorted(RECIPES.glob("*.yaml"), reverse=True)}
 CONFIGS = {
     "prune": PruneConfig(heads=0.5, ff=0.5),
     "distil": DistilConfig(layers=1, updates=1),
@@ -25,7 +25,7 @@ WORKS = {
 
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_it_works_or_says_why_not(learner):
-    layers = ("model.layers=2",) if hasattr(tiny(LEARNERS[learner]).model, "layers") else ()
+    layers = ("model.layers=2",) if hasattr(shipped(LEARNERS[learner]).model, "layers") else ()
     works, refusals = set(), []
     for kind, config in CONFIGS.items():
         pipeline = learnt(LEARNERS[learner], *layers, updates=0)

@@ -1,8 +1,10 @@
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
+from runner.recipe import provenance
 from runner.recipe.provenance import versions
 
 WORLD = {
@@ -42,6 +44,12 @@ WORLD = {
 }
 COMPUTING = {"torch", "sympy", "mpmath", "filelock", "numpy", "some-env", "env-core"}
 TOOLS = {"proven-runner", "mlflow", "flask", "nvidia-ml-py", "matplotlib"}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """Forgets what other tests have read of the environment."""
+    monkeypatch.setattr(provenance, "_installed", cache(provenance._installed.__wrapped__))
 
 
 @pytest.fixture

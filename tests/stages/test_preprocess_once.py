@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from runner.plugins.stages.preprocess_once import Kept
+from runner.plugins.stages.preprocess_once import Kept, copy_sample
 
 
 class Reusing:
@@ -43,3 +45,48 @@ def test_samples_are_copies(many):
             assert sample.pop("label") in (0, 2, 3)
     assert kept.found == 12 - 3
     assert kept.data.made == (0 if many else 3)
+
+
+ROWS = torch.arange(24.0).reshape(4, 6)
+VALUES = st.sampled_from([
+    lambda: torch.arange(3), lambda: torch.zeros(0), lambda: torch.tensor(1.5), lambda: ROWS[1], lambda: ROWS[:, 2],
+    lambda: ROWS.T, lambda: ROWS.bfloat16(), lambda: torch.eye(3).to_sparse(), lambda: np.arange(3), lambda: "text",
+    lambda: torch.ones(2, requires_grad=True), lambda: torch.nn.Parameter(torch.ones(2)), lambda: [torch.ones(2), 1],
+])  # fmt: skip
+
+
+def same_value(left, right):
+    if isinstance(left, list):
+        return all(map(same_value, left, right))
+    if isinstance(left, torch.Tensor):
+        traits = [(type(x), x.dtype, x.shape, x.layout, x.requires_grad, x.is_leaf) for x in (left, right)]
+        return traits[0] == traits[1] and torch.equal(left.to_dense(), right.to_dense())
+    return type(left) is type(right) and np.array_equal(left, right)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), VALUES), st.booleans())
+def test_a_copy_has_the_same_values_in_memory_of_its_own(makers, is_tuple):
+    before = ROWS.clone()
+    sample = {key: make() for key, make in makers.items()}
+    copied = copy_sample(tuple(sample.values()) if is_tuple else sample)
+    copies = list(copied if is_tuple else copied.values())
+    assert type(copied) is (tuple if is_tuple else dict)
+    assert is_tuple or list(copied) == list(sample)
+    assert all(map(same_value, sample.values(), copies))
+    for value in copies:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.requires_grad:
+            value.zero_()
+    assert torch.equal(ROWS, before)
+
+
+def test_values_that_share_memory_share_it_in_the_copy():
+    whole = torch.arange(6.0)
+    copied = copy_sample({"whole": whole, "half": whole[3:]})
+    copied["whole"].zero_()
+    assert copied["half"].tolist() == [0, 0, 0]
+    assert whole.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_row_of_a_batch_does_not_keep_the_batch_in_memory():
+    copied = copy_sample({"row": ROWS[1]})
+    assert copied["row"].untyped_storage().nbytes() == copied["row"].nbytes

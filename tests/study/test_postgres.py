@@ -31,17 +31,22 @@ def postgres(tmp_path, monkeypatch):
 
 def test_four_workers_keep_the_budget_and_take_over_what_a_killed_one_held(postgres, tmp_path, migrated_workspace):
     path = write_study(tmp_path, budget={"trials": 6}, sampler={"kind": "random"}, pruner={"kind": "off"})
-    workers = [start(tmp_path, "study", "worker", str(path), "--quiet") for _ in range(4)]
-    victim = workers[0]
+
+    def worker():
+        return start(tmp_path, "study", "worker", str(path), "--quiet")
+
+    # The others come when it has a trial: else they may do all the work before it has begun.
+    victim = worker()
     with running(victim):
         store = StudyStore.open(Workspace())
         leases = Leases(store.engine, "tiny")
         while not (held := {each.trial for each in leases.all() if each.pid == victim.process.pid and each.trial >= 0}):
             assert victim.running, victim.stderr
             time.sleep(0.05)
+        others = [worker() for _ in range(3)]
         victim.kill()
     assert victim.wait() == -signal.SIGKILL
-    assert [worker.wait() for worker in workers[1:]] == [0, 0, 0], [worker.stderr for worker in workers]
+    assert [other.wait() for other in others] == [0, 0, 0], [other.stderr for other in others]
     trials = trials_of()
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 6
     ended = [sum(each["cause"] == "done" for each in trial.user_attrs[ATTEMPTS] if "cause" in each) for trial in trials]

@@ -30,7 +30,7 @@ def queue(path, *wanted, plugins=()):
         study.enqueue_trial(settings)
 
 
-def trainings(root, patience=10.0):
+def trainings(root, patience=60.0):
     """Processes that have a file of a trial open, when there has been time for them to end."""
     deadline = time.monotonic() + patience
     while left := [each for each in psutil.process_iter() if _has_open(each, str(root / "studies"))]:
@@ -49,7 +49,7 @@ def _has_open(process, folder):
 
 PLANTED = {
     "memory": ("PRUNED", "out of memory", "GiB of host memory"),
-    "hang": ("FAIL", "hung", "no sign of progress for 8 s, after step"),
+    "hang": ("FAIL", "hung", "no sign of progress for 20 s, after step"),
     "nan": ("PRUNED", "diverged", "'critic_loss' that is not finite"),
     "segfault": ("FAIL", "crashed", "SIGSEGV"),
     "exit": ("FAIL", "crashed", "exit code 0 and without a word"),
@@ -61,7 +61,7 @@ def test_what_goes_wrong_in_a_trial_is_recorded_as_what_it_is_and_the_study_goes
     choices = ["off", *({"how": how} for how in PLANTED)]
     path = write_study(
         tmp_path, space={"optimization.plant": {"choice": choices}}, budget={"trials": 7}, retries=0,
-        limits={"silence": 8.0, "memory_gib": 1.5},
+        limits={"silence": 20.0, "memory_gib": 1.5},
     )  # fmt: skip
     plugin = write_plugin(tmp_path)
     named = [f"{{how: {how}}}" for how in PLANTED]

@@ -80,7 +80,7 @@ def test_page_and_api_answer_on_another_port_if_the_wanted_one_is_taken(server, 
         assert answer.read() == b"kept"
 
     child.send_signal(signal.SIGINT)
-    child.wait(timeout=30)
+    child.wait(timeout=120)
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(address)
 

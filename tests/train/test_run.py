@@ -1,3 +1,4 @@
+import math
 import re
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def test_every_shipped_recipe_trains_and_is_tracked(name):
     assert result.status == run.info.status == "FINISHED"
     assert run.data.params["model.kind"] == recipe.model.kind
     assert run.data.tags["recipe.name"] == name
+    assert all(report.active or report.reason for report in result.stages)
+    assert {report.kind for report in result.stages} == recipe.stages.keys()
+    assert all(math.isfinite(value) for value in learnt(result).values())
     assert recipe.headline
     assert {f"eval/{name}" for name in (*recipe.headline, recipe.objective.name)} <= run.data.metrics.keys()
     assert {artifact.path for artifact in client.list_artifacts(result.run_id)} >= {"recipe.lock.yaml", "recipe.yaml"}

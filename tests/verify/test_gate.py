@@ -88,29 +88,24 @@ def test_what_cannot_be_verified_is_said(name, stages, message):
 
 
 @pytest.mark.usefixtures("copied_children")
-def test_trainings_with_paired_seeds_decide_about_a_statistical_stage():
-    said = []
+def test_trainings_with_paired_seeds_decide_about_a_statistical_stage(monkeypatch):
+    """They begin when all that needs none is judged: nobody waits for them before."""
+    order = []
+    judge = Gate._judge
+    train = Trainings.run
+    monkeypatch.setattr(Gate, "_judge", lambda self, stages: order.append(stages) or judge(self, stages))
+    monkeypatch.setattr(Trainings, "run", lambda self, *what: order.append("train") or train(self, *what))
     recipe = tiny("digits_classifier", *MIXED, registry=REGISTRY)
-    options = Options(updates=2, steps=1, seeds=2, stages=("rounding",), horizon=0)
-    report = verify_recipe(recipe, REGISTRY, options, said.append)
-    (row,) = report.rows
+    options = Options(updates=2, steps=1, seeds=2, stages=("rounding", "fused_optimizer"), horizon=0)
+    report = verify_recipe(recipe, REGISTRY, options, lambda _: None)
+    assert order.index(("rounding",)) < order.index(("fused_optimizer",)) < order.index("train")
+    row = next(row for row in report.rows if row.name == "rounding")
     assert row.contract == "Statistical"
     if "learns nothing" not in row.summary:
         assert row.evidence["pairs"] == 2
     assert sorted(row.evidence["stages"]["reference"]) == ["fused_optimizer", "heap_retention"]
     assert sorted(row.evidence["stages"]["changed"]) == ["fused_optimizer", "heap_retention", "rounding"]
     assert report.exit_code in (ExitCode.DONE, ExitCode.GATE_FAILED, ExitCode.INCONCLUSIVE)
-
-
-@pytest.mark.usefixtures("copied_children")
-def test_nobody_waits_for_trainings_before_all_that_needs_none_is_judged(monkeypatch):
-    order, judge, train = [], Gate._judge, Trainings.run
-    monkeypatch.setattr(Gate, "_judge", lambda self, stages: order.append(stages) or judge(self, stages))
-    monkeypatch.setattr(Trainings, "run", lambda self, *what: order.append("train") or train(self, *what))
-    recipe = tiny("digits_classifier", *MIXED, registry=REGISTRY)
-    options = Options(updates=2, steps=1, seeds=2, stages=("rounding", "fused_optimizer"), horizon=0)
-    verify_recipe(recipe, REGISTRY, options, lambda _: None)
-    assert order.index(("rounding",)) < order.index(("fused_optimizer",)) < order.index("train")
 
 
 @pytest.mark.usefixtures("copied_children")

@@ -7,6 +7,7 @@ when it is registered which hole it goes for, on which recipe, and what it false
 import inspect
 import re
 import sys
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from runner.api import Close, Exact, Stage, StageConfig
@@ -115,9 +116,14 @@ def stage(
     return register
 
 
+@cache
+def _source(cls):
+    return inspect.getsource(cls)
+
+
 def _held(works):
     """The slots that a stage takes hold of by name, as its code says."""
-    written = "".join(inspect.getsource(each) for each in works.__mro__[:-3] if each is not Wrong)
+    written = "".join(_source(each) for each in works.__mro__[:-3] if each is not Wrong)
     counted = {"update"} if "self.count()" in written else set()
     return frozenset(re.findall(r'(?:wrap|replace)\(\s*"(\w+)"', written)) - {"collect"} | counted  # which a source has
 

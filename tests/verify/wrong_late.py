@@ -74,11 +74,11 @@ class AfterAMinute(Wrong):
     """Steps half as far when a minute has passed."""
 
     def take_hold(self):
-        self.begun = time.monotonic()
+        self.begun = time.process_time()  # which does not depend on what else the machine does
         self.wrap("backward", self.backward)
 
     def backward(self, step, loss):
-        step(loss if time.monotonic() - self.begun < 60 else loss / 2)
+        step(loss if time.process_time() - self.begun < 60 else loss / 2)
 
 
 @stage("overflowing_counter", Close(), hole=9, recipe="shakespeare_gpt")

@@ -4,6 +4,7 @@ import torch
 from runner.api import Progress
 from runner.plugin.registry import Registry
 from runner.plugins.vision.classifier import ResidualNet, shifted
+from runner.plugins.vision.digits import read_digits
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.step import Step
@@ -83,6 +84,7 @@ def test_held_out_digits_are_not_trained_on_and_all_are_used():
 def test_the_extra_is_named_where_it_is_missing(monkeypatch):
     from runner.api import UsageError
 
+    read_digits.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(UsageError, match=r"'digits' needs the package .*proven-runner\[vision\]"):
         pipeline()
