@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.api import Batch, DatasetSource, TensorRows, UsageError
+from runner.api import Batch, DatasetSource, Learner, TensorRows, UsageError
+
+from .graph_figure import LabelledGraph, draw_graph
 
 if TYPE_CHECKING:
     from .config import CitationConfig, CitationGraphConfig
@@ -220,3 +222,14 @@ class CitationGraph(DatasetSource):
     def fingerprint(self) -> str:
         """The file's SHA-256, or that of the edges of the graph that stands in for it."""
         return self._digest
+
+    def show_data(self, learner: Learner, canvas: Any) -> None:
+        """Draws a part of the graph, nodes by class and nodes by number of edges."""
+        tensors = {name: table[0].cpu() for name, table in self.train.tensors.items()}
+        held_out = self.held_out.tensors["mask"][0].cpu()
+        edge = tensors["edge"]
+        # The batch contains each edge in both directions, and an edge from each node to itself.
+        edges = edge[edge[:, 0] < edge[:, 1]]
+        graph = LabelledGraph(edges, tensors["label"], tensors["mask"], held_out)
+        path = self.config.locate(self.config.file)
+        draw_graph(graph, "graph of digits, instead of citations" if path is None else path.name, canvas)

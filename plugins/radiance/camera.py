@@ -35,6 +35,22 @@ def camera_from_angles(angles: Tensor, radius: float) -> Tensor:
     return torch.stack([right, up, back, radius * back], -1)
 
 
+def rotate_azimuth(cameras: Tensor, turns: Tensor) -> Tensor:
+    """Returns cameras [B, 3, 4] that are rotated about the world's z axis.
+
+    Args:
+        cameras: [B, 3, 4].
+        turns: [B], in full turns; 0.25 is 90 degrees.
+    """
+    angle = 2 * math.pi * turns
+    zero = torch.zeros_like(angle)
+    x_axis = torch.stack([angle.cos(), angle.sin(), zero], -1)
+    y_axis = torch.stack([-angle.sin(), angle.cos(), zero], -1)
+    z_axis = torch.stack([zero, zero, torch.ones_like(angle)], -1)
+    rotation = torch.stack([x_axis, y_axis, z_axis], -1)
+    return rotation @ cameras
+
+
 def camera_from_direction(position: Tensor, direction: Tensor) -> Tensor:
     """Returns cameras [B, 3, 4] at positions [B, 3] that look along directions [B, 3]; the z axis points up."""
     back = -torch.nn.functional.normalize(direction, dim=-1)
@@ -97,3 +113,9 @@ def project(points: Tensor, cameras: Tensor, lens: Tensor) -> Tensor:
     in_camera = (points - cameras[:, None, :, 3]) @ cameras[:, :, :3]
     flat = in_camera[..., :2] / -in_camera[..., 2:]
     return flat * flat.new_tensor([1.0, -1.0]) * lens[:2] + lens[2:]
+
+
+def depths_of(points: Tensor, cameras: Tensor) -> Tensor:
+    """Returns by how much points [B, P, 3] are in front of cameras [B, 3, 4], [B, P]."""
+    offset = points - cameras[:, None, :, 3]
+    return -(offset * cameras[:, None, :, 2]).sum(-1)

@@ -66,6 +66,11 @@ class RadianceGan(Learner):
         self.generator = self.role("generator", generator)
         self.super_resolution = self.role("super_resolution", enlarger)
 
+    @property
+    def has_free_azimuth(self) -> bool:
+        """Whether training determines azimuths only up to an offset of each class."""
+        return "pose" not in self.config.condition
+
     # --- training -----------------------------------------------------------------------------------------------------
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -306,9 +311,20 @@ class RadianceGan(Learner):
         return {**asked, "latent": latent.to(self.device)}
 
     def predict(self, inputs: Batch) -> Tensor:
-        """Renders whole images [B, 3, H, W] from -1 to 1, without what is random in a training."""
-        count, extra = len(inputs["label"]), self.config.importance_samples
+        """Renders images [B, 3, side, side] from -1 to 1, without the randomness of training."""
         origin, directions = self.slots.image_rays(inputs["camera"])
+        return self._render_images(inputs, origin, directions, self.side)
+
+    def render_small(self, inputs: Batch) -> Tensor:
+        """Renders images of the size that super-resolution enlarges."""
+        side = self.side // self.config.factor
+        camera = inputs["camera"]
+        positions = pixel_positions(side, side).to(camera).expand(len(camera), -1, -1)
+        origin, directions = rays(camera, positions, self.lens)
+        return self._render_images(inputs, origin, directions, side)
+
+    def _render_images(self, inputs: Batch, origin: Tensor, directions: Tensor, side: int) -> Tensor:
+        count, extra = len(inputs["label"]), self.config.importance_samples
         middle = directions.new_full((self.config.samples,), 0.5)
         # Importance samples divide the distribution along a ray evenly.
         even = (torch.arange(extra, device=self.device, dtype=directions.dtype) + 0.5) / max(extra, 1)
@@ -326,16 +342,23 @@ class RadianceGan(Learner):
                 density_noise=directions.new_zeros(()).expand(shape),
             )
             rows.append(self.slots.render_rays(ray_batch))
-        return rows_to_patch(2 * torch.cat(rows, 1) - 1, self.side)
+        return rows_to_patch(2 * torch.cat(rows, 1) - 1, side)
+
+    def shrink(self, image: Tensor) -> Tensor:
+        """Returns images of the size that super-resolution enlarges."""
+        return reduce(image, self.config.factor)
+
+    def enlargements(self, small: Tensor, azimuth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns small images [B, 3, h, w], and the same enlarged by bicubic interpolation and super-resolution."""
+        bicubic = interpolate(small, scale_factor=self.config.factor, mode="bicubic", align_corners=False)
+        return small, bicubic, self.slots.enlarge(small, azimuth)
 
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
         """How well real images are enlarged: ``sr_psnr``, ``sr_gain`` over bicubic interpolation, ``sr_residual``."""
-        image, factor = batch["image"], self.config.factor
-        small = reduce(image, factor)
-        large = self.slots.enlarge(small, batch["pose"][:, 0])
-        bicubic = interpolate(small, scale_factor=factor, mode="bicubic", align_corners=False)
+        image = batch["image"]
+        small, bicubic, large = self.enlargements(self.shrink(image), batch["pose"][:, 0])
         ratio, reference = psnr(large, image), psnr(bicubic, image)
-        residual = (reduce(large, factor) - small).square().flatten(1).mean(1).sqrt()
+        residual = (self.shrink(large) - small).square().flatten(1).mean(1).sqrt()
         sums = {"sr_psnr": ratio, "sr_gain": ratio - reference, "sr_residual": residual}
         return {name: Mean(values.sum(), len(image)) for name, values in sums.items()}
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runner.api import DatasetSource, UsageError
+from runner.api import DatasetSource, Learner, UsageError
 
 from .config import EXTRA
+from .sample_grid import COLUMNS, draw_sample_grid
 
 if TYPE_CHECKING:
     from .config import DigitsConfig
@@ -36,6 +37,18 @@ class Digits(DatasetSource):
             {"image": image[held_out:].clone(), "label": label[held_out:].clone()},
             {"image": image[:held_out].clone(), "label": label[:held_out].clone()},
         )
+
+    def show_data(self, learner: Learner, canvas: Any) -> None:
+        """Draws training images of each digit."""
+        train = self.train.take(torch.arange(len(self.train)))
+        images = train["image"].cpu()
+        label = train["label"].cpu()
+        samples = {}
+        for digit in range(self.sizes["classes"]):
+            numbers = (label == digit).nonzero().flatten()
+            samples[str(digit)] = len(numbers), list(images[numbers[:COLUMNS]])
+        title = f"digits: {len(images):,} training images of 8 x 8 pixels, {len(self.held_out):,} held out"
+        draw_sample_grid(samples, title, canvas)
 
 
 @cache

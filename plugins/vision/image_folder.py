@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.api import Batch, DatasetSource, UsageError, fingerprint_of_files
+from runner.api import Batch, DatasetSource, Learner, UsageError, fingerprint_of_files
 
 from .config import EXTRA
+from .sample_grid import COLUMNS, draw_sample_grid
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -144,6 +145,22 @@ class ImageFolder(DatasetSource):
     def fingerprint(self) -> str:
         """Returns a digest of the images' names and contents."""
         return fingerprint_of_files(self._paths, self._folder)
+
+    def show_data(self, learner: Learner, canvas: Any) -> None:
+        """Draws training images of each class, as they are scaled for training."""
+        train: Images = self.train
+        samples = {}
+        for label, name in enumerate(self.classes):
+            numbers = [number for number, (_, file_label) in enumerate(train.files) if file_label == label]
+            # Files of one name are often similar, so the images are spread over all.
+            spread = numbers[:: max(1, len(numbers) // COLUMNS)][:COLUMNS]
+            images = [train[number][0].float() / 255 for number in spread]
+            samples[name] = len(numbers), images
+        size = f"{train.side} x {train.side} pixels"
+        title = (
+            f"{self._folder.name}: {len(train):,} training images, scaled to {size}, {len(self.held_out):,} held out"
+        )
+        draw_sample_grid(samples, title, canvas)
 
 
 def images_in(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import evaluate, models, plugins, prove, recipes, runs, serve, study, workspace
+from runner.cli import data, evaluate, models, plugins, prove, recipes, runs, serve, study, workspace
 from runner.cli.common import Verb, Verbs, emit, report, say, use_own_console
 from runner.system.errors import TRACEBACK, ExitCode, RunnerError, print_traceback
 from runner.system.secrets import redact
@@ -27,7 +27,7 @@ for verb in (
     workspace.compare, workspace.ui, workspace.doctor,
 ):  # fmt: skip
     app.command(cls=Verb)(verb)
-for group, verbs in (("study", study.app), ("data", plugins.data), ("models", models.app)):
+for group, verbs in (("study", study.app), ("data", data.data), ("models", models.app)):
     app.add_typer(verbs, name=group, cls=Verbs)
 
 _OPTION = "--traceback"

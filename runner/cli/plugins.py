@@ -1,39 +1,25 @@
-"""Verbs that look at the registry: ``plugins``, and of published files ``data list``, ``get`` and ``where``."""
+"""The verb ``plugins``: what is registered, and the card of each plugin."""
 
 import inspect
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
-from typer import Argument, Typer
+from typer import Argument
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Plugins, Verb, emit, print_json, registry_of, results, say, tell
+from runner.cli.common import AsJson, Plugins, print_json, registry_of, results, tell
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import suggestion
 
 if TYPE_CHECKING:
-    from runner.plugin.files import DataFile
     from runner.plugin.registry import Registry, Section
 
-data = Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="""List, fetch and find the published files that data sources read.
-
-They are looked for in a recipe's [bold]data.root[/], then in RUNNER_DATA, then in the user's cache; they are fetched
-into RUNNER_DATA if it is set, or else into the cache.
-
-[bold]runner data get tinyshakespeare.txt[/]
-""",
-)
 Kind = Annotated[
     str | None, Argument(metavar="[KIND]", help="Show the card of this plugin.", autocompletion=completion.kinds)
 ]
-FileName = Annotated[str, Argument(metavar="NAME", help="The name of a file that 'runner data list' shows.")]
 # What a card shows above the settings.
 _FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")
 MEASURED = "measured.json"  # what stages were worth where their authors measured it, beside their modules
@@ -62,70 +48,6 @@ def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) 
         summary = card["error"] if "error" in card else card["card"].partition("\n")[0]
         phase = f"phase {card['phase']}" if "phase" in card else ""
         tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip(), hang=25 + width)
-
-
-@data.command("list", cls=Verb)
-def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """List the files: what each is, which sources read it, and whether it is here."""
-    from runner.plugin.files import find
-
-    shown: list[dict[str, Any]] = []
-    for file, kinds in _files(registry_of(plugin)).items():
-        path = find(file.name)
-        shown.append({**asdict(file), "sources": kinds, "path": None if path is None else str(path)})
-    if as_json:
-        print_json({"files": shown})
-        return
-    for each in shown:
-        where = each["path"] or "not here"
-        tell(f"{each['name']}  {each['size']:,} bytes, for {', '.join(each['sources'])}: {where}")
-        tell(f"    {each['about']}")
-
-
-@data.command(cls=Verb)
-def get(name: FileName, plugin: Plugins = None) -> None:
-    """Download a file from its pinned address, and check its SHA-256; prints its path."""
-    emit(fetched(_named(name, registry_of(plugin))))
-
-
-@data.command(cls=Verb)
-def where(name: FileName, plugin: Plugins = None) -> None:
-    """Print the path of a file that is here."""
-    from runner.plugin.files import find, folders
-
-    path = find(name, None, [_named(name, registry_of(plugin))])
-    if path is None:
-        raise UsageError(f"no '{name}' in {', '.join(map(str, folders()))}; get it with: runner data get {name}")
-    emit(path)
-
-
-def fetched(file: "DataFile") -> str:
-    """Downloads a file unless it is here, and says so; returns its path."""
-    from runner.plugin.files import fetch
-
-    path, downloaded = fetch(file)
-    if downloaded:
-        say(f"fetched {file.name} ({file.size:,} bytes) from {file.url}")
-    return str(path)
-
-
-def _files(registry: "Registry") -> "dict[DataFile, list[str]]":
-    """Every published file with the kinds that read it; a source that cannot be imported has none."""
-    found: dict[DataFile, list[str]] = {}
-    for kind in registry.kinds("data"):
-        try:
-            for file in registry.get("data", kind).files:
-                found.setdefault(file, []).append(kind)
-        except RunnerError as error:
-            say(str(error))
-    return found
-
-
-def _named(name: str, registry: "Registry") -> "DataFile":
-    files = {file.name: file for file in _files(registry)}
-    if name not in files:
-        raise UsageError(f"no source reads a published file '{name}'{suggestion(name, files)}")
-    return files[name]
 
 
 def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]:

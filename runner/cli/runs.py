@@ -22,7 +22,7 @@ from runner.cli.common import (
     say,
     settings,
 )
-from runner.cli.plugins import fetched
+from runner.cli.data import fetched
 from runner.system.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:

@@ -142,6 +142,15 @@ class Source(ABC):
         """Draws what ``evaluate`` measures into a file with one of the endings in the settings' ``pictures``."""
         raise NotImplementedError(f"{type(self).__name__} has no render, although its settings name pictures")
 
+    def show_data(self, learner: Learner, canvas: Any) -> None:
+        """Draws training data for ``runner data show``, before anything is trained.
+
+        Args:
+            learner: The untrained learner, whose config may contain settings that belong in the picture.
+            canvas: An empty matplotlib figure; its size may be changed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no show_data")
+
     def rehearse(self, learner: Learner, batch: Batch) -> dict[str, float] | None:
         """Tries once, after the first update, what ``evaluate`` will need, so that a mistake shows at once.
 

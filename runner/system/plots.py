@@ -32,29 +32,54 @@ _INCHES_A_MARK, _INCHES_A_LETTER = 0.45, 0.05  # in a legend, with what is betwe
 
 def draw_all(pictures: Mapping[str, tuple[Callable[[Any], None], tuple[float, float]]], folder: Path) -> list[Path]:
     """Has every picture drawn on a figure of its size in inches, and keeps it as PNG by its name."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.axis import Axis
-        from matplotlib.figure import Figure
-        from matplotlib.text import Text
-        from matplotlib.ticker import FuncFormatter
-    except ImportError:
-        return []
     files = []
     for name, (picture, size) in pictures.items():
-        files.append(folder / f"{name}.png")
-        with rc_context(_LOOK):
-            canvas = Figure(figsize=size, layout="constrained")
-            picture(canvas)
-            for text in canvas.findobj(Text):
-                text.set_text(redact(text.get_text()))
-            # Labels of ticks are written again when the picture is drawn.
-            for axis in canvas.findobj(Axis):
-                if isinstance(formatter := axis.get_major_formatter(), FuncFormatter):
-                    axis.set_major_formatter(FuncFormatter(partial(_label, formatter)))
-            with replacing(files[-1]) as unfinished:
-                canvas.savefig(unfinished, dpi=_DPI, format="png")
+        path = folder / f"{name}.png"
+        if draw_png(picture, size, path):
+            files.append(path)
     return files
+
+
+def draw_png(picture: Callable[[Any], None], size: tuple[float, float], path: Path) -> bool:
+    """Draws a figure and writes it as PNG.
+
+    Args:
+        picture: Draws on the empty matplotlib figure that it is given.
+        size: Width and height of the figure in inches.
+        path: File to write. It is replaced when the picture is complete.
+
+    Returns:
+        False if matplotlib is not installed, and nothing was written.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    with rc_context(_LOOK):
+        canvas = Figure(figsize=size, layout="constrained")
+        picture(canvas)
+        _redact_texts(canvas)
+        with replacing(path) as unfinished:
+            canvas.savefig(unfinished, dpi=_DPI, format="png")
+    return True
+
+
+def _redact_texts(canvas: Any) -> None:
+    """Removes secrets from all texts of a figure."""
+    from matplotlib.axis import Axis
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    for text in canvas.findobj(Text):
+        text.set_text(redact(text.get_text()))
+    # Labels of ticks are written again when the picture is drawn.
+    for axis in canvas.findobj(Axis):
+        if isinstance(formatter := axis.get_major_formatter(), FuncFormatter):
+            axis.set_major_formatter(FuncFormatter(partial(_label, formatter)))
 
 
 def _label(formatter: Callable[[float, int | None], str], value: float, position: int | None = None) -> str:

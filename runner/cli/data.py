@@ -1,0 +1,138 @@
+"""Verbs of data: ``data list``, ``get`` and ``where`` for published files, and ``data show`` for a recipe's data."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option, Typer
+
+from runner.cli.common import (
+    AsJson,
+    Bare,
+    Plugins,
+    Quiet,
+    RecipeName,
+    Sets,
+    Verb,
+    emit,
+    load_recipe,
+    print_json,
+    registry_of,
+    say,
+    settings,
+    sharing_processor,
+    tell,
+    working,
+)
+from runner.system.errors import RunnerError, UsageError
+from runner.system.names import suggestion
+
+if TYPE_CHECKING:
+    from runner.plugin.files import DataFile
+    from runner.plugin.registry import Registry
+
+data = Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="""List, fetch and find the published files that data sources read, and draw the data of a recipe.
+
+They are looked for in a recipe's [bold]data.root[/], then in RUNNER_DATA, then in the user's cache; they are fetched
+into RUNNER_DATA if it is set, or else into the cache.
+
+[bold]runner data get tinyshakespeare.txt[/]
+
+[bold]runner data show graf --out cameras.png[/]
+""",
+)
+FileName = Annotated[str, Argument(metavar="NAME", help="The name of a file that 'runner data list' shows.")]
+Out = Annotated[
+    Path | None,
+    Option("--out", metavar="FILE.png", help="File to draw into; default NAME_data.png in the current folder."),
+]
+
+
+@data.command("list", cls=Verb)
+def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
+    """List the files: what each is, which sources read it, and whether it is here."""
+    from runner.plugin.files import find
+
+    shown: list[dict[str, Any]] = []
+    for file, kinds in _files(registry_of(plugin)).items():
+        path = find(file.name)
+        shown.append({**asdict(file), "sources": kinds, "path": None if path is None else str(path)})
+    if as_json:
+        print_json({"files": shown})
+        return
+    for each in shown:
+        where = each["path"] or "not here"
+        tell(f"{each['name']}  {each['size']:,} bytes, for {', '.join(each['sources'])}: {where}")
+        tell(f"    {each['about']}")
+
+
+@data.command(cls=Verb)
+def get(name: FileName, plugin: Plugins = None) -> None:
+    """Download a file from its pinned address, and check its SHA-256; prints its path."""
+    emit(fetched(_named(name, registry_of(plugin))))
+
+
+@data.command(cls=Verb)
+def where(name: FileName, plugin: Plugins = None) -> None:
+    """Print the path of a file that is here."""
+    from runner.plugin.files import find, folders
+
+    path = find(name, None, [_named(name, registry_of(plugin))])
+    if path is None:
+        raise UsageError(f"no '{name}' in {', '.join(map(str, folders()))}; get it with: runner data get {name}")
+    emit(path)
+
+
+@data.command(cls=Verb)
+def show(
+    recipe: RecipeName, bare: Bare = None, out: Out = None, sets: Sets = None, plugin: Plugins = None,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Draw the training data of a recipe, before anything is trained; prints the path of the picture.
+
+    Images with poses are drawn with their cameras and with rays, so that a wrong convention is visible.
+
+    [bold]runner data show graf[/]
+
+    [bold]runner data show graf data.pose=opencv --out cameras.png[/]
+    """
+    loaded, registry = load_recipe("data show", recipe, settings(sets, bare), plugin)
+    path = Path(f"{loaded.name}_data.png") if out is None else out
+    with working("data show", f"drawing the data of {loaded.name}", quiet):
+        from runner.train.show_data import show_data
+
+        with sharing_processor(loaded):
+            show_data(loaded, registry, path)
+    emit(path)
+
+
+def fetched(file: "DataFile") -> str:
+    """Downloads a file unless it is here, and says so; returns its path."""
+    from runner.plugin.files import fetch
+
+    path, downloaded = fetch(file)
+    if downloaded:
+        say(f"fetched {file.name} ({file.size:,} bytes) from {file.url}")
+    return str(path)
+
+
+def _files(registry: "Registry") -> "dict[DataFile, list[str]]":
+    """Every published file with the kinds that read it; a source that cannot be imported has none."""
+    found: dict[DataFile, list[str]] = {}
+    for kind in registry.kinds("data"):
+        try:
+            for file in registry.get("data", kind).files:
+                found.setdefault(file, []).append(kind)
+        except RunnerError as error:
+            say(str(error))
+    return found
+
+
+def _named(name: str, registry: "Registry") -> "DataFile":
+    files = {file.name: file for file in _files(registry)}
+    if name not in files:
+        raise UsageError(f"no source reads a published file '{name}'{suggestion(name, files)}")
+    return files[name]
