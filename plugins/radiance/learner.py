@@ -331,7 +331,7 @@ class RadianceGan(Learner):
         uniform = torch.cat([middle, even])
 
         rows = []
-        for direction in directions.split(max(1, RAYS_AT_ONCE // count), 1):
+        for direction in torch.split(directions, max(1, RAYS_AT_ONCE // count), 1):
             shape = (*direction.shape[:2], len(uniform))
             ray_batch = RayBatch(
                 origin=origin,
