@@ -3,6 +3,7 @@
 import shlex
 import signal
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,11 +24,13 @@ from runner.cli.common import (
     sharing_processor,
     working,
 )
-from runner.system.errors import ExitCode
+from runner.system.errors import ExitCode, UsageError
 from runner.verify.options import Options
 
 if TYPE_CHECKING:
     from runner.cli.live import LiveBar
+    from runner.plugin.registry import Registry
+    from runner.recipe.recipe import Recipe
 
 StageNames = Annotated[
     list[str] | None,
@@ -62,6 +65,19 @@ Experiment = Annotated[
 Budget = Annotated[float | None, Option(min=1.0, metavar="SECONDS", help="Time for all of it, instead of the file's.")]
 ResultFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the result goes, instead of the workspace.")]
 Fresh = Annotated[bool, Option("--fresh", help="Begin anew, although an interrupted ablation could be continued.")]
+
+
+class Metric(StrEnum):
+    """What an ablation measures."""
+
+    TIME = "time"
+    MEMORY = "memory"
+
+
+MetricOption = Annotated[Metric, Option("--metric", help="Measure the time or the memory of an update.")]
+ProfilesMemory = Annotated[
+    bool, Option("--memory", help="Show which slots and modules hold the memory at its peak, instead of the time.")
+]
 Profiled = Annotated[int, Option(min=1, max=1000, help="Updates that are profiled.")]
 Warmup = Annotated[float, Option(min=0, metavar="SECONDS", help="Longest wait, once compiled, for steady updates.")]
 TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the trace goes, instead of the workspace.")]
@@ -124,7 +140,8 @@ def verify(
 
 def ablate(
     experiment: Experiment, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
-    out: ResultFolder = None, fresh: Fresh = False, of: Of = None, quiet: Quiet = False, as_json: AsJson = False,
+    metric: MetricOption = Metric.TIME, out: ResultFolder = None, fresh: Fresh = False, of: Of = None,
+    quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure what every stage is worth on this machine.
 
@@ -134,14 +151,21 @@ def ablate(
     Given again after an interruption, the same command goes on.
     With --of, the stages of the recipe's section inference are measured, on a run's model: how long an answer takes,
     how many bytes it has, and what becomes of its objective.
+    With --metric memory, it measures what an update holds at its peak: each stage alone and all together.
 
     Exit codes: 0 done, 3 the gate failed a variant, 4 this machine is too noisy to tell.
 
     [bold]runner ablate experiments/marl_phases/marl_phases.yaml[/]
 
     [bold]runner ablate marl_phase3 data.followers=1 --budget 300[/]
+
+    [bold]runner ablate graf optimization.activation_checkpointing=on --metric memory[/]
     """
     with working("ablate", "starting", quiet) as bar:
+        if of is not None and metric is Metric.MEMORY:
+            raise UsageError("--metric memory measures updates, and a run's model makes none; remove --of")
+        if metric is Metric.MEMORY:
+            _ablate_memory(experiment, settings(sets, bare), plugin, budget, out, fresh, bar, as_json)
         if of is not None:
             _ablate_inference(experiment, settings(sets, bare), plugin, budget, out, of, bar, as_json)
         from runner.measure.ablate import ablate as measure
@@ -158,6 +182,26 @@ def ablate(
             done = measure(loaded, registry, Workspace(), out, fresh, command, gate, bar)
     output(as_json, done.data, show, done)
     raise Exit(done.exit_code)
+
+
+def _ablate_memory(
+    experiment: str, sets: list[str], plugin: Plugins, budget: float | None, out: Path | None, fresh: bool,
+    bar: "LiveBar", as_json: bool,
+) -> None:  # fmt: skip
+    """Measures the memory of a recipe's stages, and ends the command."""
+    from runner.measure.experiment import load_experiment
+    from runner.measure.memory_ablation import ablate_memory
+    from runner.measure.memory_report import show
+    from runner.tracking import Workspace
+
+    registry = registry_of(plugin)
+    loaded = load_experiment(experiment, sets, registry, budget)
+    bar.name = loaded.config.name
+    bar.total = loaded.config.budget
+    command = shlex.join(["runner", *sys.argv[1:]])
+    result = ablate_memory(loaded, registry, Workspace(), out, fresh, command, bar)
+    output(as_json, result.data, show, result)
+    raise Exit(result.exit_code)
 
 
 def _ablate_inference(
@@ -183,19 +227,25 @@ def _ablate_inference(
 
 def profile(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, updates: Profiled = 5,
-    warmup: Warmup = 60.0, out: TraceFolder = None, quiet: Quiet = False, as_json: AsJson = False,
+    warmup: Warmup = 60.0, memory: ProfilesMemory = False, out: TraceFolder = None, quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say where the time of an update goes: slots, operators and kernels, host syncs.
 
     A few updates are profiled once they are steady, and timed without the profiler, too. Their Chrome trace is in
     [bold].runner/profiles[/]; --out names another folder.
+    With --memory, it shows where the memory of an update goes: slots, modules, and a plot over the update.
 
     [bold]runner profile marl_phase2[/]
+
+    [bold]runner profile graf --memory[/]
 
     [bold]runner profile marl_baseline data.followers=1 --updates 20 --json[/]
     """
     with working("profile", "reading the recipe", quiet) as bar:
         loaded, registry = load_recipe("profile", recipe, settings(sets, bare), plugin)
+        if memory:
+            _profile_memory(loaded, registry, out, updates, bar, as_json)
         with bar.phase(f"profiling {loaded.name}"):
             from runner.measure.profile import profile as measure
             from runner.measure.profile import show
@@ -204,3 +254,17 @@ def profile(
             with sharing_processor(loaded):
                 result = measure(loaded, registry, Workspace(), out, updates, warmup)
     output(as_json, result.data, show, result)
+
+
+def _profile_memory(
+    recipe: "Recipe", registry: "Registry", out: Path | None, updates: int, bar: "LiveBar", as_json: bool
+) -> None:
+    """Profiles the memory of updates, and ends the command."""
+    with bar.phase(f"profiling the memory of {recipe.name}"):
+        from runner.measure.memory_profile import profile_memory, show
+        from runner.tracking import Workspace
+
+        with sharing_processor(recipe):
+            result = profile_memory(recipe, registry, Workspace(), out, updates)
+    output(as_json, result.data, show, result)
+    raise Exit(ExitCode.DONE)

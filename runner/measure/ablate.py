@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
+from runner.measure.ablation_folder import REPORT, RESULT, RUNS, choose_folder, describe_experiment
 from runner.measure.analysis import Result, VariantResult, analyse, slope
 from runner.measure.experiment import Experiment
 from runner.measure.recommend import recommend
 from runner.measure.record import recorded
 from runner.measure.report import draw, markdown, summary, write_recipe
-from runner.measure.rounds import HEAD, ROUNDS, Gate, Measurement, MeasurementLog, Reporter, identity_of
+from runner.measure.rounds import ROUNDS, Gate, Measurement, MeasurementLog, Reporter
 from runner.plugin.registry import Registry
-from runner.recipe.lock import code_of, write_lock
+from runner.recipe.lock import write_lock
 from runner.recipe.recipe import flatten
-from runner.system.errors import ExitCode, RunnerError, StorageError, UsageError
-from runner.system.files import make_folder, remove, write_durably, write_text
+from runner.system.errors import ExitCode, RunnerError, StorageError
+from runner.system.files import make_folder, write_durably, write_text
 from runner.system.hardware import hardware
 from runner.system.names import shown_path
 from runner.system.places import RECORD
@@ -36,8 +33,6 @@ from runner.tracking.workspace import Workspace, folder_name
 from runner.train.signals import Stop, stop_on_signals
 from runner.verify.variants import AGAIN, BASELINE
 
-REPORT, RESULT, RUNS = "README.md", "result.json", "mlflow.json"
-"""What is in the folder beside the log; the last has the ids of MLflow's runs, for publishing again."""
 GATE_SHARE = 0.2  # of the time, for the gate after the measuring
 FINISH_SECONDS = 8.0  # for report, pictures and MLflow
 _FIGURES = ("compile_s", "warmup_s", "peak_memory", "peak_host_memory", "limit_fraction",
@@ -67,13 +62,13 @@ def ablate(
     """
     with reporter.phase("opening the tracking store"):
         store = Store(workspace)
-    identity = _identity(experiment)
+    description = describe_experiment(experiment)
     with stop_on_signals() as stop:
-        folder = _folder(workspace, identity, out, fresh)
+        folder = choose_folder(workspace, description, out, fresh)
         if (folder / ROUNDS).exists():
             reporter.say(f"going on in {folder}")
         try:
-            with closing(MeasurementLog(folder, identity)) as log, recorded(experiment, log, workspace) as ended:
+            with closing(MeasurementLog(folder, description)) as log, recorded(experiment, log, workspace) as ended:
                 for case in experiment.cases:  # before anything is measured: what is changed later was not there then
                     locks = folder / "locks" / (folder_name(case.name) if case.name else "recipe")
                     make_folder(locks)
@@ -99,40 +94,6 @@ def ablate(
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}; free some space, or name another --out") from error
     return replace(result, signal=stop.asked or 0)
-
-
-def _identity(experiment: Experiment) -> dict[str, Any]:
-    """What is measured, with what, and where: rounds of two ablations belong together only if all of it is the same."""
-    return {
-        "name": experiment.config.name,
-        "digest": experiment.digest,
-        "code": {case.name: code_of(case.recipe) for case in experiment.cases},
-        "machine": {name: value for name, value in hardware().items() if name != "platform"},
-        "torch": torch.__version__,
-        "log format": 2,  # the first did not say of which process a time is
-    }
-
-
-def _folder(workspace: Workspace, identity: dict[str, Any], out: Path | None, fresh: bool) -> Path:
-    """The folder to measure in: one that holds an interrupted ablation of the same, or a new one."""
-    if out is None:
-        parent = workspace.ablations
-        begun = [path.parent for path in parent.glob(f"*/{HEAD}") if identity_of(path.parent) == identity]
-        unfinished = [path for path in begun if not (path / RESULT).exists()]
-        if unfinished and not fresh:
-            return max(unfinished, key=lambda path: (path / HEAD).stat().st_mtime)
-        return parent / f"{folder_name(identity['name'])}-{uuid.uuid4().hex[:8]}"
-    found = identity_of(out)
-    if found is not None and fresh:  # files of other names stay, and the report is written over
-        for name in (ROUNDS, RESULT, RUNS, HEAD):
-            remove(out / name)
-    elif found == identity and (out / RESULT).exists():
-        raise UsageError(f"{out} holds this ablation, finished; --fresh measures it again, in its place")
-    elif found is not None and found != identity:
-        differing = ", ".join(sorted(name for name in identity if found.get(name) != identity[name]))
-        message = f"{out} holds another ablation ({differing} differ); name another folder, or replace it: --fresh"
-        raise UsageError(message)
-    return out
 
 
 def _measured(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from runner.measure.analysis import Result
 from runner.measure.experiment import Experiment
@@ -19,38 +20,77 @@ from runner.verify.variants import ALL
 
 @contextmanager
 def recorded(experiment: Experiment, log: MeasurementLog, workspace: Workspace) -> Iterator[Callable[[Result], None]]:
-    """Keeps the record of an ablation in the workspace, from here to its end; what it yields takes the result.
-
-    One in a folder of its own (``--out``) has none: that folder is the user's.
-    """
-    if log.folder.parent != workspace.ablations:
-        yield lambda _result: None
-        return
-    folder, recipe, now = RunFolder(log.folder), experiment.cases[0].recipe, time.time()
-    record = Record(
-        kind="ablation", name=folder.name, recipe=recipe.name, digest=experiment.digest, unit="rounds",
-        goal=experiment.config.rounds.most * len(experiment.cases), experiment=recipe.tracking.experiment,
-        tracking_uri=workspace.recorded_uri(shown(workspace.tracking_uri)), owner=Owner.this_process(),
-        started=now - log.seconds, heartbeat=now, overrides=params_of(recipe.overrides),
-    )  # fmt: skip
+    """Keeps the record of an ablation by time; what it yields takes the result."""
 
     def rounds() -> int:
         return sum("update" in entry for entry in log.entries)
 
-    def take(result: Result) -> None:
-        ratios = {
-            " ".join(filter(None, (case.name, variant.name))): (variant.name, variant.ratio.value)
-            for case in result.cases
-            for variant in case.variants
-            if not variant.caught
-        }
-        ended.update(
-            status="KILLED" if result.interrupted else "FINISHED", run_id=result.run_id or None,
-            metrics={name: ratio for name, (_, ratio) in ratios.items()},
-            headline=tuple(name for name, (variant, _) in ratios.items() if variant == ALL),
-        )  # fmt: skip
-        if not result.interrupted:
-            ended["goal"] = rounds()  # of which it needs no more
+    goal = experiment.config.rounds.most * len(experiment.cases)
+    with heartbeat_of(experiment, log, workspace, "rounds", goal, rounds) as ended:
 
-    with heartbeat(folder, record, lambda: {"seconds": log.seconds, "step": rounds()}) as ended:
+        def take(result: Result) -> None:
+            ratios = {
+                " ".join(filter(None, (case.name, variant.name))): (variant.name, variant.ratio.value)
+                for case in result.cases
+                for variant in case.variants
+                if not variant.caught
+            }
+            ended.update(
+                status="KILLED" if result.interrupted else "FINISHED",
+                run_id=result.run_id or None,
+                metrics={name: ratio for name, (_, ratio) in ratios.items()},
+                headline=tuple(name for name, (variant, _) in ratios.items() if variant == ALL),
+            )
+            if not result.interrupted:
+                # It needs no more rounds than these.
+                ended["goal"] = rounds()
+
         yield take
+
+
+@contextmanager
+def heartbeat_of(
+    experiment: Experiment,
+    log: MeasurementLog,
+    workspace: Workspace,
+    unit: str,
+    goal: int,
+    count: Callable[[], int],
+) -> Iterator[dict[str, Any]]:
+    """Keeps the record of an ablation in the workspace up to date until it ends.
+
+    An ablation in a folder of the user (``--out``) has no record.
+
+    Args:
+        experiment: The ablation.
+        log: Its measurements.
+        workspace: Where its record is, if its folder is there.
+        unit: What ``count`` counts.
+        goal: The largest count.
+        count: Called for the progress.
+
+    Yields:
+        Entries of the record at the end.
+    """
+    if log.folder.parent != workspace.ablations:
+        yield {}
+        return
+    folder = RunFolder(log.folder)
+    recipe = experiment.cases[0].recipe
+    now = time.time()
+    record = Record(
+        kind="ablation",
+        name=folder.name,
+        recipe=recipe.name,
+        digest=experiment.digest,
+        unit=unit,
+        goal=goal,
+        experiment=recipe.tracking.experiment,
+        tracking_uri=workspace.recorded_uri(shown(workspace.tracking_uri)),
+        owner=Owner.this_process(),
+        started=now - log.seconds,
+        heartbeat=now,
+        overrides=params_of(recipe.overrides),
+    )
+    with heartbeat(folder, record, lambda: {"seconds": log.seconds, "step": count()}) as ended:
+        yield ended

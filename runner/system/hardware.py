@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 
 _PROCESS = Path("/proc/self")
+_RESET_PEAK = "5"
+"""Written to ``clear_refs``, it resets the high-water mark (proc_pid_clear_refs(5))."""
 _MEMBERSHIP = re.compile(r"^\d+:([^:]*):(/.*)$", re.MULTILINE)
 """A line of ``cgroup``: controllers, none for version 2, and the path."""
 _MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*- (cgroup2?) \S* (\S+)$", re.MULTILINE)
@@ -66,6 +68,25 @@ def peak_host_memory() -> int:
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
     return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+
+
+def resident_memory() -> int:
+    """Returns the bytes of this process that are in physical memory.
+
+    Raises:
+        OSError: This system has no ``/proc``.
+    """
+    lines = (_PROCESS / "status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+def reset_peak_host_memory() -> None:
+    """Lowers the mark of ``peak_host_memory`` to what this process holds now.
+
+    Raises:
+        OSError: This system does not allow it.
+    """
+    (_PROCESS / "clear_refs").write_text(_RESET_PEAK)
 
 
 def _cgroups(controller: str) -> Iterator[tuple[str, Path]]:

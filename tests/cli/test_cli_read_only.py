@@ -41,7 +41,8 @@ WRITES = [
     "resume KILLED -q", "resume KILLED --json", "rm FINISHED", "rm FINISHED --purge", "rm FINISHED KILLED", "rm KILLED",
     "sync", "sync KILLED", "sync FINISHED", "models register FINISHED --name more",
     "models register FINISHED --name digits",
-    "ablate digits_classifier --budget 30", "profile digits_classifier SHORT -q", "study run STUDY -q",
+    "ablate digits_classifier --budget 30", "ablate digits_classifier --metric memory",
+    "profile digits_classifier SHORT --memory -q", "profile digits_classifier SHORT -q", "study run STUDY -q",
     "study run STUDY --fresh -q", "study worker rates -q",
 ]  # fmt: skip
 OTHERS = {

@@ -40,6 +40,7 @@ NOTHING = [("show", "nothing"), ("resume", "nothing"), ("evaluate", "nothing"), 
            ("compare", "nothing", "latest"), ("plugins", "nothing"), ("run", "nothing"), ("validate", "nothing"),
            ("data", "get", "nothing"), ("ls", "--kind", "nothing"), ("ls", "--since", "nothing"),
            ("verify", "marl_phase1", "train.batchsize=3"), ("profile", "nothing"), ("ablate", "nothing"),
+           ("ablate", "nothing", "--metric", "memory"), ("profile", "nothing", "--memory"),
            ("study", "plan", "nothing"), ("study", "run", "nothing")]  # fmt: skip
 COMMANDS = [
     *(("--help",), *((*verb, "--help") for verb in VERBS)),

@@ -142,3 +142,16 @@ def test_version_1_limits_cores_in_two_files(machine, monkeypatch):
     unlimited = {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}
     machine("4:cpu,cpuacct:/job\n3:memory:/job\n", V1_MOUNT, {"sys/cpu/job": limited, "sys/cpu": unlimited})
     assert usable_cores() == 4
+
+
+def test_the_high_water_mark_can_be_reset():
+    block = bytearray(64 * 2**20)
+    block[:: 2**12] = bytes(len(block[:: 2**12])).replace(b"\0", b"x")
+    peak = module.peak_host_memory()
+    del block
+    try:
+        module.reset_peak_host_memory()
+    except OSError:
+        pytest.skip("this system does not allow it")
+    assert module.peak_host_memory() < peak - 32 * 2**20
+    assert module.resident_memory() <= module.peak_host_memory() + 2**20
