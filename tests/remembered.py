@@ -1,11 +1,25 @@
 """Computes what is the same in every training of a test process once: importing this module switches that on."""
 
 from functools import cache
+from pathlib import Path
 
 from mlflow.store.db import utils
 
+import runner
 from runner.recipe import provenance
 
+_PACKAGE = Path(runner.__file__).parent
+_checkout = provenance._checkout
+_checkout_once = cache(_checkout)
+
+
+def _remembered_checkout(folder, results, tracked=None):
+    """Asks git about the runner's own checkout once; tests with repositories of their own ask it each time."""
+    read = _checkout_once if tracked == _PACKAGE else _checkout
+    return read(folder, results, tracked)
+
+
 utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)
-# The packages of the environment stay as they are while the tests run.
+# The packages of the environment, and the runner's own code, stay as they are while the tests run.
 provenance._installed.cache_clear = lambda: None
+provenance._checkout = _remembered_checkout

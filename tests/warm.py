@@ -1,5 +1,7 @@
 """Finds out once, for all children, what comes out the same in each: the fork server imports this last."""
 
+from pathlib import Path
+
 import remembered  # noqa: F401
 from mlflow.store.db import utils
 from running import tiny
@@ -14,5 +16,6 @@ utils._get_latest_schema_revision()
 for name in ("marl_phase3", "digits_classifier", "shakespeare_gpt"):
     tiny(name)
 provenance.versions([])
+provenance.source(Path(__file__))
 _nearest_digits()
 read_digits()
