@@ -61,6 +61,7 @@ def pytest_collection() -> Iterator[None]:
     """Looks for garbage again when all tests are collected."""
     result = yield
     gc.freeze()
+    gc.set_threshold(*fork_server.GARBAGE)
     gc.enable()
     return result
 

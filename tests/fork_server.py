@@ -10,6 +10,8 @@ from unittest.mock import patch
 import runner
 
 CONTEXT = get_context("forkserver")
+GARBAGE = (10_000, 10, 10)
+"""Thresholds of garbage collection: with Python's own it takes 8 % of the time of short trainings."""
 _ACTIVE = {"runner.__main__", "runner.child.compiling"}
 
 

@@ -1,5 +1,6 @@
 """Computes what is the same in every training of a test process once: importing this module switches that on."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -10,13 +11,19 @@ from runner.recipe import provenance
 
 _PACKAGE = Path(runner.__file__).parent
 _checkout = provenance._checkout
-_checkout_once = cache(_checkout)
+
+
+@cache
+def _package_checkout(results, environment):
+    return _checkout(_PACKAGE, results, _PACKAGE)
 
 
 def _remembered_checkout(folder, results, tracked=None):
     """Asks git about the runner's own checkout once; tests with repositories of their own ask it each time."""
-    read = _checkout_once if tracked == _PACKAGE else _checkout
-    return read(folder, results, tracked)
+    if tracked != _PACKAGE:
+        return _checkout(folder, results, tracked)
+    environment = [pair for pair in os.environ.items() if pair[0].startswith("GIT_") or pair[0] == "PATH"]
+    return _package_checkout(results, frozenset(environment))
 
 
 utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)
