@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from runner.api import DataFile, DataName, FileDatasetConfig, LearnerConfig, Objective, RecipePath
+from runner.api import (
+    DataFile,
+    DataName,
+    FileDatasetConfig,
+    LearnerConfig,
+    Objective,
+    RecipePath,
+    ServedRequest,
+    ServedResponse,
+)
 
 from ..settings import Count
+from .served import ViewRequest, ViewResponse
 
 if TYPE_CHECKING:
     from .learner import RadianceGan
@@ -56,6 +66,9 @@ class RadianceGanConfig(LearnerConfig):
     )
     answering: ClassVar[frozenset[str]] = frozenset({"image_rays"})
     depends_on_progress: ClassVar[bool] = True
+    request: ClassVar[type[ServedRequest]] = ViewRequest
+    response: ClassVar[type[ServedResponse]] = ViewResponse
+    page: ClassVar[str] = "page"
     objective: ClassVar[Objective] = Objective("swd", "minimize", margin=20.0, unit="1e-3")
 
     width: Count = 64

@@ -12,11 +12,12 @@ from torch.nn.functional import interpolate, mse_loss, one_hot, softplus
 
 from runner.api import Batch, Context, Learner, Loss, Mean, Progress, UsageError
 
-from .camera import pixel_positions, rays
+from .camera import camera_from_angles, pixel_positions, rays
 from .networks import PatchDiscriminator, RadianceField, SuperResolution, reduce
 from .patches import Patch, annealed_scale, beta_scale, colours_at, patch_at, rows_to_patch
 from .ray_batch import RayBatch
 from .rendering import Rendering, composite, importance_depths, lengths, stratified_depths
+from .served import latents_of, poses_of, responses_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .config import RadianceGanConfig
+    from .served import ViewRequest, ViewResponse
 
 OCTAVES = (6, 4)
 """Of encoded points and of encoded directions."""
@@ -56,6 +58,7 @@ class RadianceGan(Learner):
             raise UsageError(f"data: images are {self.side} pixels wide; make it {wanted}")
         self.classes = context.sizes["classes"]
         self.lens = context.tables["lens"].to(self.device)
+        self.camera_radius = float(context.tables["radius"])
         # A pose is the sine and the cosine of the azimuth, and the elevation.
         planes = {"class": self.classes, "pose": 3, "position": 2}
         count = sum(planes[name] for name in config.condition)
@@ -343,6 +346,26 @@ class RadianceGan(Learner):
             )
             rows.append(self.slots.render_rays(ray_batch))
         return rows_to_patch(2 * torch.cat(rows, 1) - 1, side)
+
+    def refused(self, request: ViewRequest) -> str | None:
+        """Returns why a view cannot be rendered; None if it can."""
+        if request.label < self.classes:
+            return None
+        return f"label: {request.label} exceeds the largest class of this model ({self.classes - 1})"
+
+    def requested(self, requests: Sequence[ViewRequest]) -> Batch:
+        """Returns the inputs of ``predict`` for requested views."""
+        pose = poses_of(requests).to(self.device)
+        latent = latents_of(requests, 2 * self.config.latent).to(self.device)
+        return {
+            "label": torch.tensor([request.label for request in requests], device=self.device),
+            "camera": camera_from_angles(pose, self.camera_radius),
+            "latent": self.spread(latent),
+        }
+
+    def answered(self, requests: Sequence[ViewRequest], outputs: Tensor) -> Sequence[ViewResponse]:
+        """Returns rendered views as responses."""
+        return responses_of(outputs, self.classes)
 
     def shrink(self, image: Tensor) -> Tensor:
         """Returns images of the size that super-resolution enlarges."""

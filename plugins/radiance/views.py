@@ -62,7 +62,8 @@ class PosedViews(DatasetSource):
         lens = lens_of(config)
         # Rays pass pixel centres. If colours were taken elsewhere, the optical axis is moved instead.
         lens[2:] += (0.5 - config.pixel_offset) * 2 / views.image.shape[-1]
-        self.tables = {"lens": lens}
+        radius = views.camera[:, :, 3].norm(dim=1).median()
+        self.tables = {"lens": lens, "radius": radius}
 
         pose = angles_of(views.camera)
         is_held_out = held_out_azimuths(pose[:, 0], views.label, config.held_out)
@@ -155,7 +156,7 @@ class PosedViews(DatasetSource):
         views = {
             "label": torch.full((len(pose),), label, device=self.device),
             "pose": pose.to(self.device),
-            "camera": camera_from_angles(pose, self.config.radius).to(self.device),
+            "camera": camera_from_angles(pose, float(self.tables["radius"])).to(self.device),
         }
         inputs = learner.inputs(views)
         # All views show the same object, so they share a latent vector.
