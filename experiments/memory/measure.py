@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 TABLE = HERE / "README.md"
 MIB = 2**20
 HEAD = """\
@@ -31,8 +32,10 @@ def measure(experiment: Path) -> None:
     folder = experiment.with_suffix("")
     if (folder / "result.json").exists():
         return
-    command = [sys.executable, "-m", "runner", "ablate", str(experiment), "--metric", "memory"]
-    subprocess.run([*command, "--out", str(folder), "--quiet"], check=True)
+    # Records name files relative to the repository.
+    path, out = (str(name.resolve().relative_to(ROOT.resolve())) for name in (experiment, folder))
+    command = [sys.executable, "-m", "runner", "ablate", path, "--metric", "memory"]
+    subprocess.run([*command, "--out", out, "--quiet"], check=True, cwd=ROOT)
 
 
 def rows(experiment: Path) -> list[str]:
