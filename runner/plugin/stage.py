@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from runner.plugin.context import Slots
+    from runner.plugin.faces import SourceConfig
     from runner.plugin.learner import Learner
     from runner.plugin.source import Batch, Source, State
 
@@ -30,6 +31,13 @@ class Stage(ABC):
 
     def prepare(self, plan: Plan) -> None:  # noqa: B027 (most stages have nothing to prepare)
         """Changes what is built (the batch size) before anything is."""
+
+    def adapt_source(self, data: SourceConfig) -> SourceConfig:
+        """Returns the settings with which the source is built.
+
+        They may change how batches are made, never what is in them. Also called when a run is resumed.
+        """
+        return data
 
     @abstractmethod
     def attach(self, pipeline: Pipeline) -> None:

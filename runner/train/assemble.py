@@ -13,7 +13,7 @@ import torch
 
 from runner.child.spawn import Cause, Child, ChildError
 from runner.plugin.context import STEP, Context, Slots
-from runner.plugin.faces import Setting, StageConfig
+from runner.plugin.faces import Setting, SourceConfig, StageConfig
 from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
@@ -126,7 +126,7 @@ class Assembly:
 
         self.slots, train = Slots(), recipe.train
         self.context = Context(device, self.slots, recipe.seed, train.batch_size, recipe.optimizer, train.ema)
-        model, data = recipe.model.recorded(), recipe.data.recorded()
+        model, data = recipe.model.recorded(), self._adapted(recipe.data).recorded()
         self.source: Source = source(data, self.context)
         if resumed is not None:
             refuse_other_classes(resumed.get("classes"), self.source.classes)
@@ -161,6 +161,12 @@ class Assembly:
         asked = {kind: stage for kind, stage in self.stages.items() if resumed is None or not active[kind].prepares}
         self._recorded = {f"optimization.{kind}": stage.config for kind, stage in asked.items()}
         self._recorded |= {"model": model, "data": data}
+
+    def _adapted(self, data: SourceConfig) -> SourceConfig:
+        """Returns the settings of the source as the stages have changed them."""
+        for stage in self.stages.values():
+            data = stage.adapt_source(data)
+        return data
 
     def _refuse_unknown_epochs(self) -> None:
         """Raises a RecipeError if the training is counted in epochs, and the source does not report their length."""

@@ -35,6 +35,8 @@ REFUSED = {
     ("gradient_accumulation", "gan"): "no slot 'forward_backward'",
     ("preprocess_once", "images"): "needs samples by number",
     ("preprocess_once", "gan"): "needs samples by number",
+    ("prefetch", "images"): "in memory",
+    ("prefetch", "gan"): "in memory",
     ("bucketing", "gan"): "no slot 'loss'",
     ("bucketing", "tokens"): "switch the model's dropout off",
 }

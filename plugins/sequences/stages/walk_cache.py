@@ -50,6 +50,8 @@ class WalkCacheConfig(StageConfig):
             raise UsageError(f"without data.redraw a molecule has one walk, and variants is {self.variants}; {remedy}")
         if setting.data.workers:
             return f"each of the {setting.data.workers} workers would keep walks of its own; set data.workers: 0"
+        if "prefetch" in setting.stages:
+            return "each worker of prefetch would keep walks of its own; switch one of the two off"
         return None
 
     def implementation(self) -> type[Stage]:
