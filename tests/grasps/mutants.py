@@ -1,34 +1,12 @@
 """Stages for learners of grasps that are wrong on purpose."""
 
-import sys
 from functools import cache
-from typing import ClassVar
 
 import torch
+from wrong_on_purpose import wrong
 
-from runner.api import Exact, Stage, StageConfig
+from runner.api import Stage
 from runner.plugins.grasps.geometry import yaw
-
-
-def wrong(kind, wraps):
-    """Registers a stage's works with settings that promise the same bits."""
-
-    def register(works):
-        namespace = {
-            "__module__": works.__module__,
-            "__doc__": works.__doc__,
-            "__annotations__": {"phase": ClassVar[int], "kind": ClassVar[str], "wraps": ClassVar[frozenset[str]]},
-            "kind": kind,
-            "phase": 1,
-            "wraps": frozenset(wraps),
-            "contract": lambda self, setting: Exact(),
-            "implementation": lambda self: works,
-        }
-        face = type(StageConfig)(f"{works.__name__}Config", (StageConfig,), namespace, use_attribute_docstrings=False)
-        setattr(sys.modules[works.__module__], face.__name__, face)
-        return works
-
-    return register
 
 
 @wrong("stale_condition_cache", ["condition"])

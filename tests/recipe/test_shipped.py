@@ -24,7 +24,7 @@ def test_every_recipe_that_ships_is_the_same_when_it_is_printed_and_read_again(n
 
 
 OF_ONE_KIND = {recipe.data.model_dump_json(): name for name in shipped() for recipe in [load(name, (), Registry())]}
-ASKED_FOR = {"graf": "data.synthetic=true"}
+ASKED_FOR = dict.fromkeys(("graf", "graf_memory"), "data.synthetic=true")
 """Settings with which data are made up for recipes that do so only if they are told to."""
 """One recipe for each way in which data are set."""
 
