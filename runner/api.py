@@ -27,7 +27,9 @@ from runner.plugin.faces import (
 )
 from runner.plugin.files import Anchor, DataFile, DataName, RecipePath
 from runner.plugin.fingerprint import fingerprint_of_files
+from runner.plugin.memory_choice import MemoryChoice
 from runner.plugin.optimizer import restore
+from runner.plugin.outline import SourceOutline, TensorOutline
 from runner.plugin.progress import Progress, Unit
 from runner.plugin.prunable import Prunable
 from runner.plugin.source import Batch, Ring, Source, State
@@ -57,10 +59,10 @@ _HEAVY = {
 __all__ = [
     "Anchor", "Batch", "BatchLayout", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig",
     "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
-    "LearnerConfig", "Loss", "Manifest", "Mean", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable",
-    "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots",
-    "Source", "SourceConfig", "Stage", "StageConfig", "State", "Statistical", "TensorRows", "Unit", "UsageError",
-    "available_memory",
+    "LearnerConfig", "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan", "Probe", "Progress",
+    "Prunable", "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse", "Setting",
+    "Slots", "Source", "SourceConfig", "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "TensorOutline",
+    "TensorRows", "Unit", "UsageError", "available_memory",
     "fingerprint_of_files", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors", "tensors",
 ]  # fmt: skip
 

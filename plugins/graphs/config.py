@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from runner.api import DataFile, DataName, FileDatasetConfig, GradientLearnerConfig, Objective
+from runner.api import (
+    DataFile,
+    DataName,
+    FileDatasetConfig,
+    GradientLearnerConfig,
+    Objective,
+    SourceOutline,
+    TensorOutline,
+)
 
 from ..molecules.table import MoleculesConfig
 from ..settings import Count, Heads
@@ -38,6 +46,18 @@ CITESEER = DataFile(
 )
 
 
+class GraphSize(NamedTuple):
+    """Counts of a citation graph; an edge counts once."""
+
+    nodes: int
+    features: int
+    edges: int
+    classes: int
+
+
+PUBLISHED = {CORA.name: GraphSize(2708, 1433, 5278, 7), CITESEER.name: GraphSize(3327, 3703, 4552, 6)}
+
+
 class CitationConfig(FileDatasetConfig):
     """A graph whose nodes have features and a class, of which few are known in training.
 
@@ -57,6 +77,18 @@ class CitationConfig(FileDatasetConfig):
     def wanted(self) -> tuple[DataFile, ...]:
         """The published graph that is named, if one is."""
         return tuple(file for file in self.files if file.name == self.file)
+
+    def size(self) -> GraphSize | None:
+        """Returns the counts of the graph; None if it is not published and not there."""
+        if self.file in PUBLISHED:
+            return PUBLISHED[self.file]
+        if self.locate(self.file) is None:
+            return None
+        from .citation import read
+
+        graph = read(self)
+        nodes, features = graph.features.shape
+        return GraphSize(nodes, features, len(graph.edges), int(graph.labels.max()) + 1)
 
 
 class CitationGraphConfig(CitationConfig):
@@ -79,6 +111,24 @@ class CitationGraphConfig(CitationConfig):
     def largest_batch(self) -> int:
         """There is one graph."""
         return 1
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of the whole graph."""
+        size = self.size()
+        if size is None:
+            return None
+        nodes, edges = size.nodes, 2 * size.edges + size.nodes
+        batch = {
+            "x": TensorOutline((1, nodes, size.features)),
+            "edge": TensorOutline((1, edges, 2), "int64"),
+            "weight": TensorOutline((1, edges)),
+            "label": TensorOutline((1, nodes), "int64"),
+            "mask": TensorOutline((1, nodes), "bool"),
+        }
+        if self.parts > 1:
+            for name in ("part", "readers", "turn"):
+                batch[name] = TensorOutline((1, nodes), "int64")
+        return SourceOutline(batch, sizes={"classes": size.classes}, epoch_samples=1)
 
     def implementation(self) -> type[CitationGraph]:
         """The source in torch."""
@@ -199,6 +249,26 @@ class MoleculeGraphsConfig(MoleculesConfig):
     kind: ClassVar[str] = "molecules"
     provides: ClassVar[str] = "molecules"
     shapes_vary: ClassVar[bool] = True
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of a batch with the molecule that is padded to the largest size."""
+        from .padding import EDGES, FEATURES, padded_nodes
+
+        nodes = self.largest(
+            lambda molecule: padded_nodes(molecule.atoms, 2 * molecule.bonds),
+            lambda molecule: padded_nodes(len(molecule.atoms), 2 * len(molecule.bonds)),
+        )
+        if nodes is None:
+            return None
+        edges = int(nodes * EDGES)
+        batch = {
+            "x": TensorOutline((batch_size, nodes, FEATURES)),
+            "edge": TensorOutline((batch_size, edges, 2), "int64"),
+            "bond": TensorOutline((batch_size, edges), "int64"),
+            "mask": TensorOutline((batch_size, nodes), "bool"),
+            "target": TensorOutline((batch_size,)),
+        }
+        return SourceOutline(batch, f"with the largest molecule of {self.file}: padded to {nodes} atoms")
 
     def implementation(self) -> type[MoleculeGraphs]:
         """The source in torch."""

@@ -15,6 +15,7 @@ from runner.api import Batch, DatasetSource, Learner
 
 from ..molecules.smiles import Molecule, read
 from ..molecules.table import Table
+from .padding import EDGES, padded_nodes
 
 if TYPE_CHECKING:
     from .config import MoleculeGraphsConfig
@@ -25,10 +26,6 @@ DEGREES = 5
 """Numbers of bonds told apart, from none or one; more count as the last."""
 WALKS = 16
 """Lengths of random walks."""
-NODES = (16, 24, 32, 56)
-"""What graphs are padded to; larger ones to multiples of the last."""
-EDGES = 2.5
-"""Directed edges for each of those nodes."""
 
 
 class MolecularGraph(NamedTuple):
@@ -80,12 +77,6 @@ def features(molecule: Molecule, edge: Tensor) -> Tensor:
     degrees = (degree.clamp(1, DEGREES) - 1).clamp(min=0)
     one_hot = [F.one_hot(element, len(ELEMENTS) + 1), F.one_hot(degrees, DEGREES), torch.tensor(rest)]
     return torch.cat([*one_hot, torch.from_numpy(returns)], 1)
-
-
-def padded_nodes(nodes: int, edges: int) -> int:
-    """To how many nodes a graph is padded: the first size with room for it."""
-    larger = max(nodes, int(np.ceil(edges / EDGES)))
-    return next((size for size in NODES if size >= larger), -(-larger // NODES[-1]) * NODES[-1])
 
 
 def _last(real: Tensor) -> Tensor:

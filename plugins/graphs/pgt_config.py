@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import GradientLearnerConfig, Objective
+from runner.api import GradientLearnerConfig, Objective, SourceOutline, TensorOutline
 
 from ..settings import Count, Heads
 from .config import CitationConfig
@@ -87,6 +87,25 @@ class NodeContextsConfig(CitationConfig):
     """Steps of the walk, after which its distribution is taken as it is."""
     neighbour: Literal["walk", "best"] = "walk"
     """Whose context stands beside that of a node: one drawn anew by where the walk is, or always the most visited."""
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of contexts of nodes and of their neighbours."""
+        size = self.size()
+        if size is None:
+            return None
+        width = min(size.nodes, size.features, self.components)
+
+        def context() -> dict[str, TensorOutline]:
+            shape = (batch_size, self.context)
+            return {
+                "x": TensorOutline((*shape, width)),
+                "mask": TensorOutline(shape, "bool"),
+                "weight": TensorOutline(shape),
+            }
+
+        node = TensorOutline((batch_size,), "int64")
+        batch = {**context(), "neighbour": context(), "node": node}
+        return SourceOutline(batch, epoch_samples=size.nodes)
 
     def implementation(self) -> type[NodeContexts]:
         """The source in torch."""

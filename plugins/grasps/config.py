@@ -16,6 +16,8 @@ from runner.api import (
     Objective,
     ServedRequest,
     ServedResponse,
+    SourceOutline,
+    TensorOutline,
 )
 
 from ..settings import Count, Heads
@@ -40,6 +42,13 @@ BOXES = DataFile(
     size=1_534,
     about="67 boxes of the LEAP hand's links, made from get_a_grip (MIT), which has them from dex-urdf (MIT)",
 )
+
+
+GRASP_NUMBERS = 25
+"""Numbers that describe a grasp."""
+PARENTS = (0, 1, 2, 3, 0, 5, 6, 7, 0, 9, 10, 11, 0, 13, 14, 15)
+"""Links that the joints of the LEAP hand are on: four fingers with four joints each."""
+HAND_KEYPOINTS, HAND_BOXES = 7, 67
 
 
 class GraspLearnerConfig(GradientLearnerConfig):
@@ -208,6 +217,32 @@ class CubeGraspsConfig(FileDatasetConfig):
     def draws_samples(self) -> bool:
         """Clouds and the choice of grasps are drawn."""
         return True
+
+    def outline(self, batch_size: int) -> SourceOutline:
+        """Returns the shapes of scenes with the LEAP hand."""
+        batch = {
+            "grasp": TensorOutline((batch_size, self.grasps, GRASP_NUMBERS)),
+            "edge": TensorOutline((batch_size,)),
+            "cloud": TensorOutline((batch_size, self.points, 3)),
+            "turn": TensorOutline((batch_size, 3, 3)),
+        }
+        if self.clouds is not None:
+            batch["number"] = TensorOutline((batch_size,), "int64")
+        joints = len(PARENTS)
+        tables = {
+            "parent": TensorOutline((joints,), "int64", PARENTS),
+            "origin": TensorOutline((joints, 3)),
+            "turn": TensorOutline((joints, 3, 3)),
+            "axis": TensorOutline((joints, 3)),
+            "keypoints": TensorOutline((HAND_KEYPOINTS,), "int64"),
+            "box_link": TensorOutline((HAND_BOXES,), "int64"),
+            "box_turn": TensorOutline((HAND_BOXES, 3, 3)),
+            "box_centre": TensorOutline((HAND_BOXES, 3)),
+            "box_half": TensorOutline((HAND_BOXES, 3)),
+            "lower": TensorOutline((GRASP_NUMBERS,)),
+            "upper": TensorOutline((GRASP_NUMBERS,)),
+        }
+        return SourceOutline(batch, tables=tables)
 
     def implementation(self) -> type[CubeGrasps]:
         """The source in torch."""

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from runner.api import Config, SourceConfig, Unit
+from runner.api import Config, SourceConfig, SourceOutline, TensorOutline, Unit
 
 from .replay.config import ReplayConfig, UniformConfig
 
@@ -55,6 +55,26 @@ class SimulatorConfig(SourceConfig):
     def largest_batch(self) -> int:
         """No more than the replay buffer holds."""
         return self.replay.capacity
+
+    def transitions(self, batch_size: int, agents: int, observation: int, action: int) -> SourceOutline:
+        """Returns the outline of a batch from the replay buffer.
+
+        Args:
+            batch_size: Transitions.
+            agents: How many there are.
+            observation: Numbers that an agent observes.
+            action: Numbers of an action.
+        """
+        shapes: dict[str, tuple[int, ...]] = {
+            "observation": (agents, observation),
+            "action": (agents, action),
+            "reward": (agents,),
+            "next_observation": (agents, observation),
+            "terminated": (),
+            "weight": (),
+        }
+        batch = {name: TensorOutline((batch_size, *shape)) for name, shape in shapes.items()}
+        return SourceOutline({**batch, "index": TensorOutline((batch_size,), "int64")})
 
     def resident(self, device: str) -> bool:
         """Whether the replay buffer is where the learner is."""

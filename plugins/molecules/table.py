@@ -12,9 +12,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from runner.api import DataFile, DataName, FileDatasetConfig, Objective, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .smiles import Molecule
 
 ESOL = DataFile(
     name="esol.csv",
@@ -38,6 +43,18 @@ COLUMNS = {
 PART = 10
 """One in so many molecules is in the test part, and as many are in the validation part."""
 _log = logging.getLogger(__name__)
+
+
+class LargestMolecule(NamedTuple):
+    """Counts of the largest molecule of a table."""
+
+    atoms: int
+    bonds: int
+    tokens: int
+    """Of a walk over all bonds."""
+
+
+PUBLISHED_LARGEST = {ESOL.name: LargestMolecule(55, 62, 225), FREESOLV.name: LargestMolecule(24, 25, 108)}
 
 
 class MoleculesConfig(FileDatasetConfig):
@@ -66,6 +83,30 @@ class MoleculesConfig(FileDatasetConfig):
     def wanted(self) -> tuple[DataFile, ...]:
         """The published table that is named, if one is."""
         return tuple(file for file in self.files if file.name == self.file)
+
+    def largest(
+        self, of_published: Callable[[LargestMolecule], int], of_molecule: Callable[[Molecule], int]
+    ) -> int | None:
+        """Returns the largest size of a molecule of the table, held out or not.
+
+        Args:
+            of_published: Size of the largest molecule of a published table, which is then not read.
+            of_molecule: Size of any other one.
+
+        Returns:
+            The size; None if the table is neither published nor there.
+        """
+        path = self.locate(self.file)
+        published = {file.name: file for file in self.files}.get(self.file)
+        if published is not None and (path is None or path.stat().st_size == published.size):
+            return of_published(PUBLISHED_LARGEST[self.file])
+        if path is None:
+            return None
+        from .smiles import read
+
+        smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
+        texts, _ = _rows(path, self.smiles or smiles, self.target or target)
+        return max((of_molecule(read(text)) for text in texts), default=None)
 
 
 class Table:

@@ -16,6 +16,8 @@ from runner.api import (
     RecipePath,
     ServedRequest,
     ServedResponse,
+    SourceOutline,
+    TensorOutline,
 )
 
 from ..settings import Count
@@ -32,6 +34,10 @@ VIEWS = DataFile(
     size=1_428_332,
     about="864 rendered views of three objects (public domain, MIT, zlib) with their poses",
 )
+
+
+VIEWS_SIDE, VIEWS_CLASSES, VIEWS_COUNT = 64, 3, 864
+"""Of the published file."""
 
 
 def _check_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -165,6 +171,32 @@ class PosedViewsConfig(FileDatasetConfig):
         """The published file, if it is named."""
         is_other = self.synthetic or self.folder is not None or self.file != VIEWS.name
         return () if is_other else self.files
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of the published images, or those of an archive that is there."""
+        path = self.locate(self.file) if self.folder is None and not self.synthetic else None
+        if path is not None:
+            from .reading import archive_size
+
+            size = archive_size(path)
+        elif self.wanted():
+            size = VIEWS_COUNT, VIEWS_SIDE, VIEWS_CLASSES
+        else:
+            size = None
+        if size is None:
+            return None
+        count, side, classes = size
+        return SourceOutline(
+            {
+                "image": TensorOutline((batch_size, 3, side, side)),
+                "label": TensorOutline((batch_size,), "int64"),
+                "pose": TensorOutline((batch_size, 2)),
+                "camera": TensorOutline((batch_size, 3, 4)),
+            },
+            sizes={"classes": classes},
+            tables={"lens": TensorOutline((4,))},
+            epoch_samples=count - count // self.held_out,
+        )
 
     def implementation(self) -> type[PosedViews]:
         """Imports and returns the source's class."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +58,27 @@ def read(config: PosedViewsConfig) -> Views:
     if path is None:
         raise UsageError(f"data.file: {config.nowhere(config.file)}; data.synthetic: true renders coloured boxes")
     return read_archive(path, config)
+
+
+def archive_size(path: Path) -> tuple[int, int, int] | None:
+    """Returns the number, side and classes of the images of an archive, of which only headers are read."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            names = set(arrays.files)
+            labels = len(arrays["class_name"]) if "class_name" in names else None
+            if labels is None and "label" in names:
+                labels = int(arrays["label"].max()) + 1
+        with zipfile.ZipFile(path) as archive, archive.open("image.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read_header = np.lib.format.read_array_header_1_0
+            if version != (1, 0):
+                read_header = np.lib.format.read_array_header_2_0
+            shape, _, _ = read_header(file)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None
+    if len(shape) not in (4, 6):
+        return None
+    return int(np.prod(shape[:-3])), shape[-2], labels or 1
 
 
 def read_archive(path: Path, config: PosedViewsConfig) -> Views:

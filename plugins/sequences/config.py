@@ -16,6 +16,8 @@ from runner.api import (
     Objective,
     ServedRequest,
     ServedResponse,
+    SourceOutline,
+    TensorOutline,
     Unit,
 )
 
@@ -33,6 +35,10 @@ TINY_SHAKESPEARE = DataFile(
     size=1_115_394,
     about="40,000 lines of Shakespeare's plays, put together by Andrej Karpathy (char-rnn, MIT); public domain",
 )
+
+
+TINY_VOCABULARY = 65
+"""Characters that tiny Shakespeare uses."""
 
 
 class TextRequest(ServedRequest):
@@ -169,6 +175,24 @@ class TextConfig(FileDatasetConfig):
     def wanted(self) -> tuple[DataFile, ...]:
         """Tiny Shakespeare, unless another file is named."""
         return tuple(file for file in self.files if file.name == self.file)
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of windows; the characters are counted if the text is there."""
+        path = self.locate(self.file)
+        if path is None:
+            if not self.wanted():
+                return None
+            vocabulary, length = TINY_VOCABULARY, TINY_SHAKESPEARE.size
+        else:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            vocabulary, length = len(set(text)), len(text)
+        windows = int(length * (1 - self.held_out)) - self.context
+        return SourceOutline(
+            {"tokens": TensorOutline((batch_size, self.context + 1), "int64")},
+            sizes={"vocabulary": vocabulary},
+            tables={"characters": TensorOutline((vocabulary,), "int32")},
+            epoch_samples=max(1, windows),
+        )
 
     def implementation(self) -> type[Text]:
         """The source in torch."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runner.api import GradientLearnerConfig, Objective
+from runner.api import GradientLearnerConfig, Objective, SourceOutline, TensorOutline
 
 from ..molecules.table import MoleculesConfig
 from ..settings import Count, Heads
 
 if TYPE_CHECKING:
+    from ..molecules.smiles import Molecule
     from .graph_gpt import GraphGpt
     from .graph_walks import GraphWalks
+
+
+PADDED = 16
+"""A batch's length is a multiple of this."""
+LONGEST, VOCABULARY = 256, 121
+"""Tokens of a walk at most, and different ones."""
 
 
 class GraphGptConfig(GradientLearnerConfig):
@@ -47,6 +55,10 @@ class GraphGptConfig(GradientLearnerConfig):
     pretrained: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Share of the training, at its beginning, that predicts the next token; the rest predicts what was measured."""
 
+    def phases(self) -> tuple[float, ...]:
+        """Returns where walks are learned, and where targets are."""
+        return (0.0, self.pretrained) if self.pretrained else (0.0,)
+
     def draws(self) -> bool:
         """Dropout does."""
         return self.dropout > 0
@@ -78,6 +90,27 @@ class GraphWalksConfig(MoleculesConfig):
     def draws_samples(self) -> bool:
         """Walks that are drawn anew are others."""
         return self.redraw
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of a batch with the longest walk."""
+
+        def length_of_walk(molecule: Molecule) -> int:
+            from .walks import encode
+
+            return len(encode(molecule, random.Random(0)))
+
+        longest = self.largest(lambda molecule: molecule.tokens, length_of_walk)
+        if longest is None:
+            return None
+        length = -(-longest // PADDED) * PADDED
+        batch = {
+            "tokens": TensorOutline((batch_size, length), "int64"),
+            "length": TensorOutline((batch_size,), "int64"),
+            "target": TensorOutline((batch_size,)),
+        }
+        sizes = {"vocabulary": VOCABULARY, "longest": LONGEST}
+        largest = f"with the largest molecule of {self.file}: padded to {length} tokens"
+        return SourceOutline(batch, largest, sizes=sizes)
 
     def implementation(self) -> type[GraphWalks]:
         """The source in torch."""

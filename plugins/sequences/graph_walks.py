@@ -14,13 +14,14 @@ from runner.api import Batch, DatasetSource, Learner, UsageError
 
 from ..molecules.smiles import Molecule, read
 from ..molecules.table import Table
-from .walks import LONGEST, PAD, VOCABULARY, check, encode
+from .graph_config import LONGEST, PADDED, VOCABULARY
+from .walks import PAD, check, encode
 
 if TYPE_CHECKING:
     from .graph_config import GraphWalksConfig
 
-PADDED, BUCKET = 16, 32
-"""Of what a batch's length is a multiple, and a bucket's."""
+BUCKET = 32
+"""The length of a bucket is a multiple of this."""
 
 
 class Walk(NamedTuple):

@@ -13,9 +13,8 @@ from itertools import pairwise
 import networkx as nx
 
 from ..molecules.smiles import AROMATIC, DOUBLE, SINGLE, TRIPLE, Atom, Molecule
+from .graph_config import LONGEST, VOCABULARY
 
-LONGEST = 256
-"""Tokens of a walk, at most."""
 PAD, END, JUMP = 0, 1, 2
 _BONDS = (SINGLE, DOUBLE, TRIPLE, AROMATIC)
 _FIRST_BOND = 3
@@ -36,7 +35,7 @@ _ATOMS = tuple(
     for element in elements.split()
 )
 _ATOM_TOKENS = {atom: _FIRST_ATOM + place for place, atom in enumerate(_ATOMS)}
-VOCABULARY = _FIRST_ATOM + len(_ATOMS)
+assert _FIRST_ATOM + len(_ATOMS) == VOCABULARY
 
 
 def check(molecule: Molecule) -> None:

@@ -1,9 +1,9 @@
 """Automatic mixed precision."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
-from runner.api import Pipeline, Setting, Stage, StageConfig, State, Statistical, UsageError, slow_bf16
+from runner.api import MemoryChoice, Pipeline, Setting, Stage, StageConfig, State, Statistical, UsageError, slow_bf16
 
 
 class AmpConfig(StageConfig):
@@ -31,6 +31,11 @@ class AmpConfig(StageConfig):
     def contract(self, setting: Setting) -> Statistical:
         """It rounds; only trainings can tell whether that harms."""
         return Statistical()
+
+    @classmethod
+    def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:  # noqa: ARG003 (some depend on it)
+        """Returns the type that needs no loss scaling."""
+        return (MemoryChoice({"dtype": "bf16"}, 1.0, "activations are rounded to bf16"),)
 
     def inactive(self, setting: Setting) -> str | None:
         """bf16 without hardware for it has nothing to win; fp16 on a CPU is refused."""

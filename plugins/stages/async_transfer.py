@@ -38,6 +38,7 @@ class AsyncTransferConfig(StageConfig):
 
     kind: ClassVar[str] = "async_transfer"
     phase: ClassVar[int] = 2
+    unplanned: ClassVar[str] = "batches on their way are on the device, too"
     claims: ClassVar[frozenset[str]] = frozenset({"next_batch", "transfer"})
 
     depth: Annotated[int, Field(ge=2, le=8)] = 2

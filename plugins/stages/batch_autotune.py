@@ -20,6 +20,7 @@ class BatchAutotuneConfig(StageConfig):
 
     kind: ClassVar[str] = "batch_autotune"
     phase: ClassVar[int] = 3
+    unplanned: ClassVar[str] = "it chooses the batch size by trial"
     prepares: ClassVar[bool] = True
 
     largest: Annotated[int, Field(ge=1)] = 4096

@@ -29,6 +29,7 @@ class CompileConfig(StageConfig):
 
     kind: ClassVar[str] = "compile"
     phase: ClassVar[int] = 3
+    unplanned: ClassVar[str] = "a compiler fuses operations, so that an update needs less"
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
     traces: ClassVar[bool] = True
 

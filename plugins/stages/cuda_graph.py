@@ -39,6 +39,7 @@ class CudaGraphConfig(StageConfig):
 
     kind: ClassVar[str] = "cuda_graph"
     phase: ClassVar[int] = 3
+    unplanned: ClassVar[str] = "a graph keeps all memory of an update reserved, and copies of the batch"
     wraps: ClassVar[frozenset[str]] = frozenset({"make_optimizer", "update"})
     works_through: ClassVar[frozenset[str] | None] = frozenset({"update"})
 

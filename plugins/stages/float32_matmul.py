@@ -27,6 +27,7 @@ class Float32MatmulConfig(StageConfig):
 
     kind: ClassVar[str] = "float32_matmul"
     phase: ClassVar[int] = 3
+    unplanned: ClassVar[str] = "it changes no memory"
     wraps: ClassVar[frozenset[str]] = frozenset({"update"})
 
     precision: Literal["high", "medium"] = "medium"

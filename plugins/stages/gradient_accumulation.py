@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -11,6 +11,7 @@ from runner.api import (
     Batch,
     Close,
     Contract,
+    MemoryChoice,
     Pipeline,
     Progress,
     RunnerError,
@@ -22,6 +23,10 @@ from runner.api import (
 
 if TYPE_CHECKING:
     from runner.api import Loss
+
+
+TIME_OF_HALVING = 0.05
+"""Share of an update's time that halving the parts adds, expected from experience with small models."""
 
 
 class GradientAccumulationConfig(StageConfig):
@@ -48,6 +53,20 @@ class GradientAccumulationConfig(StageConfig):
     def contract(self, setting: Setting) -> Contract:
         """The same algebra, unless an update draws numbers itself: the parts then draw others."""
         return Statistical() if setting.model.draws() else Close()
+
+    @classmethod
+    def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:
+        """Returns parts of half the batch, a quarter, and so on."""
+        choices = []
+        parts = 2
+        while parts <= batch_size:
+            time = 1 + TIME_OF_HALVING * (parts.bit_length() - 1)
+            micro_batch = -(-batch_size // parts)
+            choices.append(
+                MemoryChoice({"micro_batch": micro_batch}, time, f"{parts} smaller parts, one after another")
+            )
+            parts *= 2
+        return choices
 
     def implementation(self) -> type[Stage]:
         """The sum of several gradients."""

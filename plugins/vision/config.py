@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from runner.api import DatasetConfig, GradientLearnerConfig, Objective, RecipePath, ServedRequest, ServedResponse
+from runner.api import (
+    DatasetConfig,
+    GradientLearnerConfig,
+    Objective,
+    RecipePath,
+    ServedRequest,
+    ServedResponse,
+    SourceOutline,
+    TensorOutline,
+)
 
 if TYPE_CHECKING:
     from .classifier import Classifier
@@ -74,6 +84,18 @@ class ClassifierConfig(GradientLearnerConfig):
         return Classifier
 
 
+DIGITS, DIGITS_SIDE, DIGITS_CLASSES = 1_797, 8, 10
+
+
+def outline_of_images(
+    batch_size: int, channels: int, side: int, classes: int, samples: int | None = None
+) -> SourceOutline:
+    """Returns the outline of labelled images."""
+    image = TensorOutline((batch_size, channels, side, side))
+    label = TensorOutline((batch_size,), "int64")
+    return SourceOutline({"image": image, "label": label}, sizes={"classes": classes}, epoch_samples=samples)
+
+
 class DigitsConfig(DatasetConfig):
     """The 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn (UCI, Alpaydin and Kaynak 1998).
 
@@ -87,6 +109,10 @@ class DigitsConfig(DatasetConfig):
 
     held_out: Annotated[int, Field(ge=1, le=1000)] = 360
     """How many images only evaluation sees."""
+
+    def outline(self, batch_size: int) -> SourceOutline:
+        """Returns the shapes of images of 8 x 8 pixels."""
+        return outline_of_images(batch_size, 1, DIGITS_SIDE, DIGITS_CLASSES, DIGITS - self.held_out)
 
     def implementation(self) -> type[Digits]:
         """The source in torch."""
@@ -112,6 +138,14 @@ class ImageFolderConfig(DatasetConfig):
     """Whether images are turned to one grey channel instead of three colours."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of the images that only evaluation sees, about."""
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of the images, if the folder is there to count its classes."""
+        folder = Path(self.folder)
+        if not folder.is_dir():
+            return None
+        classes = [path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+        return outline_of_images(batch_size, 1 if self.grey else 3, self.side, max(1, len(classes)))
 
     def implementation(self) -> type[ImageFolder]:
         """The source in torch."""

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.system.errors import OUT_OF_MEMORY, PluginError, RunnerError, print_traceback
+from runner.system.errors import OUT_OF_MEMORY, MemoryShortageError, PluginError, RunnerError, print_traceback
 from runner.system.files import guard, open_file
 from runner.system.places import workspace_root
 from runner.system.secrets import register
@@ -118,7 +118,8 @@ def attend(module: str, connection: Connection, errors: str | None = None) -> No
         print_traceback(error)
         error = error.__cause__ if isinstance(error, PluginError) and error.__cause__ else error
         # Torch has its own class for a GPU, none for the host's memory, and need not be imported to be told.
-        no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        is_shortage = isinstance(error, MemoryError | MemoryShortageError)
+        no_memory = is_shortage or type(error).__name__ == "OutOfMemoryError"
         no_memory |= isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
         if not no_memory and said is None:  # a mistake of the runner's, which needs its traceback
             sys.stdout.flush()  # what was printed goes to the same place, and the error is the last word there

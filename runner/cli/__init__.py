@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from runner import __version__
-from runner.cli import data, evaluate, models, plugins, prove, recipes, runs, serve, study, workspace
+from runner.cli import data, evaluate, models, plan, plugins, prove, recipes, runs, serve, study, workspace
 from runner.cli.common import Verb, Verbs, emit, report, say, use_own_console
 from runner.system.errors import TRACEBACK, ExitCode, RunnerError, print_traceback
 from runner.system.secrets import redact
@@ -23,8 +23,8 @@ app = typer.Typer(
 )
 for verb in (
     runs.run, runs.resume, evaluate.evaluate, serve.serve, workspace.ls, workspace.rm, workspace.sync, prove.verify,
-    prove.ablate, prove.profile, recipes.validate, recipes.show, recipes.recipes, plugins.plugins, recipes.schema,
-    workspace.compare, workspace.ui, workspace.doctor,
+    prove.ablate, prove.profile, plan.plan, recipes.validate, recipes.show, recipes.recipes, plugins.plugins,
+    recipes.schema, workspace.compare, workspace.ui, workspace.doctor,
 ):  # fmt: skip
     app.command(cls=Verb)(verb)
 for group, verbs in (("study", study.app), ("data", data.data), ("models", models.app)):

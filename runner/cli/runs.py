@@ -1,5 +1,6 @@
 """Verbs that train: ``run`` and ``resume``."""
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -23,10 +24,13 @@ from runner.cli.common import (
     settings,
 )
 from runner.cli.data import fetched
-from runner.system.errors import CheckpointError, UsageError
+from runner.system.errors import KEEP_BATCH, CheckpointError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from runner.cli.progress import ProgressDisplay
+    from runner.plugin.registry import Registry
     from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
     from runner.train.run import RunResult
@@ -43,6 +47,7 @@ Tags = Annotated[
     list[str] | None, Option("--tag", metavar="NAME=VALUE", help="A tag of the run, in MLflow too; may be repeated.")
 ]
 Note = Annotated[str, Option(metavar="TEXT", help="What to remember about the run; its description in MLflow.")]
+KeepBatch = Annotated[bool, Option("--keep-batch", help="Keep the batch as a file if an update runs out of memory.")]
 Run = Annotated[
     str,
     Argument(
@@ -55,7 +60,8 @@ Run = Annotated[
 def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
-    seeds: Seeds = 1, parallel: Parallel = 1, takeover: Takeover = False, quiet: Quiet = False, as_json: AsJson = False,
+    seeds: Seeds = 1, parallel: Parallel = 1, takeover: Takeover = False, keep_batch: KeepBatch = False,
+    quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -75,7 +81,7 @@ def run(
     [bold]runner run recipes/marl_phase2.yaml data.followers=2 optimization.amp=off[/]
     """
     from runner.recipe.document import is_lock
-    from runner.recipe.loader import find, load, secret_assignments
+    from runner.recipe.loader import find, secret_assignments
 
     registry, given, path = registry_of(plugin), settings(sets, bare), find(recipe)
     own_tags = dict(map(_tag, tag or ()))
@@ -83,16 +89,15 @@ def run(
     if is_lock(path):
         loaded, registry, changes = load_lock(path, given, registry, f"runner run {recipe}")
     else:
-        loaded = load(path, given, registry)
-    if download:
-        for file in loaded.data.absent():
-            fetched(file)
+        loaded = _load(path, given, registry)
+    for file in loaded.data.absent() if download else ():
+        fetched(file)
     if seeds > 1:
         from runner.cli.seeds import run_seeds
 
         _say_drift(changes)
         run_folders("run", quiet)
-        recipes = {loaded.seed + n: load(path, [*given, f"seed={loaded.seed + n}"], registry) for n in range(seeds)}
+        recipes = {loaded.seed + n: _load(path, [*given, f"seed={loaded.seed + n}"], registry) for n in range(seeds)}
         more = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
         words = ["runner", "run", recipe, *(part for each in given for part in ("--set", each)), *more]
         again = registry.command(shlex.join(words))
@@ -102,7 +107,7 @@ def run(
             record = folder.record()
             if record is not None and record.digest == loaded.digest and not folder.obstacle(takeover):
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
-                resume(folder.name, given, None, allow_drift, plugin, takeover, quiet, as_json)
+                resume(folder.name, given, None, allow_drift, plugin, takeover, keep_batch, quiet, as_json)
     _say_drift(changes)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
@@ -111,12 +116,13 @@ def run(
 
         return train(loaded, registry, Workspace(), display, own_tags=own_tags, note=note)
 
-    _train(loaded, quiet, as_json, begin)
+    _train(loaded, quiet, as_json, begin, keep_batch)
 
 
 def resume(
     run: Run = "latest", bare: Bare = None, sets: Sets = None, allow_drift: AllowDrift = False,
-    plugin: Plugins = None, takeover: Takeover = False, quiet: Quiet = False, as_json: AsJson = False,
+    plugin: Plugins = None, takeover: Takeover = False, keep_batch: KeepBatch = False, quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> NoReturn:  # fmt: skip
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
 
@@ -162,7 +168,19 @@ def resume(
         )
 
     say(f"resuming {folder.name}")
-    _train(recipe, quiet, as_json, begin)
+    _train(recipe, quiet, as_json, begin, keep_batch)
+
+
+def _load(path: "Path", given: list[str], registry: "Registry") -> "Recipe":
+    """Loads a recipe, with the stages that its memory budget needs."""
+    from runner.recipe.loader import load
+
+    recipe = load(path, given, registry)
+    if recipe.train.memory_budget is None:
+        return recipe
+    from runner.train.budget import fitted
+
+    return fitted(recipe, registry)
 
 
 def _tag(text: str) -> tuple[str, str]:
@@ -178,11 +196,15 @@ def _say_drift(changes: "Sequence[Drift]") -> None:
         say(f"drift: {change}")
 
 
-def _train(recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]") -> NoReturn:
+def _train(
+    recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]", keep_batch: bool
+) -> NoReturn:
     """Trains before a person's eyes, shows what came of it, and exits."""
     from runner.cli.progress import ProgressDisplay, show
     from runner.system.console import Console
 
+    if keep_batch:
+        os.environ[KEEP_BATCH] = "1"
     with ProgressDisplay(Console(stderr=True, quiet=quiet), recipe) as display:
         result = train(display)
     output(as_json, result.data, show, result, recipe.headline)

@@ -6,7 +6,7 @@ Validation and editors read them, so nothing slower than pydantic is imported he
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -17,12 +17,15 @@ from runner.plugin.config import Config
 from runner.plugin.context import PIPELINE
 from runner.plugin.contract import HELD_OUT_LOSS, Contract, Objective
 from runner.plugin.files import Anchor, DataFile, find, folders
+from runner.plugin.memory_choice import MemoryChoice
 from runner.plugin.progress import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     import torch
+
+    from runner.plugin.outline import SourceOutline
 
 
 class ServedRequest(Config):
@@ -90,6 +93,10 @@ class LearnerConfig(JudgedFace, ABC):
         """Returns the objective where neither learner nor source declares one."""
         return None
 
+    def phases(self) -> tuple[float, ...]:
+        """Returns the shares of the training at which updates begin to compute something else."""
+        return (0.0,)
+
     def draws(self) -> bool:
         """Whether an update draws from torch's global generator (dropout), so that cutting a batch changes it."""
         return False
@@ -134,6 +141,14 @@ class SourceConfig(JudgedFace, ABC):
 
     def largest_batch(self) -> int | None:
         """The largest batch that can be drawn, None if there is no limit."""
+        return None
+
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of the largest batch of that many samples, without building the source.
+
+        Files that are there may be read; without them, those of the published files are returned. None if only the
+        source itself shows its shapes: ``runner plan`` then builds it.
+        """
         return None
 
     def resident(self, device: str) -> bool:
@@ -227,6 +242,8 @@ class StageConfig(Face, ABC):
     """Whether it traces what its slots call, so that nothing in there may be looked at or change later."""
     prepares: ClassVar[bool] = False
     """Whether it changes what is built (``Stage.prepare``)."""
+    unplanned: ClassVar[str] = ""
+    """Why ``runner plan`` leaves it out, because it needs real tensors or a real device; empty if it needs none."""
 
     @abstractmethod
     def contract(self, setting: Setting) -> Contract:
@@ -235,3 +252,8 @@ class StageConfig(Face, ABC):
     def inactive(self, setting: Setting) -> str | None:
         """The reason why the stage has nothing to do here, or None; a UsageError where it must not run at all."""
         return None
+
+    @classmethod
+    def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:  # noqa: ARG003 (some depend on it)
+        """Returns settings with which the stage saves memory, the fastest first; none if it saves none."""
+        return ()

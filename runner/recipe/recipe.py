@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     SecretBytes,
     SecretStr,
@@ -26,6 +27,7 @@ from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.plugin.works import unmeasured
 from runner.recipe.document import DEFAULT, MAPPING, Place, Problem
+from runner.system.byte_size import parse_size
 from runner.system.secrets import MASK, redact_values, register
 from runner.system.tree import leaves
 
@@ -36,6 +38,31 @@ if TYPE_CHECKING:
     from runner.recipe.document import Node
 
 Count = Annotated[int, Field(ge=1)]
+
+
+class MemoryBudgetConfig(Config):
+    """Memory that an update may take."""
+
+    size: str
+    """Bytes with a unit, such as 6GiB or 800 MB; a training is refused whose plan exceeds them."""
+    fit: bool = False
+    """Whether stages that save memory are switched on until the plan fits, the fastest first."""
+
+    @field_validator("size")
+    @classmethod
+    def _is_a_size(cls, size: str) -> str:
+        parse_size(size)
+        return size
+
+    @property
+    def limit(self) -> int:
+        """The size in bytes."""
+        return parse_size(self.size)
+
+
+def _budget_of(value: Any) -> Any:
+    """Returns a size alone as a section."""
+    return {"size": value} if isinstance(value, str) else value
 
 
 class TrainConfig(Config):
@@ -66,6 +93,11 @@ class TrainConfig(Config):
     """Whether SIGTERM and SIGINT end the run with exit code 75, which tells a scheduler to resume it."""
     stall_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds without an update or a finished evaluation after which the run fails; null only reports it."""
+    memory_budget: Annotated[
+        MemoryBudgetConfig | None,
+        BeforeValidator(_budget_of, json_schema_input_type=str | MemoryBudgetConfig | None),
+    ] = None
+    """Memory that an update may take: a size, or a section with ``size`` and ``fit``; null sets no limit."""
     log_every: Count | None = None
     """Between two points of a training metric; null is 1,000 updates or environment steps, or 1 % of the training."""
 
@@ -215,8 +247,9 @@ class Recipe:
     def _unset(self) -> set[str]:
         """Settings of the training that are left out of its values."""
         unset = set[str](UNITS) - {self.length[0]}
-        # No result depends on this one.
-        return unset if self.train.stall_s is not None else unset | {"stall_s"}
+        # No result depends on these.
+        optional = ("stall_s", "memory_budget")
+        return unset | {name for name in optional if getattr(self.train, name) is None}
 
     def printable(self) -> dict[str, Any]:
         """The values as commands print them for other commands to read.

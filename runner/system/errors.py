@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
 
 TRACEBACK = "RUNNER_TRACEBACK"
 """Environment variable; if it is set, errors are printed with their tracebacks."""
+KEEP_BATCH = "RUNNER_KEEP_BATCH"
+"""Environment variable; if it is set, the batch of an update that runs out of memory is kept as a file."""
 OUT_OF_MEMORY = 77
 """Exit code of a child process in which an allocation failed; no verb ends with it."""
 
@@ -43,6 +45,10 @@ class RunnerError(Exception):
 
 class PluginError(RunnerError):
     """Code of a plugin raised something; its cause is that."""
+
+
+class MemoryShortageError(RunnerError):
+    """An accelerator has less memory than an update needs."""
 
 
 class UsageError(RunnerError):

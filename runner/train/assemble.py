@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -103,15 +103,16 @@ class Assembly:
     """Where stages keep what they make of a finished run."""
 
     def __init__(
-        self, recipe: Recipe, plugin_files: Sequence[Path], device: torch.device, batch_size: int, resumed: State | None
-    ) -> None:
-        """Lets stages prepare, builds learner and source, attaches stages, then makes the optimizers."""
+        self, recipe: Recipe, plugin_files: Sequence[Path], device: torch.device, batch_size: int,
+        resumed: State | None, build_source: Callable[[Any, Context], Source] | None = None,
+    ) -> None:  # fmt: skip
+        """Lets stages prepare, builds learner and source (or another source), attaches stages, makes optimizers."""
         self.recipe, self.plugin_files, self.device, self.batch_size = recipe, plugin_files, device, batch_size
         self.shapes_vary = recipe.data.shapes_vary
         self.reports = {kind: StageReport(kind, active=True) for kind in recipe.stages}
         setting = setting_of(recipe, device)
         active = {kind: stage for kind, stage in recipe.stages.items() if self._is_active(stage, setting)}
-        source, learner = imported(recipe.data), imported(recipe.model)  # before anything is built
+        source, learner = build_source or imported(recipe.data), imported(recipe.model)  # before anything is built
         self.stages = {kind: imported(stage)(stage.recorded()) for kind, stage in active.items()}
         if resumed is None:
             for kind, stage in self.stages.items():

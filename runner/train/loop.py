@@ -46,6 +46,7 @@ class Loop:
         """Makes ready to train in ``run_dir``; messages name ``again``, the command that goes on with this run."""
         self.pipeline, self.metric_log, self.display, self.stop = pipeline, metric_log, display, stop
         self.again, self.progress = again, pipeline.progress
+        self.folder = run_dir
         self.writer = Writer(run_dir / CHECKPOINTS, metric_log.sync)
         train = pipeline.recipe.train
         scale = self.progress.whole // self.progress.length

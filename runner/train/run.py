@@ -17,7 +17,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from runner.plugin.mistakes import described, mistake, place_of, told
+from runner.plugin.mistakes import described, mistake, told
 from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
@@ -41,11 +41,13 @@ from runner.tracking.keys import mlflow_key
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import computing
 from runner.train.assemble import Assembly, StageReport, assemble
+from runner.train.budget import fitted
 from runner.train.chosen import Best, best_of, load_resumed
+from runner.train.interruption import interruptible
 from runner.train.loop import Loop
 from runner.train.model import write_model
 from runner.train.outputs import Display, NoOutput
-from runner.train.signals import Stop, StopNow, stop_on_signals
+from runner.train.signals import Stop, stop_on_signals
 from runner.train.stall_report import StallReport
 
 PathLike = str | Path
@@ -121,11 +123,10 @@ def run(
     drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
     parent: tuple[str, str] | None = None, takeover: bool = False, allow_drift: bool = False,
 ) -> RunResult:  # fmt: skip
-    """Trains a recipe; or goes on with the run of a folder, from its newest checkpoint that is whole if it has one.
+    """Trains a recipe, or resumes the run of a folder from its newest usable checkpoint.
 
-    The recipe of a resumed run is that of its lock; ``drift`` lists what has changed since. Changed data are refused
-    without ``allow_drift``. A new run keeps its user's tags and note. ``parent`` is the name of a group of runs with
-    its run in MLflow. With ``takeover``, a process on another machine counts as gone.
+    The recipe of a resumed run is its lock's; ``drift`` lists what has changed since. Without ``allow_drift``, changed
+    data are refused. ``parent`` is a group of runs and its run in MLflow. ``takeover`` ignores another machine's process.
 
     Raises:
         UsageError: the run's process is alive.
@@ -139,7 +140,9 @@ def run(
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
         stack.enter_context(told())
         log = stack.enter_context(run_log.RunLog())
-        if folder is not None:
+        if folder is None:
+            recipe = fitted(recipe, registry, log.keep)
+        else:
             folder.claim(takeover=takeover)
             stack.callback(folder.release)
             state = load_resumed(folder.checkpoints)
@@ -173,7 +176,7 @@ def run(
             accept = partial(update_lock, recipe, tracker.run_dir, registry, step, fingerprint, bool(changes or drift))
             _restore(loop, state, accept)
         watch.stop = stop  # from here on, its limit ends what does not return
-        with _interruptible(loop, stop):
+        with interruptible(loop, stop):
             loop.run()
     return _result(loop, tracker, started, None if folder is None else step)
 
@@ -236,17 +239,6 @@ def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None
         loop.load_state_dict(state)
     accept()
     reach("resume.loaded")
-
-
-@contextmanager
-def _interruptible(loop: Loop, stop: Stop) -> Iterator[None]:
-    """Entered around the training: a signal that interrupts code which does not return is reported with its place."""
-    try:
-        yield
-    except StopNow as error:
-        place = place_of(list(traceback.walk_tb(error.__traceback__)))
-        name = "" if stop.asked is None else stop.asked.name
-        _log.warning("%s interrupted %s; the newest checkpoint is resumed by: %s", name, place, loop.again)
 
 
 def _fingerprint(pipeline: Assembly, display: Display) -> str | None:

@@ -38,6 +38,8 @@ class Step:
         self.noise = pipeline.context.generator("noise")
         self.batch: Batch = None
         """What was learnt from last."""
+        self.failed: Drawn | None = None
+        """What the update was computed on that raised an exception."""
         self._seed = derived_seed(pipeline.context.seed, "update")
         cuda = pipeline.device.type == "cuda"
         self._generator = torch.cuda.default_generators[pipeline.device.index or 0] if cuda else torch.default_generator
@@ -66,6 +68,7 @@ class Step:
         except RunnerError:
             raise
         except Exception as error:
+            self.failed = drawn
             error.add_note(f"update {self.progress.updates + 1}, on the batch: {described(drawn.batch)}")
             raise
         self.source.feedback(drawn.batch, output)

@@ -32,6 +32,7 @@ READS = [
     "compare FINISHED KILLED", "compare FINISHED KILLED --json", "compare FINISHED KILLED --all",
     "models list", "models list --json", "models list digits", "validate digits_classifier", "validate LOCK",
     "recipes", "recipes --json", "plugins", "plugins --json", "schema", "schema study",
+    "plan digits_classifier", "plan digits_classifier --json",
     "study show rates", "study show rates --json", "study best rates", "study plan STUDY --no-forecast", "data list",
     "rm --purge", "plugins digits",
 ]  # fmt: skip

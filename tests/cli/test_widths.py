@@ -49,6 +49,7 @@ COMMANDS = [
     *(("show", name) for name in ("RUN", "OTHER", "GROUP", "marl_phase2")),
     *(("show", "marl_phase2", "--origin"), ("show", "RUN_DIR/recipe.lock.yaml", "--origin")),
     *(("validate", "marl_phase2", "digits_classifier"), ("validate", "marl_phase2", "train.batchsize=3", "seed=x")),
+    ("plan", "digits_classifier"),
     *(("compare", "RUN", "OTHER"), ("compare", "RUN", "OTHER", "--all"), ("compare", "GROUP", "LATER_GROUP")),
     *NOTHING,
 ]

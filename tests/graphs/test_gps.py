@@ -5,7 +5,7 @@ from torch import nn
 from runner.plugin.registry import Registry
 from runner.plugins.graphs.config import GpsConfig
 from runner.plugins.graphs.gps import Fusion, GpsLayer
-from runner.plugins.graphs.molecules import NODES, padded_nodes
+from runner.plugins.graphs.padding import NODES, padded_nodes
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
 from runner.train.assemble import assemble

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from runner.api import Objective, Source
+from runner.api import Objective, Source, SourceOutline
 
 from ..simulator_config import EvaluationConfig, SimulatorConfig
 
@@ -42,6 +42,14 @@ class PettingZooConfig(SimulatorConfig):
     """Arguments for the environment, for example ``{N: 3, max_cycles: 25}``."""
     evaluation: EvaluationConfig = Field(default_factory=lambda: EvaluationConfig(episodes=50))
     """How the deterministic policy is measured."""
+
+    def outline(self, batch_size: int) -> SourceOutline:
+        """Returns the shapes of transitions, for which one copy of the environment is made."""
+        from .build import environment_maker
+        from .layout import Layout
+
+        layout = Layout(environment_maker(self.environment, self.options)())
+        return self.transitions(batch_size, len(layout.agents), layout.observation_size, layout.action_size)
 
     def implementation(self) -> type[Source]:
         """Imports and returns the source's class."""

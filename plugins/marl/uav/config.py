@@ -4,11 +4,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from runner.api import Config, Objective, Source
+from runner.api import Config, Objective, Source, SourceOutline
 
 from ..simulator_config import SimulatorConfig
 
 Coefficient = Annotated[float, Field(allow_inf_nan=False)] | None
+
+
+OBSERVATION_SIZE, ACTION_SIZE = 7, 2
 
 
 class RewardConfig(Config):
@@ -67,6 +70,10 @@ class UavConfig(SimulatorConfig):
     """What the agents are rewarded for."""
     legacy_timing: bool = False
     """Judge the state before the action instead of the one after it, as older simulators did; for comparison only."""
+
+    def outline(self, batch_size: int) -> SourceOutline:
+        """Returns the shapes of transitions of the leader and its followers."""
+        return self.transitions(batch_size, 1 + self.followers, OBSERVATION_SIZE, ACTION_SIZE)
 
     def implementation(self) -> type[Source]:
         """Imports and returns the source's class."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from runner.api import State
 
 from ..simulator import EnvironmentStep
-from .config import UavConfig
+from .config import ACTION_SIZE, OBSERVATION_SIZE, UavConfig
 from .failed_starts import FailedStarts
 from .rewards import COLLISION_RADIUS, GOAL_RADIUS, OBSTACLE_RADIUS, coefficients, measure, rewards
 
@@ -40,8 +40,8 @@ class UavEnvironment:
     which are consumed do not depend on what happens.
     """
 
-    observation_size = 7
-    action_size = 2
+    observation_size = OBSERVATION_SIZE
+    action_size = ACTION_SIZE
 
     def __init__(self, config: UavConfig, envs: int, device: torch.device, generator: torch.Generator) -> None:
         """Starts ``envs`` episodes.

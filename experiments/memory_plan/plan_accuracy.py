@@ -1,0 +1,150 @@
+"""Compares the planned memory of an update with the measured one, for every recipe that ships.
+
+    python experiments/memory_plan/plan_accuracy.py            # on a CPU; RUNNER_DATA names the data
+    python experiments/memory_plan/plan_accuracy.py gcn_cora   # only these recipes, again
+
+The result, ``plan_accuracy.json`` and ``plan_accuracy.md`` beside this file, grows with every recipe.
+What is in it already is not measured again. Measured is what torch's CPU allocator reports to its
+profiler: bytes in use at the highest point of an update, less what the source holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load, shipped
+from runner.system.byte_size import format_size
+from runner.system.tree import nbytes, tensors
+from runner.train.assemble import Assembly
+from runner.train.planning import plan_memory
+from runner.train.step import Step
+
+FOLDER = Path(__file__).parent
+RESULT, TABLE = FOLDER / "plan_accuracy.json", FOLDER / "plan_accuracy.md"
+LIMIT, FUSED_LIMIT = 0.05, 0.10
+"""Allowed relative errors, without and with a compiler."""
+LARGEST_OF = 200
+"""Batches of ragged data of which the largest is measured."""
+SETTINGS = ["device=cpu", "optimization.batch_autotune=off"]
+
+
+def measure(name: str, compiled: bool) -> dict[str, Any]:
+    """Trains a few updates under torch's profiler and returns the peak of the last one, in bytes."""
+    recipe = load(name, SETTINGS, Registry())
+    stages = {kind: stage for kind, stage in recipe.stages.items() if compiled or not stage.unplanned}
+    recipe = replace_stages(recipe, stages)
+    source_class = recipe.data.implementation()
+
+    def build(config: Any, context: Any) -> Any:
+        source = source_class(config, context)
+        with record_function("source built"):
+            return source
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        device = torch.device("cpu")
+        pipeline = Assembly(recipe, (), device, recipe.train.batch_size, None, build)
+        step = Step(pipeline)
+        drawn = largest_batch(step, recipe.data.shapes_vary)
+        for _ in range(1 + max(pipeline.learner.periods().values(), default=1)):
+            step(drawn)
+        with record_function("measured update"):
+            step(drawn)
+        # A graph as a whole is its own batch, and was counted with the source.
+        is_shared = next(tensors(drawn.batch)).data_ptr() == next(tensors(step.next().batch)).data_ptr()
+    shared = nbytes(drawn.batch) if is_shared else 0
+    return {"bytes": peak_bytes(profiler) + shared}
+
+
+def replace_stages(recipe: Any, stages: dict[str, Any]) -> Any:
+    """Returns the recipe with these stages."""
+    from dataclasses import replace
+
+    return replace(recipe, stages=stages)
+
+
+def largest_batch(step: Step, shapes_vary: bool) -> Any:
+    """Returns a batch with its noise; of ragged data the largest of many."""
+    largest = step.next()
+    for _ in range(LARGEST_OF if shapes_vary else 0):
+        candidate = step.next()
+        if nbytes(candidate.batch) > nbytes(largest.batch):
+            largest = candidate
+    return largest
+
+
+def peak_bytes(profiler: profile) -> int:
+    """Returns the bytes in use at the highest point of the measured update, without the source's."""
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    in_use = source = peak = 0
+    end = -1
+    for event in events:
+        if event.name() == "source built":
+            source = in_use
+        elif event.name() == "measured update":
+            end = event.start_ns() + event.duration_ns()
+            peak = in_use
+        elif event.name() == "[memory]":
+            in_use += event.nbytes()
+            if event.start_ns() <= end:
+                peak = max(peak, in_use)
+    return peak - source
+
+
+def compare(name: str, eager: bool) -> dict[str, Any]:
+    """Plans a recipe, and measures it in a process of its own."""
+    recipe = load(name, SETTINGS, Registry())
+    plan = plan_memory(recipe)
+    is_fused = plan.is_fused and not eager
+    command = [sys.executable, __file__, "--measure", name, *(["--eager"] if eager else [])]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    measured = json.loads(answer.splitlines()[-1])["bytes"]
+    return {
+        "planned": plan.peak,
+        "measured": measured,
+        "error": plan.peak / measured - 1,
+        "limit": FUSED_LIMIT if is_fused else LIMIT,
+        "compiled": is_fused,
+        "plan_seconds": plan.seconds,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """Returns the results as a table in Markdown."""
+    lines = ["| recipe | planned | measured | error | allowed |", "|---|---|---|---|---|"]
+    for name, row in sorted(results.items()):
+        planned, measured = format_size(row["planned"]), format_size(row["measured"])
+        lines.append(f"| {name} | {planned} | {measured} | {row['error']:+.1%} | {row['limit']:.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Compares the recipes that are named, or all that are not compared yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipes", nargs="*")
+    parser.add_argument("--measure", action="store_true", help="measure in this process, and print JSON")
+    parser.add_argument("--eager", action="store_true", help="leave the compiler out of what is measured")
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.recipes[0], not arguments.eager)))
+        return
+    results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in arguments.recipes or [name for name in shipped() if name not in results]:
+        results[name] = compare(name, arguments.eager)
+        RESULT.write_text(json.dumps(results, indent=2) + "\n")
+        TABLE.write_text(table(results))
+        print(name, results[name], flush=True)
+
+
+if __name__ == "__main__":
+    main()

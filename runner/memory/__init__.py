@@ -1,0 +1,1 @@
+"""Memory of an update: predicted, attributed and budgeted."""

@@ -1,0 +1,94 @@
+"""The memory plan of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runner.memory.kinds import Usage, by_kind, by_module
+from runner.system.byte_size import format_size
+
+_MODULES = 12
+"""Modules that a table shows."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Predicted memory of an update at its highest point.
+
+    Attributes:
+        recipe: Its name.
+        device: Type of the device for which it was planned.
+        batch_size: Samples of an update.
+        usage: Bytes by kind and module.
+        largest: Which batch was planned, where batches differ; else empty.
+        stages: Stages that are part of the plan.
+        left_out: Stages that the recipe switches on and the plan leaves out, each with the reason.
+        is_fused: Whether a compiler will fuse operations, so that less memory is needed.
+        is_real: Whether real tensors were used, because the learner needs their numbers.
+        seconds: Time that planning took.
+    """
+
+    recipe: str
+    device: str
+    batch_size: int
+    usage: Usage
+    largest: str
+    stages: tuple[str, ...]
+    left_out: Mapping[str, str]
+    is_fused: bool
+    is_real: bool
+    seconds: float
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the highest point."""
+        return sum(self.usage.values())
+
+    @property
+    def tolerance(self) -> float:
+        """Relative error that is to be expected."""
+        return 0.10 if self.is_fused else 0.05
+
+    def data(self) -> dict[str, Any]:
+        """Returns the plan as plain data."""
+        modules = {
+            name: {kind.value: size for kind, size in sizes.items()} for name, sizes in by_module(self.usage).items()
+        }
+        return {
+            "recipe": self.recipe,
+            "device": self.device,
+            "batch_size": self.batch_size,
+            "largest_batch": self.largest,
+            "peak_bytes": self.peak,
+            "bytes": {kind.value: size for kind, size in by_kind(self.usage).items()},
+            "modules": modules,
+            "stages": list(self.stages),
+            "left_out": dict(self.left_out),
+            "tolerance": self.tolerance,
+            "real_tensors": self.is_real,
+            "seconds": self.seconds,
+        }
+
+    def lines(self) -> list[str]:
+        """Returns the plan as text: a table by kind, and one by module."""
+        what = f"{self.recipe} on {self.device}, batch size {self.batch_size:,}"
+        lines = [f"{what}: {format_size(self.peak)} at the peak of an update, within {self.tolerance:.0%}"]
+        if self.largest:
+            lines.append(f"planned for the largest batch: {self.largest}")
+        kinds = {kind.value: size for kind, size in by_kind(self.usage).items() if size}
+        lines += ["", *self._table(kinds)]
+        modules = {name: sum(sizes.values()) for name, sizes in by_module(self.usage).items()}
+        shown = dict(list(modules.items())[:_MODULES])
+        if len(modules) > len(shown):
+            hidden = len(modules) - len(shown)
+            shown[f"{hidden} more modules"] = self.peak - sum(shown.values())
+        lines += ["", "by module", *self._table(shown)]
+        lines += [f"{kind} is left out: {reason}" for kind, reason in self.left_out.items()]
+        return lines
+
+    def _table(self, rows: Mapping[str, int]) -> list[str]:
+        width = max(map(len, rows), default=0)
+        peak = max(1, self.peak)
+        return [f"  {name:{width}}  {format_size(size):>9}  {size / peak:4.0%}" for name, size in rows.items()]

@@ -1,0 +1,56 @@
+"""Shapes of the batches of a source, without its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from runner.system.tree import BatchLayout, map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorOutline:
+    """Shape and type of a tensor that does not exist yet.
+
+    Attributes:
+        shape: Its dimensions, with that of the batch.
+        dtype: Name of a type of torch (``float32``, ``int64``, ``bool``).
+        values: Its numbers, flat, if a learner reads them when it is built; None if only shapes count.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    values: tuple[int | float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SourceOutline:
+    """What a learner needs of a source to be built, and the largest batch that the source can produce.
+
+    Attributes:
+        batch: The tree of a batch, with a ``TensorOutline`` for each tensor.
+        largest: Which batch that is, for a person; empty if all batches have the same shapes.
+        sizes: As ``Source.sizes``.
+        tables: As ``Source.tables``, with a ``TensorOutline`` for each tensor.
+        classes: As ``Source.classes``.
+        layout: As ``Source.layout``.
+        epoch_samples: Samples of an epoch; None if the data have no epochs.
+    """
+
+    batch: Mapping[str, Any]
+    largest: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, TensorOutline] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    layout: BatchLayout = field(default_factory=BatchLayout)
+    epoch_samples: int | None = None
+
+    def make(self, tree: Any, create: Callable[[TensorOutline], Tensor]) -> Any:
+        """Returns a tree with a tensor in the place of each outline."""
+        return map_leaves(create, tree, (TensorOutline,))

@@ -1,0 +1,110 @@
+"""Memory of an update, predicted from every recipe that ships, without its data."""
+
+import pytest
+import torch
+from running import tiny
+
+from runner.memory.kinds import Kind, by_kind, by_module
+from runner.plugin.registry import Registry
+from runner.recipe.loader import load, shipped
+from runner.system.errors import UsageError
+from runner.system.tree import leaves
+from runner.train import planning
+from runner.train.planning import outline_of, plan_memory
+
+QUICK = {"mamba2": ["data.context=32"], "marl_p": ["data.followers=1"], "marl_b": ["data.followers=1"]}
+"""Settings without which a plan takes seconds, by the beginning of a recipe's name."""
+
+
+@pytest.fixture
+def no_data(tmp_path, monkeypatch):
+    """A machine without a single file of data."""
+    for name in ("RUNNER_DATA", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+
+
+def planned(name, *sets):
+    quick = next((settings for beginning, settings in QUICK.items() if name.startswith(beginning)), [])
+    return plan_memory(load(name, ["device=cpu", *quick, *sets], Registry()))
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("name", shipped())
+def test_every_recipe_is_planned_without_data(name):
+    plan = planned(name)
+    sizes = by_kind(plan.usage)
+    assert not plan.is_real
+    assert sum(sizes.values()) == plan.peak == plan.data()["peak_bytes"]
+    assert sum(sum(kinds.values()) for kinds in by_module(plan.usage).values()) == plan.peak
+    assert min(sizes.values()) >= 0
+    for kind in (Kind.parameters, Kind.optimizer, Kind.batch):
+        assert sizes[kind] > 0
+    assert plan.peak > sizes[Kind.parameters] + sizes[Kind.optimizer] + sizes[Kind.batch]
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("name", ["gps_esol", "graphgpt_esol"])
+def test_ragged_data_are_planned_for_the_largest_batch(name):
+    plan = planned(name)
+    assert "largest molecule of esol.csv" in plan.largest
+    assert plan.largest in "\n".join(plan.lines())
+
+
+@pytest.mark.parametrize("name", ["digits_classifier", "marl_phase2", "graf", "gcn_cora", "shakespeare_gpt"])
+def test_tensors_without_numbers_need_what_real_ones_need(name, monkeypatch):
+    recipe = tiny(name)
+    outline = outline_of(recipe)
+    fake = plan_memory(recipe, outline=outline)
+    usage, _ = planning._update(recipe, (), torch.device("cpu"), outline, is_fake=False)
+    real = sum(usage.values())
+    assert fake.peak == pytest.approx(real, rel=0.05)
+    assert by_kind(fake.usage)[Kind.parameters] == by_kind(usage)[Kind.parameters]
+
+
+@pytest.mark.parametrize("name", ["digits_classifier", "marl_baseline", "graf"])
+def test_a_plan_leaves_the_generators_as_they_were(name):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    plan_memory(tiny(name))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["digits_classifier", "shakespeare_gpt", "graf"])
+def test_parameters_are_counted_exactly_and_activations_grow_with_the_batch(name):
+    small, large = (plan_memory(tiny(name, f"train.batch_size={size}")) for size in (4, 8))
+    for kind in (Kind.parameters, Kind.optimizer):
+        assert by_kind(small.usage)[kind] == by_kind(large.usage)[kind]
+    assert by_kind(large.usage)[Kind.batch] == pytest.approx(2 * by_kind(small.usage)[Kind.batch], rel=0.01)
+    assert large.peak > small.peak
+
+
+def test_a_file_that_is_nobodys_but_the_users_has_to_be_there(tmp_path):
+    recipe = load("shakespeare_gpt", [f"data.file={tmp_path / 'mine.txt'}", "device=cpu"], Registry())
+    with pytest.raises(UsageError, match=r"mine\.txt"):
+        plan_memory(recipe)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_outlines_say_what_sources_produce(name):
+    """The tiny recipes read small files, or data that are made up."""
+    recipe = tiny(name)
+    outline = recipe.data.outline(recipe.train.batch_size)
+    if outline is None:
+        return
+    from runner.train.assemble import assemble
+    from runner.train.step import Step
+
+    pipeline = assemble(recipe)
+    drawn = Step(pipeline).next()
+    names = {path for path, _ in leaves(outline.batch)}
+    assert names == {path for path, _ in leaves(drawn.batch)}
+    described = dict(leaves(outline.batch))
+    for path, tensor in leaves(drawn.batch):
+        assert described[path].dtype == str(tensor.dtype).removeprefix("torch."), path
+        assert len(described[path].shape) == tensor.dim(), path
+        if not (recipe.data.shapes_vary or recipe.data.kind in PUBLISHED_SHAPES):
+            assert described[path].shape == tuple(tensor.shape), path
+
+
+PUBLISHED_SHAPES = {"citation_graph", "node_contexts"}
+"""Sources that are planned with the published file, and replace it by something else where it is missing."""
