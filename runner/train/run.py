@@ -125,8 +125,7 @@ def run(
 ) -> RunResult:  # fmt: skip
     """Trains a recipe, or resumes the run of a folder from its newest usable checkpoint.
 
-    The recipe of a resumed run is its lock's; ``drift`` lists what has changed since. Without ``allow_drift``, changed
-    data are refused. ``parent`` is a group of runs and its run in MLflow. ``takeover`` ignores another machine's process.
+    A resumed run has its lock's recipe; ``drift`` lists what has changed. ``parent`` is a group and its MLflow run.
 
     Raises:
         UsageError: the run's process is alive.
