@@ -194,7 +194,7 @@ class PosedViewsConfig(FileDatasetConfig):
                 "camera": TensorOutline((batch_size, 3, 4)),
             },
             sizes={"classes": classes},
-            tables={"lens": TensorOutline((4,))},
+            tables={"lens": TensorOutline((4,)), "radius": TensorOutline((), values=(self.radius,))},
             epoch_samples=count - count // self.held_out,
         )
 

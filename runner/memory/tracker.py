@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed._tools.common_utils import get_untyped_storages
 from torch.distributed._tools.mem_tracker import (
     MemTracker,
@@ -161,8 +161,8 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         self._holders[info] = holder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return _assumed_number(args[0])
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return _number(args[0])
         if func in _INDEXED and any(map(_is_mask, args[1])):
             args = (args[0], _assumed_indices(args[1]), *args[2:])
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
@@ -251,8 +251,11 @@ def _assumed_indices(indices: Iterable[Any]) -> list[Any]:
     return assumed
 
 
-def _assumed_number(tensor: FakeTensor) -> bool | int | float:
-    """Returns what a tensor without numbers is taken to hold where its number is read: one."""
+def _number(tensor: Tensor) -> Any:
+    """Returns the number of a tensor; one without numbers is taken to hold one."""
+    if not isinstance(tensor, FakeTensor):
+        with unset_fake_temporarily():
+            return tensor.item()
     if tensor.constant is not None:
         return tensor.constant.item()
     if tensor.dtype is torch.bool:
