@@ -17,10 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import runner
-from runner.recipe.loader import shipped
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
@@ -30,19 +27,16 @@ from seeds import ResultFile, Results, cells, result_of_child  # noqa: E402
 RESULTS = HERE / "learned.json"
 RECIPE = "graf"
 SEEDS = (0, 1, 2)
-RMSPROP = {
-    "discriminator": {"kind": "rmsprop", "lr": 1e-4, "alpha": 0.99},
-    "generator": {"kind": "rmsprop", "lr": 5e-4, "alpha": 0.99},
-    "super_resolution": {"kind": "adam", "lr": 1e-3},
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "graf": {},
-    "RMSprop": {"optimizer": RMSPROP},
-    "no positions for the discriminator": {"model": {"condition": ["class", "pose"]}},
-    "latent vectors around 0": {"model": {"latent_mean": 0.0, "latent_deviation": 1.0}},
-    "beta-distributed patch scales": {"model": {"patch_scale": "beta"}},
-    "importance samples": {"model": {"samples": 12, "importance_samples": 12}},
+    "RMSprop": {},
+    "no positions for the discriminator": {"model.condition": ["class", "pose"]},
+    "latent vectors around 0": {"model.latent_mean": 0.0, "model.latent_deviation": 1.0},
+    "beta-distributed patch scales": {"model.patch_scale": "beta"},
+    "importance samples": {"model.samples": 12, "model.importance_samples": 12},
 }
+RECIPES = {"RMSprop": HERE / "rmsprop.yaml"}
+"""Recipes of variants whose keys differ from those of ``graf``."""
 COLUMNS = {
     "swd": "{:.0f}",
     "psnr": "{:.1f}",
@@ -86,13 +80,9 @@ def jobs_of(variants: Iterable[str], seeds: Iterable[int]) -> dict[str, Callable
 
 def train(variant: str, seed: int) -> dict[str, float]:
     """Trains in this process; returns the last evaluation and the seconds of processor time."""
-    recipe = yaml.safe_load(shipped()[RECIPE].read_text())
-    recipe["tracking"]["system_metrics"] = False
-    recipe["seed"] = seed
-    for section, settings in VARIANTS[variant].items():
-        recipe[section] = settings if section == "optimizer" else {**recipe[section], **settings}
+    overrides = {"seed": seed, "tracking.system_metrics": False, **VARIANTS[variant]}
     started = time.process_time()
-    result = runner.train(recipe)
+    result = runner.train(RECIPES.get(variant, RECIPE), set=overrides)
     metrics = result.metrics
     values = {name: round(metrics[f"eval/{name}"], 4) for name in COLUMNS}
     return {**values, "cpu_seconds": round(time.process_time() - started)}
