@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from pydantic import Field
 
-from runner.api import Close, Exact, Pipeline, Setting, Stage, StageConfig
+from runner.api import Close, Exact, MemoryChoice, Pipeline, Setting, Stage, StageConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from ..config import RadianceGanConfig
@@ -32,13 +34,18 @@ class RayChunksConfig(StageConfig):
     phase: ClassVar[int] = 2
     claims: ClassVar[frozenset[str]] = frozenset({"render_rays"})
 
-    rays: Annotated[int, Field(ge=1)] = 512
-    """Rays of all images of a batch that are in memory at a time."""
+    rays: Annotated[int, Field(ge=1)] | None = None
+    """Rays of all images of a batch that are in memory at a time; ``model.ray_chunk`` unless given."""
+
+    @classmethod
+    def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:  # noqa: ARG003 (some depend on it)
+        """Chunks of the model's size."""
+        return (MemoryChoice({}, 1.3, "the generator renders every ray twice"),)
 
     def contract(self, setting: Setting) -> Exact | Close:
         """The same bits if chunks are those of the model, else the same algebra."""
         model = cast("RadianceGanConfig", setting.model)
-        return Exact() if model.ray_chunk == self.rays else Close()
+        return Exact() if self.rays in (None, model.ray_chunk) else Close()
 
     def implementation(self) -> type[Stage]:
         """Imports and returns the stage."""
@@ -51,7 +58,11 @@ class RayChunks(Stage):
     def attach(self, pipeline: Pipeline) -> None:
         """Replaces the slot."""
         self.slots = pipeline.slots
-        self.generator = cast("RadianceGan", pipeline.learner).generator
+        learner = cast("RadianceGan", pipeline.learner)
+        self.generator = learner.generator
+        # Read also where it is replaced: a setting that nothing reads is an error.
+        default = learner.config.ray_chunk
+        self.rays = self.config.rays or default
         pipeline.slots.replace("render_rays", self.render_rays)
 
     def render_rays(self, ray_batch: RayBatch) -> Tensor:
@@ -60,7 +71,7 @@ class RayChunks(Stage):
 
         from ..replay import render_and_replay
 
-        chunks = ray_batch.chunks(self.config.rays)
+        chunks = ray_batch.chunks(self.rays)
         parameters = self.generator.parameters()
         if not torch.is_grad_enabled() or not parameters:
             return torch.cat([self.slots.render_chunk(*chunk) for chunk in chunks], 1)
