@@ -54,7 +54,8 @@ def measure(name: str, compiled: bool) -> dict[str, Any]:
         device = torch.device("cpu")
         pipeline = Assembly(recipe, (), device, recipe.train.batch_size, None, build)
         step = Step(pipeline)
-        drawn = largest_batch(step, recipe.data.shapes_vary)
+        with record_function("draw"):
+            drawn = largest_batch(step, recipe.data.shapes_vary)
         for _ in range(1 + max(pipeline.learner.periods().values(), default=1)):
             step(drawn)
         with record_function("measured update"):
@@ -62,7 +63,8 @@ def measure(name: str, compiled: bool) -> dict[str, Any]:
         # A graph as a whole is its own batch, and was counted with the source.
         is_shared = next(tensors(drawn.batch)).data_ptr() == next(tensors(step.next().batch)).data_ptr()
     shared = nbytes(drawn.batch) if is_shared else 0
-    return {"bytes": peak_bytes(profiler) + shared}
+    drawn_bytes = nbytes(drawn.batch) + nbytes(drawn.noise) - shared
+    return {"bytes": peak_bytes(profiler, drawn_bytes) + shared}
 
 
 def replace_stages(recipe: Any, stages: dict[str, Any]) -> Any:
@@ -82,13 +84,25 @@ def largest_batch(step: Step, shapes_vary: bool) -> Any:
     return largest
 
 
-def peak_bytes(profiler: profile) -> int:
-    """Returns the bytes in use at the highest point of the measured update, without the source's."""
+def peak_bytes(profiler: profile, drawn_bytes: int) -> int:
+    """Returns the bytes in use at the highest point of the measured update, without the source's.
+
+    Args:
+        profiler: Has recorded a training.
+        drawn_bytes: Of the batch and its noise. What else drawing has left is the source's: the order of an epoch.
+    """
     events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
     in_use = source = peak = 0
-    end = -1
+    end = draw_end = -1
+    before_draw = 0
     for event in events:
-        if event.name() == "source built":
+        if 0 <= draw_end < event.start_ns():
+            source += in_use - before_draw - drawn_bytes
+            draw_end = -1
+        if event.name() == "draw":
+            before_draw = in_use
+            draw_end = event.start_ns() + event.duration_ns()
+        elif event.name() == "source built":
             source = in_use
         elif event.name() == "measured update":
             end = event.start_ns() + event.duration_ns()

@@ -48,7 +48,7 @@ class MemoryPlan:
 
     @property
     def tolerance(self) -> float:
-        """Relative error that is to be expected."""
+        """Relative error that a plan should stay below."""
         return 0.10 if self.is_fused else 0.05
 
     def data(self) -> dict[str, Any]:
