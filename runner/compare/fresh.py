@@ -101,7 +101,7 @@ class FreshBatches:
     def _is_new(self, batch: Any) -> bool:
         content = hashlib.sha1(usedforsecurity=False)
         for name, value in leaves(batch):
-            content.update(name.encode())
+            content.update(name.encode(errors="surrogatepass"))
             content.update(digest(value))
         known = content.digest() in self._digests
         self._digests.add(content.digest())

@@ -61,7 +61,8 @@ def fingerprint_of_data(*data: Any) -> str | None:
         tensors = getattr(item, "tensors", None)
         if isinstance(tensors, Mapping):
             for name, tensor in sorted(tensors.items()):
-                digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode() + _content(tensor))
+                header = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0"
+                digest.update(header.encode(errors="surrogatepass") + _content(tensor))
                 has_content = True
         elif paths := sorted(set(_files_in(getattr(item, "__dict__", {})))):
             base = Path(os.path.commonpath([path.parent for path in paths]))

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import shlex
 import sys
 import traceback
@@ -224,7 +225,7 @@ def _import_file(path: Path) -> tuple[ModuleType, Provider]:
     name = f"runner_plugin_{path.stem}_{digest}"
     if name in sys.modules and Path(str(sys.modules[name].__file__)).resolve() != path.resolve():
         # The same text in two folders may import different modules beside it.
-        name += f"_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:PROVIDER_DIGITS]}"
+        name += f"_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:PROVIDER_DIGITS]}"
     FILES.add(path.resolve())
     if name in sys.modules:
         return sys.modules[name], provider

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -125,7 +126,7 @@ class _PrivateLoader(Loader):
 
 def _package(folder: Path) -> ModuleType:
     """The package in which the private modules of a folder are."""
-    name = _PREFIX + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    name = _PREFIX + hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
     if name not in sys.modules:
         package = ModuleType(name)
         package.__path__ = [str(folder)]

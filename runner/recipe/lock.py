@@ -17,6 +17,7 @@ from runner.recipe.document import MAPPING, LockError, Place, Problem, RecipeErr
 from runner.recipe.fill import fill, secrets_of
 from runner.recipe.provenance import Checkout, code_digests, plugin_sources, source, versions
 from runner.recipe.recipe import Recipe, flatten
+from runner.system.escapes import restore_undecodable
 from runner.system.files import read_regular, remove, sha256, write_durably
 from runner.system.hardware import hardware
 from runner.system.manifest import FileDigest, Manifest
@@ -192,7 +193,7 @@ def read_lock(lock: Path) -> dict[str, Any]:
 
 def _plugin_file(lock: Path, recorded: str) -> str:
     """Returns the path of a plugin file; of a lock that was copied elsewhere, that of the same name here."""
-    path = Path(os.path.normpath(lock.absolute().parent / recorded))
+    path = Path(os.path.normpath(lock.absolute().parent / restore_undecodable(recorded)))
     here = Path(path.name).absolute()
     return str(here if here.is_file() and not path.exists() else path)
 

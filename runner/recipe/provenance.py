@@ -131,7 +131,8 @@ def _digest(files: dict[str, Path]) -> str:
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         content = path.read_bytes()
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        header = f"{name}\0{len(content)}\0"
+        digest.update(header.encode(errors="surrogatepass") + content)
     return digest.hexdigest()
 
 

@@ -12,6 +12,8 @@ _UNPRINTABLE = re.compile(
     # Halves of surrogate pairs, which stand for bytes of file names that are not UTF-8 and which no stream can encode.
     r"\ud800-\udfff]"
 )
+_UNDECODABLE = re.compile(r"[\ud800-\udfff]")
+_ESCAPED_HALF = re.compile(r"\\u(d[89a-f][0-9a-f]{2})")
 _UNPRINTABLE_IN_LINE = re.compile(rf"[\t\n]|{_UNPRINTABLE.pattern}")
 
 
@@ -27,6 +29,20 @@ def escape(text: str) -> str:
 def escape_line(text: str) -> str:
     r"""Returns the text as ``escape`` does, with tabs and line feeds escaped too: a name is one line."""
     return _UNPRINTABLE_IN_LINE.sub(_written, text)
+
+
+def escape_undecodable(text: str) -> str:
+    r"""Returns the text with each half of a surrogate pair written as ``\udce9``.
+
+    Python decodes a byte of a file name that is not UTF-8 to such a half. Databases and strict
+    readers of JSON refuse it. Other text is returned as it is.
+    """
+    return _UNDECODABLE.sub(_written, text)
+
+
+def restore_undecodable(text: str) -> str:
+    """Returns the text that ``escape_undecodable`` has made this one of."""
+    return _ESCAPED_HALF.sub(lambda match: chr(int(match[1], 16)), text)
 
 
 def is_printable(text: str) -> bool:

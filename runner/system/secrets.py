@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from runner.system.escapes import escape_undecodable
+
 MASK = "**********"
 """Stands in place of a secret; the text that pydantic's ``SecretStr`` shows."""
 REFUSED_NAME = "contains a secret, and names are stored: choose another"
@@ -74,18 +76,23 @@ def redact(text: str) -> str:
 
 
 def redact_values(tree: Any) -> Any:
-    """Nested mappings and lists with every text in them redacted, keys too; numbers stay as they are.
+    """Returns nested mappings and lists with all text in a form that may be stored, keys too.
 
-    Keys that become alike are numbered, so that no value is lost.
+    Secrets are masked, and halves of surrogate pairs are escaped (``escape_undecodable``). Numbers
+    stay as they are. Keys that become alike are numbered, so that no value is lost.
     """
     if isinstance(tree, Mapping):
         clean: dict[str, Any] = {}
         for key, value in tree.items():
-            clean[_unused(redact(str(key)), clean)] = redact_values(value)
+            clean[_unused(_storable(str(key)), clean)] = redact_values(value)
         return clean
     if isinstance(tree, list | tuple):
         return [redact_values(value) for value in tree]
-    return redact(tree) if isinstance(tree, str) else tree
+    return _storable(tree) if isinstance(tree, str) else tree
+
+
+def _storable(text: str) -> str:
+    return escape_undecodable(redact(text))
 
 
 def has_secret(text: str) -> bool:

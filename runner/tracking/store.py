@@ -22,6 +22,7 @@ import psutil
 from filelock import FileLock
 
 from runner.system.errors import StorageError, UsageError
+from runner.system.escapes import escape_undecodable
 from runner.system.files import is_link, make_folder, remove_quietly
 from runner.system.places import sqlite_path, sqlite_uri
 from runner.system.secrets import REFUSED_NAME, has_secret, redact
@@ -76,7 +77,8 @@ def user_tags(tags: Mapping[str, object]) -> dict[str, str]:
 
 def text(value: object) -> str:
     """A param's or tag's value, shortened with a mark where MLflow would cut it without a word."""
-    spelled = redact(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+    spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    spelled = escape_undecodable(redact(spelled))
     if len(spelled) <= _TEXT_LENGTH:
         return spelled
     mark = f" ... [shortened from {len(spelled)} characters]"

@@ -172,12 +172,10 @@ class RunFolder:
 
     def write(self, record: Record) -> None:
         """Replaces the record, durably."""
-        text = record.model_dump_json(indent=1)
-        if has_secret(text):
-            values = json.loads(text)
-            # What the runner has made up itself is no secret, though digits of it may look like one.
-            named = {key: values[key] for key in ("name", "run_id", "group", "owner", "digest", "digests")}
-            text = json.dumps(redact_values(values) | named, indent=1, ensure_ascii=False)
+        values = record.model_dump(mode="json")
+        # What the runner has made up itself is no secret, though digits of it may look like one.
+        named = {key: values[key] for key in ("name", "run_id", "group", "owner", "digest", "digests")}
+        text = json.dumps(redact_values(values) | named, indent=1, ensure_ascii=False)
         write_durably(self.path / RECORD, text + "\n")
 
     def take_name(self, record: Record, run_id: str) -> Record:
