@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,8 +112,13 @@ def is_stream(data: Any) -> bool:
 
 def length(data: Any) -> int | None:
     """Number of samples; None for a stream that does not report it."""
-    if hasattr(type(data), "__len__"):
-        return len(data)
-    if is_stream(data):
+    if not is_stream(data):
+        if hasattr(type(data), "__len__"):
+            return len(data)
+        raise RunnerError(f"data: a map-style dataset needs __len__, which '{type(data).__name__}' has not")
+    if not hasattr(type(data), "__len__"):
         return None
-    raise RunnerError(f"data: a map-style dataset needs __len__, which '{type(data).__name__}' has not")
+    # A chain of streams defines __len__, which raises unless each of its streams has a length.
+    with suppress(TypeError, NotImplementedError):
+        return len(data)
+    return None
