@@ -1,6 +1,7 @@
 """Every block of code in the page on plugins is one of a file that is tested, or is run here."""
 
 import ast
+import math
 import re
 from pathlib import Path
 
@@ -9,8 +10,13 @@ from pages import blocks_of
 from running import forked, result_of
 
 import runner
-from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig, UsageError
+from runner.api import LearnerConfig, SourceConfig, Stage, StageConfig, Statistical, UsageError
+from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
+from runner.recipe.loader import load
+from runner.verify.statistical import statistical
+from runner.verify.trainings import Milestone, TrainingOrder
+from runner.verify.variants import contract_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "plugins.md"
@@ -78,6 +84,81 @@ def test_the_other_sources_feed_the_same_learner(kind):
     metric, bound = {"stream": ("loss", 2.0), "sampler": ("accuracy", 0.3)}[kind]
     value = result.metrics[f"eval/{metric}"]
     assert value < bound if kind == "stream" else value > bound
+
+
+ACTING = """
+from sampler import Sampler, SamplerConfig
+
+class ActingConfig(SamplerConfig):
+    kind = "my_acting"
+
+    def implementation(self):
+        return Acting
+
+class Acting(Sampler):
+    activities = {{"{slot}": "collecting"}}
+
+    def __init__(self, config, context):
+        super().__init__(config, context)
+        self.context = context
+        context.slots.define({slot}=self.collect)
+
+    def bind(self, learner):
+        self.learner = learner
+
+    def collect(self, batch):
+        assert self.learner.predict(batch["image"]).shape == (len(batch["label"]), 10)
+        return batch
+
+    def draw(self, batch_size, progress):
+        return self.context.slots.{slot}(super().draw(batch_size, progress))
+"""
+
+
+@pytest.mark.parametrize("slot", ["collect", "simulate", "explore_here"])
+def test_a_source_may_act_with_the_model_and_report_its_time(slot, tmp_path):
+    text = PAGE.read_text()
+    assert all(part in text for part in ("`bind(learner)`", "`activities = {", "context.slots.define(collect="))
+    (tmp_path / "acting.py").write_text(ACTING.format(slot=slot))
+    settings = {"data.kind": "my_acting", "train.ema": None, "train.evaluate_every": None}
+    settings |= {"train.epochs": None, "train.updates": 4, "train.checkpoint_every": None}
+    result = runner.train("mine.yaml", set=settings, plugins=["mine.py", "sampler.py", "acting.py"])
+    assert 0 < result.metrics[f"perf/{slot}_share"] < 1
+
+
+@pytest.mark.parametrize("slot", ["update", "evaluate", "checkpoint"])
+def test_a_slot_that_the_runner_times_is_no_activity(slot, tmp_path):
+    (tmp_path / "acting.py").write_text(ACTING.format(slot=slot))
+    settings = {"data.kind": "my_acting", "train.epochs": None, "train.updates": 4}
+    with pytest.raises(runner.RunnerError, match=slot):
+        runner.train("mine.yaml", set=settings, plugins=["mine.py", "sampler.py", "acting.py"])
+
+
+@pytest.mark.parametrize(("loss_with_amp", "outcome"), [(0.5, Outcome.PASS), (0.51, Outcome.PASS), (1.5, Outcome.FAIL)])
+def test_amp_has_a_verdict_on_the_first_model(loss_with_amp, outcome):
+    registry = Registry(["mine.py"])
+    recipe = load("mine.yaml", ["optimization.amp=on"], registry)
+    assert contract_of(recipe, "amp").__class__ is Statistical
+    without = TrainingOrder({"seed": 1, "train": {}})
+    with_amp = TrainingOrder({"seed": 1, "train": {}, "optimization": {"amp": {}}})
+
+    class Measured:
+        """Losses of trainings that were not carried out."""
+
+        seconds_left = math.inf
+
+        def say(self, text):
+            assert text.startswith("loss, ")
+
+        def run(self, trainings, seeds, length):
+            losses = {id(without): 0.5, id(with_amp): loss_with_amp}
+            return [
+                Milestone(length, {"loss": 2.0}, {"loss": losses[id(training)]}, 2, 1)
+                for training in trainings
+                for _ in seeds
+            ]
+
+    assert statistical(without, with_amp, 12, recipe.objective, Measured(), 8).outcome is outcome
 
 
 def test_the_test_passes():

@@ -134,6 +134,7 @@ class Assembly:
         self.context.sizes, self.context.tables = self.source.sizes, self.source.tables
         outside = STEP | vars(self.slots).keys()
         self.learner: Learner = learner(model, self.source.shapes, self.context)
+        self._refuse_taken_steps()
         first = recipe.model.init_from if resumed is None else None
         self.start = None if first is None else self._start_from(first)
         self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
@@ -168,6 +169,13 @@ class Assembly:
         for stage in self.stages.values():
             data = stage.adapt_source(data)
         return data
+
+    def _refuse_taken_steps(self) -> None:
+        """Raises a RunnerError if source or learner defines a slot that is a part of every training step."""
+        taken = STEP & vars(self.slots).keys()
+        if taken:
+            owners = f"{type(self.source).__name__} or {type(self.learner).__name__}"
+            raise RunnerError(f"{owners} defines the slot '{min(taken)}', which is the runner's: use another name")
 
     def _refuse_unknown_epochs(self) -> None:
         """Raises a RecipeError if the training is counted in epochs, and the source does not report their length."""
