@@ -125,13 +125,25 @@ def test_the_rehearsal_leaves_no_trace_on_the_disk_or_in_the_model(tmp_path, mon
     assert sorted(names) == ["step-000000000003", "step-000000000006"]
 
 
-def test_the_best_evaluation_is_kept_without_checkpoints_on_the_way(tmp_path):
-    pipeline = toy_pipeline(tmp_path, "train.updates=6", "train.evaluate_every=1")
-    losses = iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0])
-    pipeline.source.evaluate = lambda learner: {"loss": next(losses)}
+@pytest.mark.parametrize(
+    ("losses", "best_step"),
+    [
+        ([3.0, 1.0, 2.0, 4.0, 5.0, 6.0], 2),
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 1),
+        ([6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 6),
+        ([2.0, 1.0, 2.0, 1.0, 2.0, 3.0], 4),
+        ([-1.0, -3.0, 0.0, -2.0, 1e9, -2.5], 2),
+    ],
+    ids=["early", "first", "last", "latest of equals", "negative"],
+)
+@pytest.mark.parametrize("ema", ["null", "0.9"])
+def test_the_best_evaluation_is_kept_without_checkpoints_on_the_way(tmp_path, losses, best_step, ema):
+    pipeline = toy_pipeline(tmp_path, "train.updates=6", "train.evaluate_every=1", f"train.ema={ema}")
+    remaining = iter(losses)
+    pipeline.source.evaluate = lambda learner: {"loss": next(remaining)}
     trained(tmp_path, pipeline)
     paths = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")
     best = checkpoint.best(paths)
     assert best is not None
-    assert checkpoint.read_manifest(best)["score"] == -1.0
-    assert checkpoint.load(best)["step"] == 2
+    assert checkpoint.read_manifest(best)["score"] == -losses[best_step - 1]
+    assert checkpoint.load(best)["step"] == best_step

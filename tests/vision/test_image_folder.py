@@ -245,19 +245,35 @@ def test_a_damaged_image_is_one_line_with_its_name_and_number(tmp_path, workers,
     assert "\n" not in message
 
 
-def test_a_class_that_would_never_be_trained_on_is_refused(tmp_path):
-    many = [b"%d.png" % number for number in range(16)]
-    fill(os.fsencode(tmp_path / "images" / "common"), many)
-    held_out = next(f"{n}.png" for n in range(99) if is_held_out(tmp_path / "rare" / f"{n}.png", 0.3))
-    fill(os.fsencode(tmp_path / "images" / "rare"), [held_out.encode()])
-    with pytest.raises(UsageError, match="all 1 images of class 'rare' are held out, so it would never be trained on"):
-        pipeline(tmp_path / "images")
+def fill_one_side(folder, label, count, *, is_trained):
+    """Writes images of a class that all are trained on, or all held out."""
+    candidates = (f"{number}.png" for number in range(999))
+    side = [name for name in candidates if is_held_out(folder / label / name, 0.3) is not is_trained]
+    fill(os.fsencode(folder / label), [name.encode() for name in side[:count]])
 
 
-def test_a_class_that_would_never_be_evaluated_is_reported(tmp_path, caplog):
-    many = [b"%d.png" % number for number in range(16)]
-    fill(os.fsencode(tmp_path / "images" / "common"), many)
-    trained = next(f"{n}.png" for n in range(99) if not is_held_out(tmp_path / "rarest" / f"{n}.png", 0.3))
-    fill(os.fsencode(tmp_path / "images" / "rarest"), [trained.encode()])
-    assert pipeline(tmp_path / "images").source.sizes == {"classes": 2}
-    assert "none of the 1 images of class 'rarest' is held out: it is not evaluated" in caplog.text
+CLASSES = pytest.mark.parametrize("labels", [{"rare": 1}, {"a": 3}, {"été": 2}, {"first": 1, "zebra": 4}], ids=str)
+COMMON = [b"%d.png" % number for number in range(16)]
+
+
+@CLASSES
+def test_a_class_that_would_never_be_trained_on_is_refused(tmp_path, labels):
+    images = tmp_path / "images"
+    fill(os.fsencode(images / "common"), COMMON)
+    for label, count in labels.items():
+        fill_one_side(images, label, count, is_trained=False)
+    label, count = next(iter(labels.items()))
+    message = f"all {count} images of class '{label}' are held out, so it would never be trained on"
+    with pytest.raises(UsageError, match=message):
+        pipeline(images)
+
+
+@CLASSES
+def test_a_class_that_would_never_be_evaluated_is_reported(tmp_path, labels, caplog):
+    images = tmp_path / "images"
+    fill(os.fsencode(images / "common"), COMMON)
+    for label, count in labels.items():
+        fill_one_side(images, label, count, is_trained=True)
+    assert pipeline(images).source.sizes == {"classes": 1 + len(labels)}
+    for label, count in labels.items():
+        assert f"none of the {count} images of class '{label}' is held out: it is not evaluated" in caplog.text
