@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from runner.system.escapes import escape_undecodable
-
 MASK = "**********"
 """Stands in place of a secret; the text that pydantic's ``SecretStr`` shows."""
 REFUSED_NAME = "contains a secret, and names are stored: choose another"
@@ -92,6 +90,9 @@ def redact_values(tree: Any) -> Any:
 
 
 def _storable(text: str) -> str:
+    # Imported here to keep the chain of imports below this module short.
+    from runner.system.escapes import escape_undecodable
+
     return escape_undecodable(redact(text))
 
 
