@@ -134,14 +134,12 @@ class Assembly:
         self.context.sizes, self.context.tables = self.source.sizes, self.source.tables
         outside = STEP | vars(self.slots).keys()
         self.learner: Learner = learner(model, self.source.shapes, self.context)
-        self._refuse_taken_steps()
         first = recipe.model.init_from if resumed is None else None
         self.start = None if first is None else self._start_from(first)
         self.progress = Progress(*recipe.length, self.source.epoch_samples(self.batch_size))
         self.context.progress = self.progress
         self._refuse_unknown_epochs()
-        update = self.learner.update if train.ema is None else self.learner.averaged_update
-        self.slots.define(draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=update)
+        self._define_steps()
         watch = Watch(self.slots, outside | recipe.model.answering)
         for kind, stage in self.stages.items():
             self._speaking = self.reports[kind]
@@ -170,12 +168,14 @@ class Assembly:
             data = stage.adapt_source(data)
         return data
 
-    def _refuse_taken_steps(self) -> None:
-        """Raises a RunnerError if source or learner defines a slot that is a part of every training step."""
+    def _define_steps(self) -> None:
+        """Defines the slots of a training step; a RunnerError if source or learner has taken one of them."""
         taken = STEP & vars(self.slots).keys()
         if taken:
             owners = f"{type(self.source).__name__} or {type(self.learner).__name__}"
             raise RunnerError(f"{owners} defines the slot '{min(taken)}', which is the runner's: use another name")
+        update = self.learner.update if self.recipe.train.ema is None else self.learner.averaged_update
+        self.slots.define(draw=self.source.draw, transfer=self.transfer, next_batch=self.next_batch, update=update)
 
     def _refuse_unknown_epochs(self) -> None:
         """Raises a RecipeError if the training is counted in epochs, and the source does not report their length."""
