@@ -16,9 +16,9 @@ from torch import nn
 
 from runner.memory.kinds import by_module, kinds_text
 from runner.plugin.registry import Registry
-from runner.system import files
 from runner.system.byte_size import format_size
 from runner.system.errors import KEEP_BATCH, MemoryShortageError, RunnerError
+from runner.system.files import open_file, replacing
 from runner.system.names import shown_path
 from runner.system.tree import described, leaves
 
@@ -81,7 +81,7 @@ def keep_batch(drawn: Drawn, folder: Path) -> Path:
             if isinstance(leaf, torch.Tensor):
                 tensors[path] = leaf.detach().cpu().contiguous().clone()
     target = folder / KEPT_BATCH
-    with files.replacing(target) as partial, open(files.open_file(partial, os.O_WRONLY | os.O_CREAT), "wb") as file:
+    with replacing(target) as partial, open(open_file(partial, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.write(save(tensors))
     return target
 
