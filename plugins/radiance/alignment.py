@@ -32,11 +32,11 @@ def best_offsets(learner: Learner, views: dict[str, Tensor]) -> dict[int, float]
         # Views that are spread over those of the class.
         spread = torch.linspace(0, len(numbers) - 1, min(VIEWS_OF_CLASS, len(numbers)))
         numbers = numbers[spread.round().long().to(numbers.device)]
-        chosen = {name: table[numbers] for name, table in views.items()}
+        sample = {name: table[numbers] for name, table in views.items()}
         errors = []
         for offset in offsets:
-            render = learner.predict(learner.inputs(shift_azimuth(chosen, offset.expand(len(numbers)))))
-            errors.append((render - chosen["image"]).square().mean())
+            render = learner.predict(learner.inputs(shift_azimuth(sample, offset.expand(len(numbers)))))
+            errors.append((render - sample["image"]).square().mean())
         best[label] = float(offsets[torch.stack(errors).argmin()])
     return best
 

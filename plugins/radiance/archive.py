@@ -140,9 +140,9 @@ def array_of(
     numbers = array.astype(np.float64)
     infinite = np.argwhere(~np.isfinite(numbers))
     if len(infinite):
-        place = infinite[0].tolist()
-        value = numbers[tuple(place)]
-        raise UsageError(f"data.file: {one_line(path)}: '{name}' is {value} at {place}; it should be a finite number")
+        index = infinite[0].tolist()
+        value = numbers[tuple(index)]
+        raise UsageError(f"data.file: {one_line(path)}: '{name}' is {value} at {index}; it should be a finite number")
     return numbers
 
 

@@ -99,9 +99,9 @@ def view_numbers(scene: CameraScene, label: int) -> list[int]:
     first = pose[(pose[:, 1] - REFERENCE_V).abs().argmin()]
     numbers = []
     for step in AZIMUTH_STEPS:
-        turn = torch.remainder(pose[:, 0] - first[0] - step, 1.0)
-        turn = torch.minimum(turn, 1 - turn)
-        distance = turn + (pose[:, 1] - first[1]).abs()
+        angle = torch.remainder(pose[:, 0] - first[0] - step, 1.0)
+        angle = torch.minimum(angle, 1 - angle)
+        distance = angle + (pose[:, 1] - first[1]).abs()
         numbers.append(int(candidates[distance.argmin()]))
     return numbers
 
@@ -118,10 +118,10 @@ def draw_projection(scene: CameraScene, axes: Axes, dimensions: tuple[int, int],
     horizontal, vertical = dimensions
     # Every n-th camera of a regular grid would show few of its azimuths.
     order = torch.randperm(len(scene.camera), generator=torch.Generator().manual_seed(0))
-    shown = scene.camera[order[:MOST_ARROWS]]
+    cameras = scene.camera[order[:MOST_ARROWS]]
     length = 0.25 * float(scene.distance.median())
-    start = shown[:, :, 3]
-    arrow = -length * shown[:, :, 2]
+    start = cameras[:, :, 3]
+    arrow = -length * cameras[:, :, 2]
     axes.quiver(
         start[:, horizontal], start[:, vertical], arrow[:, horizontal], arrow[:, vertical],
         angles="xy", scale_units="xy", scale=1, width=0.005, color="#0072b2",
@@ -160,11 +160,11 @@ def draw_zoom(scene: CameraScene, axes: Axes, number: int) -> None:
     axes.set_xlim(first[0] - 0.1, first[0] + ZOOM_PIXELS + 0.1)
     axes.set_ylim(first[1] + ZOOM_PIXELS + 0.1, first[1] - 0.1)
     axes.grid(visible=False)
-    place = "pixel centres" if scene.pixel_offset == 0.5 else f"offset {scene.pixel_offset:g} in each pixel"
+    description = "pixel centres" if scene.pixel_offset == 0.5 else f"offset {scene.pixel_offset:g} in each pixel"
     origin_text = (
         f"origin (+) at pixel {pixel[0]:.1f}, {pixel[1]:.1f}" if has_origin else "the origin is not in this image"
     )
-    axes.set_title(f"Colours taken at the dots ({place});\n{origin_text}")
+    axes.set_title(f"Colours taken at the dots ({description});\n{origin_text}")
 
 
 def draw_views(scene: CameraScene, numbers: list[int], row: Any) -> None:

@@ -37,7 +37,7 @@ class CameraScene(NamedTuple):
 
     @property
     def sees_origin(self) -> Tensor:
-        """Whether the origin is in the image of each camera, [N] bool."""
+        """True for each camera whose image contains the origin, [N]."""
         origin = torch.zeros(len(self.camera), 1, 3)
         depth = depths_of(origin, self.camera)[:, 0]
         position = project(origin, self.camera, self.lens)[:, 0]
@@ -45,5 +45,5 @@ class CameraScene(NamedTuple):
 
     @property
     def reaches_origin(self) -> Tensor:
-        """Whether the origin lies between the beginning and the end of rays, [N] bool."""
+        """True for each camera whose rays pass the distance of the origin, [N]."""
         return (self.distance > self.near) & (self.distance < self.far)

@@ -1,4 +1,4 @@
-"""The radiance-field GAN: what its updates do, and what it answers."""
+"""Updates and predictions of the radiance-field GAN."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from .served import ViewRequest, ViewResponse
 
 OCTAVES = (6, 4)
-"""Of encoded points and of encoded directions."""
-DISCRIMINATOR_WIDTH, SUPER_RESOLUTION_WIDTH = 32, 32
+"""Octaves of encoded points, and of encoded directions."""
+DISCRIMINATOR_WIDTH = 32
+SUPER_RESOLUTION_WIDTH = 32
 NOISY = 0.25
 """Share of the training in which densities are noisy."""
 CONSISTENCY_DECAY = 1e-4
-"""How fast super-resolution's weight on the small image falls, by update."""
+"""Rate, in updates, at which the weight of the small image falls in the loss of super-resolution."""
 LEAST_SIDE = 8
-"""Pixels of an image's side."""
+"""Smallest side of an image, in pixels."""
 RAYS_AT_ONCE = 4096
 """Rays of whole images that are rendered together."""
 
@@ -54,8 +55,8 @@ class RadianceGan(Learner):
         super().__init__(config, shapes, context)
         self.side = shapes["image"][1]
         if self.side % config.factor or self.side < LEAST_SIDE:
-            wanted = f"{LEAST_SIDE} or more, and a multiple of model.factor, {config.factor}"
-            raise UsageError(f"data: images are {self.side} pixels wide; make it {wanted}")
+            requirement = f"{LEAST_SIDE} or more, and a multiple of model.factor, {config.factor}"
+            raise UsageError(f"data: images are {self.side} pixels wide; make it {requirement}")
         self.classes = context.sizes["classes"]
         self.lens = context.tables["lens"].to(self.device)
         self.camera_radius = float(context.tables["radius"])
@@ -71,16 +72,18 @@ class RadianceGan(Learner):
 
     @property
     def has_free_azimuth(self) -> bool:
-        """Whether training determines azimuths only up to an offset of each class."""
+        """True if training determines azimuths only up to an offset of each class."""
         return "pose" not in self.config.condition
 
     # --- training -----------------------------------------------------------------------------------------------------
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """What patches and rays are drawn from, once for the discriminator's and once for the generator's turn."""
-        return {turn: self._turn_noise(len(batch["label"]), generator) for turn in ("discriminator", "generator")}
+        """Returns the random numbers of patches and rays, separately for both networks."""
+        count = len(batch["label"])
+        networks = ("discriminator", "generator")
+        return {network: self._sample_noise(count, generator) for network in networks}
 
-    def _turn_noise(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def _sample_noise(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
         options: dict[str, Any] = {"generator": generator, "device": self.device}
         patch_rays = self.config.patch**2
         samples = self.config.samples + self.config.importance_samples
@@ -93,20 +96,20 @@ class RadianceGan(Learner):
         }
 
     def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
-        """A step of the discriminator, one of the generator, and one of super-resolution."""
+        """Takes a step of the discriminator, one of the generator, and one of super-resolution."""
         logged = self.slots.discriminator_step(batch, noise["discriminator"], progress)
         logged |= self.slots.generator_step(batch, noise["generator"], progress)
         return {**logged, **self.slots.sr_step(batch, progress)}
 
     def discriminator_step(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
-        """Learns to tell real patches from rendered ones."""
+        """Trains the discriminator to separate real patches from rendered ones."""
         self.discriminator.zero_grad()
         loss: Loss = self.slots.forward_backward(batch, noise, progress, window="discriminator")
         self.discriminator.step()
         return {"d_loss": Mean(loss.sum, loss.count), **loss.also}
 
     def generator_step(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
-        """Learns to render what the discriminator takes for real."""
+        """Trains the generator to render patches that the discriminator takes for real."""
         self.generator.zero_grad()
         with self.discriminator.frozen():
             loss: Loss = self.slots.forward_backward(batch, noise, progress, window="generator")
@@ -114,7 +117,7 @@ class RadianceGan(Learner):
         return {"g_loss": Mean(loss.sum, loss.count)}
 
     def sr_step(self, batch: Batch, progress: Progress) -> dict[str, Any]:
-        """Learns to enlarge real images."""
+        """Trains super-resolution to enlarge real images."""
         self.super_resolution.zero_grad()
         loss: Loss = self.slots.forward_backward(batch, {}, progress, window="super_resolution")
         self.super_resolution.step()
@@ -135,9 +138,9 @@ class RadianceGan(Learner):
             batch: A batch, or the part of one.
             noise: Random numbers of that network's step, with the same rows.
             progress: Current progress of the training.
-            denominator: Returns by what the sum is divided, from its count; the count itself
-                unless given.
-            window: ``discriminator``, ``generator`` or ``super_resolution``: whose gradient it is.
+            denominator: Returns the divisor of the sum from its count; the count itself if None.
+            window: Network of the gradient: ``discriminator``, ``generator`` or
+                ``super_resolution``.
 
         Returns:
             The loss, detached.
@@ -153,7 +156,7 @@ class RadianceGan(Learner):
         return Loss(loss.sum.detach(), loss.count, loss.also)
 
     def discriminator_loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Logistic loss of real and rendered patches, and the gradient penalty."""
+        """Returns the logistic loss of real and rendered patches, with the gradient penalty."""
         patch = self.patch_of(noise, progress.fraction)
         with torch.no_grad():
             fake = self.slots.render(batch, patch, noise, progress.fraction)
@@ -168,14 +171,14 @@ class RadianceGan(Learner):
         return Loss(total, count, {"r1": Mean(count * penalty.detach(), count)})
 
     def generator_loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Logistic loss of rendered patches that should be taken for real ones."""
+        """Returns the logistic loss of rendered patches that should be taken for real ones."""
         patch = self.patch_of(noise, progress.fraction)
         fake = self.slots.render(batch, patch, noise, progress.fraction)
         logit = self.slots.judge(fake, self.condition_of(batch, patch))
         return Loss(softplus(-logit).sum(), len(fake))
 
     def super_resolution_loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
-        """Squared errors of the large image, and of the small one, which counts less and less."""
+        """Returns the squared error of the large image, and of the small one with a falling weight."""
         image = batch["image"]
         small = reduce(image, self.config.factor)
         with torch.set_grad_enabled(self.config.gradient == "full"):
@@ -187,7 +190,7 @@ class RadianceGan(Learner):
         return Loss(len(image) * error, len(image))
 
     def patch_of(self, noise: Batch, fraction: float) -> Patch:
-        """Returns where the patches of a turn lie."""
+        """Returns the patches that random numbers describe."""
         scales = beta_scale if self.config.patch_scale == "beta" else annealed_scale
         return patch_at(scales(noise["scale"], self.config.least_scale, fraction), noise["shift"])
 
@@ -197,7 +200,7 @@ class RadianceGan(Learner):
         return latent
 
     def condition_of(self, batch: Batch, patch: Patch) -> Tensor:
-        """Returns what the discriminator knows of patches, [B, planes, size, size]."""
+        """Returns the discriminator's inputs besides patches, [B, planes, size, size]."""
         size = self.config.patch
         azimuth = 2 * math.pi * batch["pose"][:, 0]
         planes: list[Tensor] = []
@@ -274,7 +277,7 @@ class RadianceGan(Learner):
         return rays(camera, positions.expand(len(camera), -1, -1), self.lens)
 
     def judge(self, patch: Tensor, condition: Tensor) -> Tensor:
-        """The discriminator's logits [B]."""
+        """Returns the discriminator's logits [B]."""
         with self.slots.precision():
             logit: Tensor = self.discriminator.module(patch, condition)
         return logit.to(patch.dtype)
@@ -285,15 +288,16 @@ class RadianceGan(Learner):
         return self.slots.judge(real, condition), fake_logit
 
     def enlarge(self, image: Tensor, azimuth: Tensor) -> Tensor:
-        """Images [B, 3, h, w] with ``factor`` times the height and width."""
+        """Returns images [B, 3, h, w] with ``factor`` times the height and width."""
         with self.slots.precision():
             large: Tensor = self.super_resolution.module(image, azimuth)
         return large.to(image.dtype)
 
     def gradient_penalty(self, real: Tensor, condition: Tensor) -> Tensor:
-        """R1 (Mescheder et al. 2018, arXiv 1801.04406, equation 9): the mean of |dD/dx|^2 over real patches.
+        """Returns R1, the mean of |dD/dx|^2 over real patches.
 
-        In the parameters' own precision: in bfloat16, its gradient is some percent off.
+        Mescheder et al. 2018, arXiv 1801.04406, equation 9. It is computed in the precision of
+        the parameters, because in bfloat16 its gradient is wrong by some percent.
         """
         real = real.detach().requires_grad_()
         with torch.autocast(real.device.type, enabled=False):
@@ -304,14 +308,14 @@ class RadianceGan(Learner):
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def blocks(self) -> Sequence[nn.Module]:
-        """The radiance field, which is evaluated chunk by chunk."""
+        """Returns the radiance field, which is evaluated chunk by chunk."""
         return [self.generator.module]
 
     def inputs(self, batch: Batch) -> Batch:
-        """Labels, poses and cameras of a batch, and latent vectors that follow from torch's global generator."""
-        asked = {name: batch[name] for name in ("label", "pose", "camera")}
+        """Returns labels, poses and cameras of a batch, with latent vectors from torch's global generator."""
+        views = {name: batch[name] for name in ("label", "pose", "camera")}
         latent = self.spread(torch.randn(len(batch["label"]), 2 * self.config.latent, device="cpu"))
-        return {**asked, "latent": latent.to(self.device)}
+        return {**views, "latent": latent.to(self.device)}
 
     def predict(self, inputs: Batch) -> Tensor:
         """Renders images [B, 3, side, side] from -1 to 1, without the randomness of training."""
@@ -377,7 +381,7 @@ class RadianceGan(Learner):
         return small, bicubic, self.slots.enlarge(small, azimuth)
 
     def metrics(self, batch: Batch) -> Mapping[str, Mean]:
-        """How well real images are enlarged: ``sr_psnr``, ``sr_gain`` over bicubic interpolation, ``sr_residual``."""
+        """Returns ``sr_psnr``, ``sr_gain`` over bicubic interpolation, and ``sr_residual`` of real images."""
         image = batch["image"]
         small, bicubic, large = self.enlargements(self.shrink(image), batch["pose"][:, 0])
         ratio, reference = psnr(large, image), psnr(bicubic, image)
@@ -387,6 +391,6 @@ class RadianceGan(Learner):
 
 
 def psnr(image: Tensor, reference: Tensor) -> Tensor:
-    """Peak signal-to-noise ratios [B] in dB of images [B, 3, H, W] from -1 to 1."""
+    """Returns the peak signal-to-noise ratios [B] in dB of images [B, 3, H, W] from -1 to 1."""
     error = ((image.clamp(-1, 1) - reference) / 2).square().flatten(1).mean(1)
     return -10 * torch.log10(error.clamp(min=1e-10))

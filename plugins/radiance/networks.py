@@ -21,7 +21,7 @@ def encode(x: Tensor, octaves: int) -> Tensor:
 
 
 class Condition(nn.Module):
-    """A latent vector that is scaled by what is known of its class: z * norm(embedding[label])."""
+    """Latent vector, scaled by the normalized embedding of the class: z * norm(embedding[label])."""
 
     def __init__(self, classes: int, size: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Condition(nn.Module):
         self.norm = nn.LayerNorm(size)
 
     def forward(self, latent: Tensor, label: Tensor) -> Tensor:
-        """Latents [B, size] and labels [B] to [B, size]."""
+        """Returns [B, size] from latents [B, size] and labels [B]."""
         scale: Tensor = self.norm(self.embedding(label))
         return latent * scale
 
@@ -41,10 +41,11 @@ class RadianceField(nn.Module):
         super().__init__()
         self.octaves = octaves
         self.shape_condition, self.colour_condition = Condition(classes, latent), Condition(classes, latent)
-        place, view = (3 * (1 + 2 * count) for count in octaves)
+        point = 3 * (1 + 2 * octaves[0])
+        view = 3 * (1 + 2 * octaves[1])
         self.skip = layers // 2
-        sizes = [place + latent] + [width] * (layers - 1)
-        sizes[self.skip] += place + latent if self.skip else 0
+        sizes = [point + latent] + [width] * (layers - 1)
+        sizes[self.skip] += point + latent if self.skip else 0
         self.blocks = nn.ModuleList(nn.Linear(size, width) for size in sizes)
         self.density = nn.Linear(width, 1)
         self.colour = nn.Sequential(nn.Linear(width + view + latent, width // 2), nn.ReLU(), nn.Linear(width // 2, 3))
@@ -102,7 +103,8 @@ class PatchDiscriminator(nn.Module):
 class SuperResolution(nn.Module):
     """Enlarges images, with a learnable image for each of several directions of view.
 
-    All convolutions are at the low resolution. What the answer, made small again, lacks of the input is added to it.
+    All convolutions are at the low resolution. The output is reduced again, and half of its
+    difference from the input is added to it.
     """
 
     def __init__(self, sectors: int, side: int, factor: int, width: int) -> None:
@@ -120,7 +122,12 @@ class SuperResolution(nn.Module):
         )
 
     def forward(self, image: Tensor, azimuth: Tensor) -> Tensor:
-        """Images [B, 3, side, side] seen from u [B], 0 to 1, to [B, 3, factor * side, factor * side]."""
+        """Returns images [B, 3, factor * side, factor * side].
+
+        Args:
+            image: [B, 3, side, side].
+            azimuth: u [B], 0 to 1.
+        """
         sector = (azimuth * len(self.views)).long().clamp(0, len(self.views) - 1)
         detail = self.network(torch.cat([image, self.views[sector]], 1))
         large = F.pixel_shuffle(detail, self.factor) + enlarge(image, self.factor)
@@ -128,15 +135,15 @@ class SuperResolution(nn.Module):
 
 
 def enlarge(image: Tensor, factor: int) -> Tensor:
-    """Bilinear interpolation."""
+    """Returns images enlarged by bilinear interpolation."""
     return F.interpolate(image, scale_factor=factor, mode="bilinear", align_corners=False)
 
 
 def reduce(image: Tensor, factor: int) -> Tensor:
-    """The mean over squares of factor * factor pixels."""
+    """Returns the means over squares of factor * factor pixels."""
     return F.avg_pool2d(image, factor)
 
 
 def blur(image: Tensor) -> Tensor:
-    """The mean over three by three pixels, fewer at the border."""
+    """Returns the means over three by three pixels, fewer at the border."""
     return F.avg_pool2d(image, 3, 1, 1, count_include_pad=False)

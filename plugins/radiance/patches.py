@@ -1,4 +1,4 @@
-"""Square patches of images: where they lie, and their colours there (GRAF, arXiv 2007.02442)."""
+"""Square patches of images: their positions and their colours (GRAF, arXiv 2007.02442)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .camera import pixel_positions
 
 
 class Patch(NamedTuple):
-    """Where a patch lies in each of B images."""
+    """Position and size of one patch in each of B images."""
 
     scale: Tensor
-    """[B]: its side, as a share of the image's."""
+    """[B]: the side of the patch, as a share of the image's."""
     centre: Tensor
     """[B, 2], in image positions from -1 to 1."""
 
     def positions(self, size: int) -> Tensor:
-        """Returns the positions [B, size * size, 2] of its pixels, row by row."""
+        """Returns the positions [B, size * size, 2] of the pixels of a patch, row by row."""
         grid = pixel_positions(size, size).to(self.scale)
         return self.centre[:, None] + self.scale[:, None, None] * grid
 
@@ -40,7 +40,7 @@ def beta_scale(uniform: Tensor, least: float, fraction: float, shape: float = 0.
 
 
 def patch_at(scale: Tensor, uniform: Tensor) -> Patch:
-    """Returns patches of scales [B] inside of the image; numbers [B, 2] from 0 to 1 say where."""
+    """Returns patches of scales [B] inside of the image; numbers [B, 2] from 0 to 1 place them."""
     return Patch(scale, (1 - scale)[:, None] * (2 * uniform - 1))
 
 

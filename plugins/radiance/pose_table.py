@@ -78,24 +78,24 @@ def _read_cells(path: Path, config: PosedViewsConfig) -> list[dict[str, str | No
 
 def _row(path: Path, line: int, cells: dict[str, str | None], config: PosedViewsConfig) -> PoseRow:
     """Returns a checked row."""
-    place = f"data.folder: {one_line(path)}, line {line}"
+    location = f"data.folder: {one_line(path)}, line {line}"
     # DictReader collects surplus cells under None.
     if None in cells:
-        raise UsageError(f"{place} has more cells than the table has columns; remove the surplus")
+        raise UsageError(f"{location} has more cells than the table has columns; remove the surplus")
     file = cells["file"] or ""
     if not file.strip():
-        raise UsageError(f"{place} has no file; name the image, or remove the line")
+        raise UsageError(f"{location} has no file; name the image, or remove the line")
     if Path(file).is_absolute() or ".." in Path(file).parts:
-        raise UsageError(f"{place}: '{one_line(file)}' is outside of the folder; name files relative to it")
+        raise UsageError(f"{location}: '{one_line(file)}' is outside of the folder; name files relative to it")
     label = cells.get("label", "")
     if "label" in cells and not (label or "").strip():
-        raise UsageError(f"{place}: {one_line(file)} has no label; name its class, or remove the column")
+        raise UsageError(f"{location}: {one_line(file)} has no label; name its class, or remove the column")
     pose = []
     for name in COLUMNS[config.pose]:
         number = _number(cells[name])
         if number is None:
             text = one_line(repr(cells[name] or ""))
-            raise UsageError(f"{place}: '{name}' of {one_line(file)} is no number: {text}; write its pose")
+            raise UsageError(f"{location}: '{name}' of {one_line(file)} is no number: {text}; write its pose")
         pose.append(number)
     return PoseRow(line, file, one_line(label or ""), pose)
 
@@ -114,12 +114,12 @@ def _check_files(folder: Path, rows: Sequence[PoseRow]) -> None:
     lines: dict[Path, int] = {}
     for row in rows:
         path = folder / row.file
-        place = f"data.folder: {one_line(folder / TABLE)}, line {row.line}"
+        location = f"data.folder: {one_line(folder / TABLE)}, line {row.line}"
         if path in lines:
             hint = "an image has one pose, so remove one of them"
-            raise UsageError(f"{place}: {one_line(row.file)} is already in line {lines[path]}; {hint}")
+            raise UsageError(f"{location}: {one_line(row.file)} is already in line {lines[path]}; {hint}")
         if not path.is_file():
-            raise UsageError(f"{place}: there is no image {one_line(path)}; add it, or remove the line")
+            raise UsageError(f"{location}: there is no image {one_line(path)}; add it, or remove the line")
         lines[path] = row.line
     images = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES and path.name[0] != "."]
     without_pose = [path for path in images if path not in lines]
@@ -150,8 +150,8 @@ def read_images(folder: Path, rows: Sequence[PoseRow]) -> np.ndarray:
                 width, height = image.size
                 side = side or width
                 if (width, height) != (side, side):
-                    wanted = f"{side} x {side}, as the first one" if width == height else "square"
-                    raise UsageError(f"data.folder: {name} is {width} x {height}: make all images {wanted}")
+                    size = f"{side} x {side}, as the first one" if width == height else "square"
+                    raise UsageError(f"data.folder: {name} is {width} x {height}: make all images {size}")
                 if image.has_transparency_data:
                     problems.setdefault("transparent, and blended with white; use a white background", name)
                 if image.mode.startswith(("I", "F")):

@@ -94,8 +94,8 @@ def read_archive(path: Path, config: PosedViewsConfig) -> Views:
     else:
         label = torch.from_numpy(labels_of(path, arrays, len(image)))
         poses = array_of(path, arrays, "pose", (len(image), len(COLUMNS[config.pose])))
-        place = partial(_row_of_array, path)
-        camera = cameras_of(torch.from_numpy(poses).float(), config, place)
+        location = partial(_row_of_array, path)
+        camera = cameras_of(torch.from_numpy(poses).float(), config, location)
     classes = class_names_of(path, arrays, int(label.max()) + 1)
     pixels = torch.from_numpy(image).reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2).contiguous()
     return Views(pixels, label, camera, classes, digest_of([path]))

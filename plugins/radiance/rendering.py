@@ -9,23 +9,23 @@ from torch import Tensor
 
 
 class Rendering(NamedTuple):
-    """What rays show."""
+    """Colours along rays, and how they were composed."""
 
     colour: Tensor
     """[..., 3]."""
     opacity: Tensor
-    """[...]: how much of the background is hidden, 0 to 1."""
+    """[...], 0 to 1: the share of the background that is hidden."""
     weights: Tensor
-    """[..., S]: the share of every sample in the colour; with the background's they add up to 1."""
+    """[..., S]: the share of each sample in the colour. With the background's they add up to 1."""
 
 
 def stratified_depths(near: float, far: float, jitter: Tensor) -> Tensor:
     """Returns one depth in each of S equal intervals between near and far.
 
     Args:
-        near: Where rays begin.
-        far: Where rays end.
-        jitter: [..., S]: the place in every interval, 0 to 1.
+        near: Distance at which rays begin.
+        far: Distance at which rays end.
+        jitter: [..., S], 0 to 1: the position in each interval.
     """
     count = jitter.shape[-1]
     first = torch.arange(count, device=jitter.device, dtype=jitter.dtype)
@@ -33,9 +33,9 @@ def stratified_depths(near: float, far: float, jitter: Tensor) -> Tensor:
 
 
 def lengths(depths: Tensor, near: float, far: float) -> Tensor:
-    """Returns the lengths [..., S] of the parts of a ray for which its samples stand.
+    """Returns the lengths [..., S] of the segments of a ray, one for each sample.
 
-    Parts meet half-way between two samples, so that they add up to far - near.
+    Segments meet half-way between two samples, so that they add up to far - near.
     """
     middle = (depths[..., 1:] + depths[..., :-1]) / 2
     ends = (*middle.shape[:-1], 1)
@@ -53,17 +53,18 @@ def composite(density: Tensor, colour: Tensor, length: Tensor, background: float
         density: [..., S], at least 0.
         colour: [..., S, 3].
         length: [..., S].
-        background: Of all three channels.
+        background: Value of all three channels.
     """
     # In float32 also inside of autocast, because sums of logarithms lose their small terms in 16 bits.
     with torch.autocast(density.device.type, enabled=False):
         dtype = torch.promote_types(density.dtype, torch.float32)
-        passed = density.to(dtype) * length.to(dtype)
-        before = torch.cumsum(passed, -1) - passed
-        weights = torch.exp(-before) * -torch.expm1(-passed)
-        remaining = torch.exp(-passed.sum(-1))
-        shown = (weights.unsqueeze(-1) * colour.to(dtype)).sum(-2)
-        return Rendering(shown + remaining.unsqueeze(-1) * background, 1 - remaining, weights)
+        thickness = density.to(dtype) * length.to(dtype)
+        thickness_before = torch.cumsum(thickness, -1) - thickness
+        weights = torch.exp(-thickness_before) * -torch.expm1(-thickness)
+        transmittance = torch.exp(-thickness.sum(-1))
+        foreground = (weights.unsqueeze(-1) * colour.to(dtype)).sum(-2)
+        image = foreground + transmittance.unsqueeze(-1) * background
+        return Rendering(image, 1 - transmittance, weights)
 
 
 def importance_depths(weights: Tensor, depths: Tensor, near: float, far: float, uniform: Tensor) -> Tensor:
@@ -72,19 +73,23 @@ def importance_depths(weights: Tensor, depths: Tensor, near: float, far: float, 
     Args:
         weights: [..., S], as ``composite`` returns them for ``depths``.
         depths: [..., S], sorted.
-        near: Where rays begin.
-        far: Where rays end.
-        uniform: [..., M], 0 to 1: where in the distribution.
+        near: Distance at which rays begin.
+        far: Distance at which rays end.
+        uniform: [..., M], 0 to 1: quantiles of the distribution.
 
     Returns:
         All depths [..., S + M], sorted.
     """
     length = lengths(depths, near, far)
-    # A little of everything, so that a ray which shows nothing has a distribution, too.
-    share = (weights.detach() + 1e-3) / (weights.detach() + 1e-3).sum(-1, keepdim=True)
+    # The constant gives a distribution also to a ray that meets no object.
+    positive = weights.detach() + 1e-3
+    share = positive / positive.sum(-1, keepdim=True)
     upper = torch.cumsum(share, -1)
-    index = torch.searchsorted(upper.contiguous(), uniform.contiguous()).clamp(max=depths.shape[-1] - 1)
-    begin = near + torch.cumsum(length, -1) - length
-    into = (uniform - (upper - share).gather(-1, index)) / share.gather(-1, index)
-    more = begin.gather(-1, index) + into.clamp(0, 1) * length.gather(-1, index)
-    return torch.cat([depths, more], -1).sort(-1).values
+
+    last = depths.shape[-1] - 1
+    index = torch.searchsorted(upper.contiguous(), uniform.contiguous()).clamp(max=last)
+    start = near + torch.cumsum(length, -1) - length
+    lower = (upper - share).gather(-1, index)
+    position = (uniform - lower) / share.gather(-1, index)
+    samples = start.gather(-1, index) + position.clamp(0, 1) * length.gather(-1, index)
+    return torch.cat([depths, samples], -1).sort(-1).values

@@ -48,14 +48,14 @@ def write_grid(sections: Sequence[GridSection], path: Path) -> None:
     """Writes sections of a grid below one another as PNG."""
     from PIL import Image
 
-    parts = [section_image(section) for section in sections]
-    width = max(part.width for part in parts)
-    height = sum(part.height for part in parts)
+    images = [section_image(section) for section in sections]
+    width = max(image.width for image in images)
+    height = sum(image.height for image in images)
     picture = Image.new("RGB", (width, height), "white")
     top = 0
-    for part in parts:
-        picture.paste(part, (0, top))
-        top += part.height
+    for image in images:
+        picture.paste(image, (0, top))
+        top += image.height
     picture.save(path, format="png")
 
 

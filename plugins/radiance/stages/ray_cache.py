@@ -51,8 +51,8 @@ class RayCache(Stage):
         Raises:
             UsageError: The source has no cameras in memory.
         """
-        parts = (getattr(pipeline.source, name, None) for name in ("train", "held_out"))
-        tables = [getattr(part, "tensors", {}).get("camera") for part in parts]
+        datasets = (getattr(pipeline.source, name, None) for name in ("train", "held_out"))
+        tables = [getattr(dataset, "tensors", {}).get("camera") for dataset in datasets]
         cameras = [camera for table in tables if table is not None for camera in table]
         if not cameras:
             raise UsageError(f"ray_cache: a {type(pipeline.source).__name__} keeps no cameras")
