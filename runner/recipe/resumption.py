@@ -57,6 +57,7 @@ _APPLIED = {
     "train.log_every": "from the next report",
     "train.preemptible": "",
     "train.stall_s": "",
+    "train.memory_budget": "the plan is compared with it before the next update",
     "system.wait": "",
     "tracking.system_metrics": "",
 }
@@ -81,8 +82,10 @@ def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
     """
     if path in _REFUSED:
         return Rule("refused", _REFUSED[path])
-    if path in _APPLIED:
-        return Rule("applied", _APPLIED[path])
+    # A setting may be a mapping, such as train.memory_budget.
+    setting = ".".join(path.split(".")[:2])
+    if setting in _APPLIED:
+        return Rule("applied", _APPLIED[setting])
     section, _, rest = path.partition(".")
     if any(path == other or path.startswith(f"{other}.") for other in fixed):
         return Rule("refused", "it decides how a training begins")

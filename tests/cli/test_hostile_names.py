@@ -101,6 +101,8 @@ COMMANDS = {
     "data list": [[], ["--plugin", "broken.py"]],
     "data get": [[NAME]],
     "data where": [[NAME]],
+    "data show": [["NAME.yaml"], [NAME], ["digits_classifier", SETTING], ["raises.yaml", "--plugin", "NAME.py"]],
+    "plan": [["NAME.yaml"], [NAME], ["digits_classifier", SETTING], ["raises.yaml", "--plugin", "NAME.py"]],
     "models register": [[NAME], ["RUN", "--name", NAME]],
     "models list": [[], [NAME]],
     "models promote": [[NAME, NAME], ["a", NAME]],
