@@ -62,11 +62,17 @@ KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache", "merged_guidanc
 """They keep nothing that a training changes: ``experiments/soak`` kills them."""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in STAGES if kind not in ON_IN_A_RECIPE | KILLED_ELSEWHERE])
-def test_a_stage_that_no_recipe_switches_on_survives_kills(kind, tmp_path, isolated_workspace):
-    name = host_of(kind)
-    command = arguments(name, *long_enough(name), *with_requirements(kind, name))
-    survives(tmp_path, command, isolated_workspace, 0, [IN_SAVE[STAGES.index(kind) % len(IN_SAVE)]])
+TOGETHER = (("ray_cache", "merged_discriminator", "lazy_r1"), ("delete_tensors", "empty_cache", "set_to_none"))
+"""Stages that work with the same recipe and are killed in one training."""
+ALONE = [kind for kind in STAGES if kind not in ON_IN_A_RECIPE | KILLED_ELSEWHERE | {*sum(TOGETHER, ())}]
+
+
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in ALONE), *TOGETHER], ids="+".join)
+def test_stages_that_no_recipe_switches_on_survive_kills(kinds, tmp_path, isolated_workspace):
+    name = host_of(kinds[0])
+    sets = [value for kind in kinds for value in with_requirements(kind, name)]
+    moment = IN_SAVE[STAGES.index(kinds[0]) % len(IN_SAVE)]
+    survives(tmp_path, arguments(name, *long_enough(name), *sets), isolated_workspace, 0, [moment])
 
 
 TOYS_SETS = {

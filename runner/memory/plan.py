@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.memory.kinds import Usage, by_kind, by_module
+from runner.memory.kinds import Kind, Usage, by_kind, by_module
 from runner.system.byte_size import format_size
 
 _MODULES = 12
@@ -45,6 +45,12 @@ class MemoryPlan:
     def peak(self) -> int:
         """Bytes at the highest point."""
         return sum(self.usage.values())
+
+    @property
+    def resident(self) -> int:
+        """Bytes of parameters and of the state of optimizers, which no stage makes smaller."""
+        sizes = by_kind(self.usage)
+        return sizes[Kind.parameters] + sizes[Kind.optimizer]
 
     @property
     def tolerance(self) -> float:

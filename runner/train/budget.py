@@ -80,6 +80,10 @@ def keep_budget(recipe: Recipe, registry: Registry) -> Fitted:
     if not budget.fit or is_lock(recipe.path):
         hint = "lower train.batch_size, or set train.memory_budget: {size: ..., fit: true}"
         raise _refusal(recipe, plan, hint)
+    # Stages save activations and gradients; every plan of a set of them costs about a second.
+    if plan.resident > budget.limit:
+        hint = f"parameters and optimizers alone take {format_size(plan.resident)}; make the model smaller"
+        raise _refusal(recipe, plan, hint)
     smallest = plan
     for choices in itertools.islice(_sets(recipe, registry), _MOST_PLANS):
         candidate = with_stages(recipe, choices)

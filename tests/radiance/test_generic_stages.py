@@ -119,16 +119,8 @@ def test_the_batch_size_is_tuned_where_samples_count():
     assert report.notes
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        ("activation_checkpointing",),
-        ("gradient_accumulation",),
-        ("activation_checkpointing", "gradient_accumulation"),
-    ],
-    ids="+".join,
-)
-def test_the_gate_passes_memory_stages(kinds):
+def test_the_gate_passes_memory_stages():
+    kinds = ("activation_checkpointing", "gradient_accumulation")
     settings = {"gradient_accumulation": "{micro_batch: 2}"}
     sets = [f"optimization.{kind}={settings.get(kind, 'on')}" for kind in kinds]
     verdict = quick(tiny("graf", *sets), REGISTRY, list(kinds))

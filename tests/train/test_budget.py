@@ -43,9 +43,17 @@ def test_a_plan_that_fits_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", LEARNERS)
+def test_a_model_that_is_larger_than_the_budget_is_refused_without_a_search(name, monkeypatch):
+    monkeypatch.setattr("runner.train.budget._sets", None)
+    with pytest.raises(RecipeError, match=r"parameters and optimizers alone take .*; make the model smaller"):
+        keep_budget(budgeted(name, "2 KB", fit=True), Registry())
+
+
+@pytest.mark.parametrize("name", ["marl_baseline", "shakespeare_gpt"])
 def test_what_no_stage_can_save_is_refused(name):
+    resident = plan_memory(tiny(name)).resident
     with pytest.raises(RecipeError, match="the least that was found"):
-        keep_budget(budgeted(name, "20 KB", fit=True), Registry())
+        keep_budget(budgeted(name, f"{resident + 1} B", fit=True), Registry())
 
 
 @pytest.mark.parametrize("share", [0.95, 0.8])
