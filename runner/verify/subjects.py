@@ -174,7 +174,9 @@ class Training:
 
     def _answer(self, inputs: Any) -> dict[str, Any]:
         self.answers = True  # slots that answer tell no story of the update
-        answer = self.pipeline.learner.predict(inputs)
+        # As in an evaluation and a server: the graph of a large prediction may take gigabytes.
+        with torch.no_grad():
+            answer = self.pipeline.learner.predict(inputs)
         self.answers = False
         return {"predict": answer}
 

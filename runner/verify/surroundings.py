@@ -69,7 +69,8 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
                 return {"evaluate": found, "training mode": modes}
             for module in learner.modules().values():
                 module.train(asked.training)
-            found = learner.predict(pipeline.transfer(asked.inputs))
+            with torch.no_grad():
+                found = learner.predict(pipeline.transfer(asked.inputs))
             for module in learner.modules().values():
                 module.train()
             return {"predict": found}
