@@ -16,6 +16,7 @@ from runner.train import checkpoint
 
 pytestmark = pytest.mark.usefixtures("migrated_workspace")
 INSIDE = {
+    "graf": "graf_memory",
     "marl_phase1": "marl_phase2", "marl_phase2": "marl_phase3",
     "shakespeare_gpt": "shakespeare_gpt_phase3", "mamba2_shakespeare": "mamba2_shakespeare_phase3",
 }  # fmt: skip
