@@ -178,13 +178,27 @@ def server(run):
     command = [sys.executable, "-m", "runner", "serve", run, "--port", "0"]
     process = subprocess.Popen(command, env=os.environ | THREADS, stderr=subprocess.PIPE, text=True)
     try:
-        port = next(int(found[1]) for line in process.stderr if (found := re.search(r"answers on \S+:(\d+)", line)))
+        port = address_port(process.stderr)
         drain = threading.Thread(target=lambda: [None for _ in process.stderr], daemon=True)
         drain.start()
         yield port, psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+def address_port(log):
+    """Reads a server's log up to its address, and returns the port.
+
+    Raises:
+        SystemExit: the server ended before; the message is its log.
+    """
+    lines = []
+    for line in log:
+        if address := re.search(r"answers on \S+:(\d+)", line):
+            return int(address[1])
+        lines.append(line)
+    raise SystemExit("the server did not start:\n" + "".join(lines))
 
 
 class HealthMonitor:
