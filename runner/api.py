@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from runner.plugin.check import Check
 from runner.plugin.config import Config
 from runner.plugin.context import Context, Slots
 from runner.plugin.contract import Close, Contract, Exact, Mean, Objective, Statistical
@@ -57,8 +58,8 @@ _HEAVY = {
 """Where the names are that need torch."""
 
 __all__ = [
-    "Anchor", "Batch", "BatchLayout", "Close", "Config", "Context", "Contract", "DataFile", "DataName", "DatasetConfig",
-    "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
+    "Anchor", "Batch", "BatchLayout", "Check", "Close", "Config", "Context", "Contract", "DataFile", "DataName",
+    "DatasetConfig", "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
     "LearnerConfig", "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan", "Probe", "Progress",
     "Prunable", "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse", "Setting",
     "Slots", "Source", "SourceConfig", "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "TensorOutline",

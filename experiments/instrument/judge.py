@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +88,9 @@ def verdict_of(
         # The recipe's own stages stay on: only the one that is named is judged, with what it requires.
         loaded = load(ROOT / "recipes" / f"{recipe}.yaml", ["device=cpu", f"optimization.{kind}=on", *sets], registry)
         if quick_first:
-            found = _quick_failure(Gate(loaded, registry, options, lambda _: None), (kind,))
-            if found is not None:
-                return _told(found.outcome, found.contract, found.summary, found.evidence)
+            verdict = _quick_failure(Gate(loaded, registry, options, lambda _: None), (kind,))
+            if verdict is not None:
+                return _told(verdict.outcome, verdict.contract, verdict.summary, verdict.evidence)
         report = verify_recipe(loaded, registry, options, lambda _: None)
     except UsageError as error:
         idle = "does anything here" in str(error) or "no active stage" in str(error)
@@ -101,19 +100,23 @@ def verdict_of(
 
 
 def _quick_failure(gate: Any, stages: tuple[str, ...]) -> Any:
-    """The gate's FAIL on what updates learn from or on evaluations, if that is its verdict."""
+    """Returns the FAIL of the checks of sampled batches, resumed trainings or evaluations; None without one."""
     from runner.compare.isolation import StepError
+    from runner.verify.checks.evaluations import Evaluations
+    from runner.verify.checks.resumed_training import ResumedTraining
+    from runner.verify.checks.sampled_batches import SampledBatches
     from runner.verify.subjects import BuildError
-    from runner.verify.surroundings import answers, same_evaluations
-    from runner.verify.variants import weakest
 
-    contract = weakest(gate.recipe, stages)
-    evaluated = same_evaluations(gate._evaluated, *gate._pair(answers, stages), gate._evaluations, contract)
+    pair = gate.pair(stages)
     try:
-        found = chain(gate._drawn(stages, contract), evaluated)
-        return next((verdict for verdict in found if verdict.outcome == "FAIL"), None)
+        for check in (SampledBatches(), ResumedTraining(), Evaluations()):
+            verdict = check.run(pair, gate.coverage) if check.applies(pair) else None
+            if verdict is not None and verdict.outcome == "FAIL":
+                return verdict
     except (BuildError, StepError):
-        return None  # what that means is the whole gate's to say
+        # The complete gate reports these.
+        return None
+    return None
 
 
 def _told(verdict: str, contract: str, summary: str, evidence: dict[str, Any]) -> dict[str, Any]:

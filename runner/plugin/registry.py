@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
+from runner.plugin.check import Check
 from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
 from runner.plugin.siblings import FOLDERS
 from runner.plugin.stage import Stage
@@ -28,6 +29,8 @@ GROUP = "runner.plugins"
 
 Section = Literal["model", "data", "optimization", "inference"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
+CHECKS = "check"
+"""In names of entry points, the section of checks for ``runner verify``, which no recipe names."""
 PROVIDER_DIGITS = 12
 """Of the SHA-256 of a plugin file, which stand for its version."""
 FILES: set[Path] = set()
@@ -67,11 +70,15 @@ class Registry:
         self.files = tuple(Path(plugin) for plugin in plugins if not isinstance(plugin, type))
         self.classes = tuple(plugin for plugin in plugins if isinstance(plugin, type))
         self._plugins: dict[tuple[Section, str], tuple[Provider, Callable[[], Any]]] = {}
+        self._checks: dict[str, Callable[[], Any]] = {}
         for entry_point in _installed(tuple(sys.path)) if installed is None else installed:
             provider = _provider(entry_point.dist)
             section, _, kind = entry_point.name.partition(".")
+            if section == CHECKS and kind:
+                self._checks[str(provider) + kind] = entry_point.load
+                continue
             if section not in SECTIONS or not kind:
-                expected = ", ".join(f"{name}.KIND" for name in SECTIONS)
+                expected = ", ".join(f"{name}.KIND" for name in (*SECTIONS, CHECKS))
                 raise UsageError(f"entry point '{entry_point.name}' of {provider} should be one of {expected}")
             self._add(section, kind, provider, entry_point.load)
         for path in self.files:
@@ -102,6 +109,23 @@ class Registry:
             raise UsageError(f"{where} calls itself kind {getattr(face, 'kind', None)!r}")
         return face
 
+    @property
+    def checks(self) -> list[type[Check]]:
+        """The checks that plugins add to ``runner verify``.
+
+        Raises:
+            UsageError: One cannot be imported, or lacks a part of a check.
+        """
+        checks = []
+        for load in self._checks.values():
+            try:
+                check = load()
+            except (Exception, SystemExit) as error:
+                raise UsageError(f"a check cannot be imported: {_import_failure(error)}") from error
+            _require_complete(check)
+            checks.append(check)
+        return checks
+
     def provider(self, section: Section, kind: str) -> Provider:
         """Who brought a kind; that there is none is a UsageError."""
         if (section, kind) not in self._plugins:
@@ -125,7 +149,10 @@ class Registry:
         bases: list[tuple[Section, type[Any]]] = [*_FACES.items(), ("optimization", Stage)]
         faces = [(section, face) for face in own for section, base in bases if issubclass(face, base)]
         faces = [(section, face) for section, face in faces if "kind" in vars(face) and _stands_in(face, section)]
-        if not faces:
+        checks = [value for value in own if issubclass(value, Check) and "name" in vars(value)]
+        for check in checks:
+            self._checks[f"{provider}{check.__name__}"] = partial(getattr, module, check.__name__)
+        if not faces and not checks:
             raise UsageError(f"{shown_path(path)} has no LearnerConfig, SourceConfig or StageConfig with a kind")
         for section, face in faces:
             self._add(section, vars(face)["kind"], provider, partial(getattr, module, face.__name__))
@@ -142,6 +169,17 @@ class Registry:
         provider = Provider(f"{face.__module__}.{face.__qualname__}", _version_of(face))
         for section in sections:
             self._add(section, face.kind, provider, lambda: face)
+
+
+def _require_complete(check: Any) -> None:
+    """Raises a UsageError unless this is a class of a check with all of its texts and methods."""
+    name = getattr(check, "__name__", repr(check))
+    if not (isinstance(check, type) and issubclass(check, Check)):
+        raise UsageError(f"{name} is not a Check")
+    missing = [text for text in ("name", "question", "catches") if not isinstance(getattr(check, text, None), str)]
+    missing += sorted(check.__abstractmethods__)
+    if missing:
+        raise UsageError(f"check {name} lacks {', '.join(missing)}")
 
 
 def _check_plugins(plugins: Any) -> None:

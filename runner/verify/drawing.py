@@ -33,7 +33,7 @@ from runner.train.step import Step
 from runner.verify.subjects import BuildError, LearnerState, recipe_with
 
 _SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
-_GOING_ON = 4  # updates of a resumed training that are compared
+GOING_ON = 4  # updates of a resumed training that are compared
 _STUCK = 1000  # updates in which every training comes further
 _SHORT = 100  # updates of an epoch after which a training may as well be interrupted
 _PROGRESS = "progress"  # how far the training is, in what ``draws`` returns; before what may be led elsewhere
@@ -245,7 +245,7 @@ def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) 
         (checkpoint,) = isolation.advance([CHECKPOINT], lambda state: state)
         resumed = Isolation(make(checkpoint), 0)
         resumed.updates = isolation.updates
-        for update in range(1, _GOING_ON + 1):
+        for update in range(1, GOING_ON + 1):
             own, theirs = (_advanced(each, output=True) for each in (isolation, resumed))
             found = unlike(own, theirs, form)
             if found is not None:

@@ -18,6 +18,7 @@ from runner.verify.gate import Gate, verify_recipe
 from runner.verify.options import Options
 from runner.verify.time_limit import NOT_BEGUN
 from runner.verify.timed_gate import quick
+from runner.verify.training_plan import TrainingPlan
 from runner.verify.trainings import Trainings
 from runner.verify.variants import weakest
 from runner.verify.verification import StageVerdict, Verification
@@ -91,9 +92,9 @@ def test_what_cannot_be_verified_is_said(name, stages, message):
 def test_trainings_with_paired_seeds_decide_about_a_statistical_stage(monkeypatch):
     """They begin when all that needs none is judged: nobody waits for them before."""
     order = []
-    judge = Gate._judge
+    run_checks = Gate._run_checks
     train = Trainings.run
-    monkeypatch.setattr(Gate, "_judge", lambda self, stages: order.append(stages) or judge(self, stages))
+    monkeypatch.setattr(Gate, "_run_checks", lambda self, pair: order.append(pair.stages) or run_checks(self, pair))
     monkeypatch.setattr(Trainings, "run", lambda self, *what: order.append("train") or train(self, *what))
     recipe = tiny("digits_classifier", *MIXED, registry=REGISTRY)
     options = Options(updates=2, steps=1, seeds=2, stages=("rounding", "fused_optimizer"), horizon=0)
@@ -111,7 +112,8 @@ def test_trainings_with_paired_seeds_decide_about_a_statistical_stage(monkeypatc
 @pytest.mark.usefixtures("copied_children")
 def test_trainings_are_shortened_to_the_budget_and_the_verdict_says_so(monkeypatch):
     monkeypatch.setattr(Trainings, "seconds_left", 1.0)
-    monkeypatch.setattr(Gate, "begin", lambda _: False)  # or they would be over before anybody asks how long they take
+    # Or they would be over before anybody asks how long they take.
+    monkeypatch.setattr(TrainingPlan, "begin", lambda _: False)
     said = []
     recipe = tiny("digits_classifier", *MIXED, "train.epochs=20", registry=REGISTRY)
     options = Options(updates=2, seeds=2, stages=("rounding",), horizon=0)
@@ -166,7 +168,7 @@ def test_stages_that_are_equal_alone_but_not_together_do_not_stand_for_the_basel
     def equal(*kinds):
         sets = ["optimization.heap_retention=off", *(f"optimization.{kind}=on" for kind in kinds)]
         recipe = tiny("digits_classifier", "optimization.fused_optimizer=off", *sets, registry=registry)
-        return Gate(recipe, registry, Options(updates=2, horizon=0), lambda _: None)._equal
+        return Gate(recipe, registry, Options(updates=2, horizon=0), lambda _: None).plan.equal
 
     assert equal("first") == ("first",)
     assert equal("first", "second") == ()
@@ -177,9 +179,9 @@ def test_a_change_with_which_a_training_diverges_fails(trains, monkeypatch):
     def diverges(*_):
         raise DivergedError("step 12: slot 'critic_step': 'critic_loss' is nan")
 
-    monkeypatch.setattr(Gate, "begin", lambda _: False)
-    monkeypatch.setattr("runner.verify.gate.affordable", lambda *_: 1)
-    monkeypatch.setattr(f"runner.verify.gate.{trains}", diverges)
+    monkeypatch.setattr(TrainingPlan, "begin", lambda _: False)
+    monkeypatch.setattr("runner.verify.training_plan.affordable", lambda *_: 1)
+    monkeypatch.setattr(f"runner.verify.training_plan.{trains}", diverges)
     options = Options(updates=2, stages=("rounding",), horizon=0)
     (row,) = verify_recipe(tiny("digits_classifier", *MIXED, registry=REGISTRY), REGISTRY, options, lambda _: None).rows
     assert row.verdict is Outcome.FAIL
@@ -192,7 +194,7 @@ def test_changes_that_have_trainings_of_their_own_share_the_budget():
 
     def changes(*stages):
         gate = Gate(recipe, REGISTRY, Options(updates=2, horizon=0, stages=stages), lambda _: None)
-        return gate._changes(("forward_cache", "merged_critic_loss", "stacked_agents"))
+        return gate.plan.count_changes(("forward_cache", "merged_critic_loss", "stacked_agents"))
 
     assert changes("rounding") == 1
     assert changes("all") == 1
@@ -220,7 +222,7 @@ def test_recorded_batches_say_nothing_about_a_stage_that_chooses_batches(monkeyp
     monkeypatch.setattr(FusedOptimizerConfig, "contract", lambda *_: Close())
     verdict = quick(tiny("digits_classifier", "optimization.fused_optimizer=on"), REGISTRY, ("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "fused_optimizer changes what batches are drawn" in verdict.summary
+    assert "fused_optimizer changes which batches are sampled" in verdict.summary
 
 
 SPREADING = """
@@ -252,10 +254,10 @@ class Spreading(Stage):
 """
 
 
+@pytest.mark.usefixtures("changed_process")
 @pytest.mark.parametrize("contract", ["Exact", "Close"])
 def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_it(contract, tmp_path, monkeypatch):
     monkeypatch.setattr(AgentsRole, "step", AgentsRole.step)
-    monkeypatch.setattr(Gate, "_spoilt", ())
     plugin = tmp_path / "spreading.py"
     plugin.write_text(SPREADING.format(contract=contract))
     registry = Registry([plugin])
@@ -274,9 +276,9 @@ def test_a_stage_that_changes_the_whole_process_fails_and_nothing_passes_after_i
     assert quick(recipe, registry, ("forward_cache",)).outcome is Outcome.INCONCLUSIVE  # for another gate, too
 
 
+@pytest.mark.usefixtures("changed_process")
 def test_what_is_judged_for_a_training_is_not_blamed_on_the_stage_that_is_to_be_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(AgentsRole, "step", AgentsRole.step)
-    monkeypatch.setattr(Gate, "_spoilt", ())
     plugin = tmp_path / "spreading.py"
     plugin.write_text(SPREADING.format(contract="Exact").replace("phase = 1", "phase = 3"))
     registry = Registry([plugin, *REGISTRY.files])

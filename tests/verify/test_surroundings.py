@@ -83,17 +83,15 @@ def test_what_cannot_be_evaluated_without_the_stage_either_is_not_held_against_i
 def test_agents_that_are_stacked_are_evaluated_in_float64_although_they_call_no_module():
     stages = ("forward_cache", "merged_critic_loss", "stacked_agents")
     gate = Gate(tiny("marl_phase2"), Registry(), QUICK, lambda _: None)
-    compared = [*same_evaluations(gate._evaluated, *gate._pair(answers, stages), gate._evaluations, Close())]
-    assert [found.summary for found in compared] == ["an evaluation comes to the same"]
+    builds = gate.pair(stages).builds(answers)
+    verdicts = [*same_evaluations(gate.baseline.evaluated, *builds, gate.baseline.evaluations, Close())]
+    assert [verdict.summary for verdict in verdicts] == ["an evaluation comes to the same"]
 
 
 def test_a_long_run_is_made_and_what_it_excludes_is_said():
     verdict = judged(options=Options(updates=4, horizon=60, budget=0.0))
     assert verdict.evidence["horizon"] == 60
-    assert (
-        "an error in more than 1 of 20 updates is excluded with 95 %; not judged, as it never ran: around.py:"
-        in str(verdict)
-    )
+    assert "an error in more than 1 of 20 updates is excluded with 95 %; not exercised here: around.py:" in str(verdict)
     assert all(line.startswith("around.py:") for line in verdict.evidence["never_ran"])
 
 

@@ -16,8 +16,11 @@ from runner.child.spawn import Cause, ChildError, may_fork
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
 from runner.system.errors import ExitCode, RunnerError, UsageError
-from runner.verify import gate as gate_module
+from runner.verify import training_plan as plan_module
 from runner.verify import trainings as trainings_module
+from runner.verify.checks.evaluations import Evaluations
+from runner.verify.checks.sampled_batches import SampledBatches
+from runner.verify.checks.updates import Updates
 from runner.verify.gate import Gate, verify_recipe
 from runner.verify.options import Options
 from runner.verify.time_limit import Interrupted, OutOfTime, TimeLimit, interruptible
@@ -175,22 +178,29 @@ def test_a_spent_budget_names_what_was_not_begun():
     assert report.exit_code is ExitCode.INCONCLUSIVE
 
 
+RECORDED = ["torch's settings", "declared slots", "process state"]
+
+
 @pytest.mark.parametrize(
     ("slow", "covered", "missed"),
     [
-        ("_pair", [], "updates, predictions"),
-        ("_evaluated", ["updates", "predictions"], "evaluations, sampled batches"),
-        ("_drawn", ["updates", "predictions", "evaluations"], "sampled batches, a resumed training"),
+        (Updates, [], "updates, torch's settings"),
+        (Evaluations, ["updates", *RECORDED, "predictions"], "evaluations, sampled batches"),
+        (
+            SampledBatches,
+            ["updates", *RECORDED, "predictions", "evaluations"],
+            "sampled batches, a resumed training",
+        ),
     ],
 )
 def test_what_the_budget_did_not_cover_is_named(monkeypatch, slow, covered, missed):
     gate = Gate(tiny("digits_classifier", FUSED), REGISTRY, options(), lambda _: None)
 
-    def hang(*_, **__):
-        with gate._coverage.limit.within(0.01):
+    def hang(*_):
+        with gate.coverage.limit.within(0.01):
             wait()
 
-    monkeypatch.setattr(gate, slow, hang)
+    monkeypatch.setattr(slow, "run", hang)
     verdict = gate(("fused_optimizer",))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.evidence["covered"] == covered
@@ -236,10 +246,10 @@ def test_a_training_is_a_copy_of_a_process_only_without_an_accelerator(monkeypat
         raise ChildError(Cause.FAILED, "not now")
 
     monkeypatch.setattr(trainings_module, "Child", child)
-    monkeypatch.setattr(gate_module, "resolve_device", lambda name: torch.device("cuda" if "cuda" in name else "cpu"))
+    monkeypatch.setattr(plan_module, "resolve_device", lambda name: torch.device("cuda" if "cuda" in name else "cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: accelerator)
     recipe = tiny("digits_classifier", f"device={device}")
-    trainings = Gate(recipe, REGISTRY, options(), lambda _: None).trainings
+    trainings = Gate(recipe, REGISTRY, options(), lambda _: None).plan.trainings
     with pytest.raises(RunnerError, match="not now"):
         trainings.run([TrainingOrder({"seed": 1, "train": {}})], [1], 2)
     assert started[0]["forked"] is forks

@@ -12,7 +12,7 @@ from torch import nn
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.system.errors import UsageError
-from runner.verify.gate import Gate, verify_recipe
+from runner.verify.gate import verify_recipe
 from runner.verify.options import Options
 
 HERE = Path(wrong_base.__file__).parent
@@ -61,9 +61,9 @@ def test_what_is_renewed_whenever_somebody_asks_fails_in_a_long_run():
     assert "in a long run, from a state on the way to update 2: not the same algebra" in row.summary
 
 
+@pytest.mark.usefixtures("changed_process")
 def test_what_reaches_the_baseline_fails_with_what_it_changes_there(monkeypatch):
     monkeypatch.setattr(nn.LayerNorm, "forward", nn.LayerNorm.forward)  # put back afterwards
-    monkeypatch.setattr(Gate, "_spoilt", ())
     (row,) = judged("epsilon_for_all", "exact").rows
     assert row.verdict == "FAIL"
     assert re.search(r"the change reaches the baseline, too: update 1, slot 'step': '\w+_loss'", row.summary)

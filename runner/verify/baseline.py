@@ -1,0 +1,80 @@
+"""What all comparisons with one recipe's baseline share, computed once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from runner.compare.horizon import LongRun, long_run
+from runner.compare.isolation import Update
+from runner.compare.states import clones
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
+from runner.train.assemble import resolve_device
+from runner.verify.options import Options
+from runner.verify.patches import belongings
+from runner.verify.subjects import baseline_step, recorded, subject
+from runner.verify.surroundings import Evaluated, answers, evaluated, evaluations, questions
+from runner.verify.variants import variants_of
+
+UPDATES_BETWEEN_EVALUATIONS = 2
+_LATE = (0.5, 0.95, 1.0)
+"""Shares of the training at which the last batch comes again: rates and coefficients depend on progress."""
+
+
+class Baseline:
+    """A recipe without its stages: its batches, predictions, evaluations and long run.
+
+    Args:
+        recipe: The recipe with all of its stages.
+        registry: The plugins.
+        options: How many updates are compared.
+    """
+
+    def __init__(self, recipe: Recipe, registry: Registry, options: Options) -> None:
+        self.recipe = recipe
+        self.registry = registry
+        self.options = options
+        self.process = belongings()
+        self._evaluated: dict[bool, Evaluated] = {}
+        self._long_run: LongRun | None = None
+
+    @cached_property
+    def active(self) -> tuple[str, ...]:
+        """The recipe's stages that are active on this machine, in their order."""
+        variants = variants_of(self.recipe, resolve_device(self.recipe.device))
+        return tuple(kind for kind in self.recipe.stages if kind not in variants.inactive)
+
+    @cached_property
+    def batches(self) -> list[Any]:
+        """Recorded batches of the first updates, with the last one again late in the training."""
+        return recorded(self.recipe, self.registry, self.options.updates, _LATE)
+
+    @cached_property
+    def questions(self) -> list[Update]:
+        """Inputs in several sizes, for a model that has made a few updates."""
+        with baseline_step(self.recipe, self.registry) as step:
+            for _ in range(self.options.updates):
+                step(step.next())
+            batches = [self.batches[0].batch, self.batches[1].batch]
+            return questions(step.pipeline, batches, clones(step.learner.complete_state()))
+
+    @cached_property
+    def evaluations(self) -> list[Update]:
+        """Two evaluations with updates between them and after them."""
+        first_batches = self.batches[: self.options.updates]
+        return evaluations(self.questions[0].states, first_batches[-UPDATES_BETWEEN_EVALUATIONS - 1 :])
+
+    def evaluated(self, in_float64: bool) -> Evaluated:
+        """Returns what the baseline's evaluations come to."""
+        if in_float64 not in self._evaluated:
+            build = answers(self.recipe, self.registry, ())
+            self._evaluated[in_float64] = evaluated(build, self.evaluations, in_float64)
+        return self._evaluated[in_float64]
+
+    def long_run(self, seconds: float) -> LongRun:
+        """Returns fingerprints of many updates, as many as fit into the seconds of the first call."""
+        if self._long_run is None:
+            build = subject(self.recipe, self.registry, ())
+            self._long_run = long_run(build, range(1), self.options.horizon, seconds)
+        return self._long_run

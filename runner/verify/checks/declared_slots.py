@@ -1,0 +1,36 @@
+"""Compares the slots that stages attach to with those that their configs declare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.check import Check
+
+if TYPE_CHECKING:
+    from runner.verify.coverage import Coverage
+    from runner.verify.pair import StagePair
+
+
+class DeclaredSlots(Check):
+    """Compares the slots that stages attach to with those that they declare."""
+
+    name = "declared slots"
+    question = "Does each stage attach only to the slots that its config declares?"
+    catches = "a stage that changes a step which nobody expects it to change, and conflicts that stay hidden"
+
+    def applies(self, pair: StagePair) -> bool:
+        """Returns False for stages that are inactive."""
+        return not pair.is_inactive
+
+    def cost(self, pair: StagePair) -> str:
+        """Returns that it reads what was recorded when pipelines were built."""
+        return "nothing: recorded when the pipeline is built"
+
+    def run(self, pair: StagePair, budget: Coverage) -> Verdict:
+        """Reports the first undeclared slot."""
+        for kind in pair.stages:
+            for slot in pair.undeclared.get(kind, ()):
+                summary = f"'{kind}' attaches to the slot '{slot}', which its config does not declare (wraps, claims)"
+                return Verdict(Outcome.FAIL, pair.promise_name, summary)
+        return Verdict(Outcome.PASS, pair.promise_name, "all slots are declared")

@@ -1,0 +1,47 @@
+"""Compares evaluations, and updates between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.compare.verdict import Outcome, Verdict, worst
+from runner.plugin.check import Check
+from runner.plugin.contract import Close, Exact
+from runner.verify.surroundings import answers, same_evaluations
+
+if TYPE_CHECKING:
+    from runner.verify.coverage import Coverage
+    from runner.verify.pair import StagePair
+
+
+class Evaluations(Check):
+    """Compares two evaluations, with updates between them and one after them."""
+
+    name = "evaluations"
+    question = "Does an evaluation measure the same, and leave the training as it was?"
+    catches = "another metric; an evaluation that changes parameters, statistics or later updates"
+
+    def applies(self, pair: StagePair) -> bool:
+        """Returns False for stages that are inactive, and for ``Statistical`` ones."""
+        return not pair.is_inactive and isinstance(pair.contract, Exact | Close)
+
+    def cost(self, pair: StagePair) -> str:
+        """Returns the number of evaluations and updates."""
+        updates = len(pair.baseline.evaluations) - 2
+        precision = " in float64, one in float32" if isinstance(pair.contract, Close) else ""
+        return f"2 evaluations{precision}, {updates} updates"
+
+    def run(self, pair: StagePair, budget: Coverage) -> Verdict:
+        """Compares evaluations by bits or algebra, and one by its rounding."""
+        contract = pair.contract
+        assert isinstance(contract, Exact | Close)
+        baseline, candidate = pair.builds(answers)
+        own = pair.baseline.evaluated
+        name = type(contract).__name__
+        verdict = Verdict(Outcome.PASS, name, "nothing of it can be evaluated, in the baseline either")
+        for result in same_evaluations(own, baseline, candidate, pair.baseline.evaluations, contract):
+            if worst([verdict.outcome, result.outcome]) is not verdict.outcome or verdict:
+                verdict = result
+            if verdict.outcome is Outcome.FAIL:
+                break
+        return verdict

@@ -1,0 +1,51 @@
+"""Compares many updates, to bound how rare an error can be that stays undetected."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from runner.compare.horizon import APART, same_algebra, same_bits
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.check import Check
+from runner.plugin.contract import Close, Exact
+from runner.verify.subjects import course
+
+if TYPE_CHECKING:
+    from runner.verify.coverage import Coverage
+    from runner.verify.pair import StagePair
+
+
+class LongRun(Check):
+    """Compares many updates on batches that candidate and baseline sample themselves."""
+
+    name = "a long run"
+    question = "Does it stay the same for many updates?"
+    catches = "an error in one of some hundred updates; caches that are renewed too rarely"
+    is_optional = True
+
+    def applies(self, pair: StagePair) -> bool:
+        """Returns False without a horizon, and for stages that are inactive or ``Statistical``."""
+        has_promise = isinstance(pair.contract, Exact | Close)
+        return bool(pair.baseline.options.horizon) and has_promise and not pair.is_inactive
+
+    def cost(self, pair: StagePair) -> str:
+        """Returns the most updates and seconds."""
+        options = pair.baseline.options
+        return f"up to {options.horizon:,} updates, or {options.horizon_seconds:g} s, of each"
+
+    def run(self, pair: StagePair, budget: Coverage) -> Verdict:
+        """Compares bits, or algebra from states on the baseline's trajectory."""
+        options = pair.baseline.options
+        seconds = budget.at_most(options.horizon_seconds)
+        baseline, candidate = pair.subjects()
+        if isinstance(pair.contract, Exact):
+            verdict = same_bits(pair.baseline.long_run(seconds), baseline, candidate, range(1))
+            if verdict.outcome is not Outcome.FAIL:
+                return verdict
+            # A few updates may show the place of the same error.
+            sampled = pair.sampled_updates()
+            return verdict if sampled else sampled
+        updates = course(pair.recipe, pair.baseline.registry, options.horizon, APART)
+        with closing(updates):
+            return same_algebra(baseline, candidate, updates, seconds)

@@ -1,0 +1,33 @@
+"""Compares predictions of a model that has made a few updates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.compare.verdict import Verdict
+from runner.plugin.check import Check
+from runner.verify.surroundings import answers, same_answers
+
+if TYPE_CHECKING:
+    from runner.verify.coverage import Coverage
+    from runner.verify.pair import StagePair
+
+
+class Predictions(Check):
+    """Compares predictions on inputs of several sizes, in both modes of the modules."""
+
+    name = "predictions"
+    question = "Does the model predict the same, for inputs of any size?"
+    catches = "a prediction that depends on the batch size, on training mode, or on memory that comes again"
+
+    def applies(self, pair: StagePair) -> bool:
+        """Returns False for stages that are inactive."""
+        return not pair.is_inactive
+
+    def cost(self, pair: StagePair) -> str:
+        """Returns the number of predictions."""
+        return f"{len(pair.baseline.questions)} predictions"
+
+    def run(self, pair: StagePair, budget: Coverage) -> Verdict:
+        """Compares bits or algebra; of a ``Statistical`` candidate only the form, and that numbers are finite."""
+        return same_answers(*pair.builds(answers), pair.baseline.questions, pair.contract)

@@ -1,0 +1,40 @@
+"""Compares what belongs to the whole process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.compare.fingerprints import WHOLE_PROCESS
+from runner.compare.verdict import Outcome, Verdict
+from runner.plugin.check import Check
+from runner.verify.patches import changed_since, files_of, patches
+
+if TYPE_CHECKING:
+    from runner.verify.coverage import Coverage
+    from runner.verify.pair import StagePair
+
+
+class ProcessState(Check):
+    """Looks for functions, hooks, kernels and constants that a candidate has replaced for the whole process."""
+
+    name = "process state"
+    question = "Does the change stay inside of its pipeline?"
+    catches = "patched functions of torch or of this package, hooks for every module, changed constants, dispatch modes"
+
+    def applies(self, pair: StagePair) -> bool:
+        """Returns False for stages that are inactive."""
+        return not pair.is_inactive
+
+    def cost(self, pair: StagePair) -> str:
+        """Returns that it looks at modules."""
+        return "a look at the modules of this process"
+
+    def run(self, pair: StagePair, budget: Coverage) -> Verdict:
+        """Reports the first name that is another object than before."""
+        stages = pair.recipe.stages
+        configs = [type(stages[kind]) for kind in pair.stages if kind in stages]
+        files = {*map(str, pair.baseline.registry.files), *files_of(configs)}
+        for name in (*patches(files), *changed_since(pair.baseline.process)):
+            summary = f"the change reaches the baseline, too: {name} is another one for the whole process"
+            return Verdict(Outcome.FAIL, pair.promise_name, summary, {WHOLE_PROCESS: True})
+        return Verdict(Outcome.PASS, pair.promise_name, "nothing has changed for the whole process")

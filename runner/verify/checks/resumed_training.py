@@ -1,0 +1,46 @@
+"""Compares a training that was interrupted and resumed with one that was not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from runner.compare.subject import Build
+from runner.compare.verdict import Verdict
+from runner.plugin.check import Check
+from runner.verify.checks.sampled_batches import chooses_batches
+from runner.verify.drawing import GOING_ON, draws, same_when_resumed
+from runner.verify.subjects import built
+
+if TYPE_CHECKING:
+    from runner.plugin.source import State
+    from runner.verify.coverage import Coverage
+    from runner.verify.pair import StagePair
+
+
+class ResumedTraining(Check):
+    """Interrupts a training, stores it, resumes it, and compares it with itself."""
+
+    name = "a resumed training"
+    question = "Is a training that was interrupted and resumed the one that was not?"
+    catches = "state that no checkpoint contains or can hold; a stage that starts from the beginning"
+
+    def applies(self, pair: StagePair) -> bool:
+        """Returns False for stages that are inactive or choose the batch size."""
+        return not pair.is_inactive and not chooses_batches(pair)
+
+    def cost(self, pair: StagePair) -> str:
+        """Returns the number of updates."""
+        return f"{pair.baseline.options.updates} updates, a checkpoint, and twice {GOING_ON} updates"
+
+    def run(self, pair: StagePair, budget: Coverage) -> Verdict:
+        """Compares the candidate with itself; a baseline that does not resume excuses it."""
+        recipe, registry = pair.recipe, pair.baseline.registry
+
+        def baseline(checkpoint: State | None) -> Build:
+            return built(draws(recipe, registry, (), resumed=checkpoint))
+
+        def candidate(checkpoint: State | None) -> Build:
+            return pair.candidate(partial(draws, resumed=checkpoint))
+
+        return same_when_resumed(baseline, candidate, pair.contract, pair.baseline.options.updates)

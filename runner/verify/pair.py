@@ -1,0 +1,130 @@
+"""A baseline and a candidate: one recipe without its stages, and with some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import cached_property, partial
+from typing import Any
+
+from runner.compare.close import close
+from runner.compare.fingerprints import WHOLE_PROCESS
+from runner.compare.subject import Build
+from runner.compare.verdict import Outcome, Verdict
+from runner.compare.verify import exact, verify
+from runner.plugin.check import Check
+from runner.plugin.contract import Close, Contract, Statistical
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
+from runner.train.assemble import Assembly, StageReport
+from runner.verify.baseline import Baseline
+from runner.verify.reach import Reach
+from runner.verify.subjects import built, subject
+from runner.verify.variants import required, weakest
+
+MakeBuild = Callable[[Recipe, Registry, Collection[str]], Build]
+_FIRST_UPDATES = 3
+"""Updates that show whether it is worth comparing all of them."""
+
+
+class StagePair:
+    """The baseline and the candidate with one set of stages, with what was found out about both.
+
+    Args:
+        baseline: Shared by all pairs of a recipe.
+        stages: Kinds of the stages of the candidate, in their order.
+    """
+
+    def __init__(self, baseline: Baseline, stages: tuple[str, ...]) -> None:
+        self.baseline = baseline
+        self.recipe = baseline.recipe
+        self.stages = stages
+        self.promised = weakest(baseline.recipe, stages)
+        self.results: list[tuple[Check, Verdict]] = []
+        """The checks that were run, in their order."""
+        self.reports: list[StageReport] = []
+        """What became of the stages in the pipelines that were built."""
+        self.undeclared: dict[str, list[str]] = {}
+        """Slots that a stage attaches to although its config does not declare them, by stage."""
+
+    @property
+    def promise_name(self) -> str:
+        """The name of the promised contract."""
+        return type(self.promised).__name__
+
+    @property
+    def contract(self) -> Contract:
+        """The contract to check: ``Close`` for ``Statistical`` stages that were found to be close."""
+        is_close = bool(self.results) and self.results[0][1].contract == "Close"
+        return Close() if is_close else self.promised
+
+    @property
+    def is_statistical(self) -> bool:
+        """Whether only trainings can show what the stages promise."""
+        return isinstance(self.promised, Statistical)
+
+    @property
+    def batches(self) -> list[Any]:
+        """Recorded batches of the baseline's first updates."""
+        return self.baseline.batches
+
+    def subjects(self) -> tuple[Build, Build]:
+        """Returns makers of the baseline's and the candidate's training."""
+
+        def note(assembly: Assembly) -> None:
+            self.reports += assembly.reports.values()
+            self.undeclared |= assembly.undeclared
+
+        return self.builds(partial(subject, built=note))
+
+    def builds(self, make: MakeBuild) -> tuple[Build, Build]:
+        """Returns makers of two subjects: of the baseline, and of the candidate, whose code is watched."""
+        return make(self.recipe, self.baseline.registry, ()), self.candidate(make)
+
+    def candidate(self, make: MakeBuild) -> Build:
+        """Returns a maker of a subject of the candidate."""
+        return built(self.reach.watched(make(self.recipe, self.baseline.registry, self.stages)))
+
+    @cached_property
+    def reach(self) -> Reach:
+        """Which code of a stage has run; empty where a compiler traces, or several stages are judged."""
+        stages = self.recipe.stages
+        kinds = () if any(stages[kind].traces for kind in self.stages) else self._single
+        return Reach(stages[kind].implementation() for kind in kinds)
+
+    @property
+    def _single(self) -> tuple[str, ...]:
+        """The stage that is judged, if the others are only what it requires."""
+        stages = self.recipe.stages
+        alone = [kind for kind in self.stages if {kind, *required(stages, kind)} == {*self.stages}]
+        return tuple(alone[:1])
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Stages that did nothing, with the reason."""
+        reason = "nothing of it is called once the pipeline is built"
+        unused = {kind: reason for kind in self._single if self.reach.is_idle}
+        return unused | self._inactive
+
+    @property
+    def is_inactive(self) -> bool:
+        """Whether every stage was reported as inactive when the pipeline was built."""
+        return bool(self.stages) and set(self.stages) <= self._inactive.keys()
+
+    @property
+    def _inactive(self) -> dict[str, str]:
+        return {report.kind: str(report.reason) for report in self.reports if not report.active}
+
+    @cached_property
+    def closeness(self) -> Verdict:
+        """The verdict on the stages as if they promised to be ``Close``."""
+        subjects = self.subjects()
+        # What loses something mostly does so in the first updates.
+        if self.is_statistical:
+            first = close(*subjects, self.batches[:_FIRST_UPDATES])
+            if first.outcome is Outcome.FAIL and WHOLE_PROCESS not in first.evidence:
+                return first
+        return verify(*subjects, self.batches, Close())
+
+    def sampled_updates(self) -> Verdict:
+        """Compares updates on batches of their own, so that stages that fetch batches are covered."""
+        return exact(*self.subjects(), range(self.baseline.options.updates))

@@ -1,0 +1,26 @@
+"""Stages that have changed something for the whole process, after which nothing can be compared in it."""
+
+from __future__ import annotations
+
+from runner.compare.fingerprints import WHOLE_PROCESS
+from runner.compare.verdict import Verdict
+
+_culprits: list[tuple[str, ...]] = []
+"""Of this process: a baseline that another gate builds here is changed, too."""
+
+
+def culprits() -> tuple[str, ...]:
+    """Returns the stages that have changed this process; none if nothing has."""
+    return _culprits[0] if _culprits else ()
+
+
+def note_effects(stages: tuple[str, ...], verdict: Verdict) -> None:
+    """Remembers stages whose verdict reports an effect on the whole process."""
+    evidence = verdict.evidence.get("contract", verdict.evidence)
+    if WHOLE_PROCESS in evidence and not _culprits:
+        _culprits.append(stages)
+
+
+def forget_effects() -> None:
+    """Forgets all of them, for a test that has undone what its stage did."""
+    _culprits.clear()
