@@ -110,7 +110,7 @@ class Gate:
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
-        return conclude(pair, missed)
+        return conclude(pair, missed) if culprits() in ((), pair.stages) else self._uncomparable(pair)
 
     def _uncomparable(self, pair: StagePair) -> Verdict:
         """Returns the verdict in a process that a stage has changed: the only place where that ends comparisons."""

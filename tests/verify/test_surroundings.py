@@ -111,7 +111,7 @@ def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):
     monkeypatch.setattr(REGISTRY.get("optimization", "around"), "wraps", frozenset({"forward", "next_batch"}))
     verdict = judged()
     assert verdict.outcome is Outcome.FAIL
-    assert "'around' takes hold of the slot 'transfer', which its settings do not declare" in verdict.summary
+    assert "'around' attaches to the slot 'transfer', which its config does not declare" in verdict.summary
 
 
 def test_a_stage_that_takes_hold_of_nothing_that_it_declares_is_inactive(monkeypatch):
