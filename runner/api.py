@@ -59,12 +59,13 @@ _HEAVY = {
 
 __all__ = [
     "Anchor", "Batch", "BatchLayout", "Check", "Close", "Config", "Context", "Contract", "DataFile", "DataName",
-    "DatasetConfig", "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner",
-    "LearnerConfig", "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan", "Probe", "Progress",
-    "Prunable", "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse", "Setting",
-    "Slots", "Source", "SourceConfig", "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "TensorOutline",
-    "TensorRows", "Unit", "UsageError", "available_memory",
-    "fingerprint_of_files", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors", "tensors",
+    "DatasetConfig", "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig",
+    "Learner", "LearnerConfig", "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan",
+    "Probe", "Progress", "Prunable", "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest",
+    "ServedResponse", "Setting", "Slots", "Source", "SourceConfig", "SourceOutline", "Stage", "StageConfig",
+    "State", "Statistical", "TensorOutline", "TensorRows", "Unit", "UsageError", "available_memory",
+    "fingerprint_of_files", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors",
+    "tensors",
 ]  # fmt: skip
 
 

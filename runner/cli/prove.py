@@ -54,6 +54,7 @@ Of = Annotated[
     str | None,
     Option("--of", metavar="RUN", help="Look at the recipe's inference section, on the model of this run."),
 ]
+Explain = Annotated[bool, Option("--explain", help="Print the checks and what they cost, and run none.")]
 Experiment = Annotated[
     str,
     Argument(
@@ -86,8 +87,8 @@ TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the tr
 def verify(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, stage: StageNames = None,
     updates: Compared = Options.updates, horizon: Horizon = Options.horizon, steps: Steps = Options.steps,
-    seeds: Seeds = Options.seeds, budget: Patience = Options.budget, of: Of = None, quiet: Quiet = False,
-    as_json: AsJson = False,
+    seeds: Seeds = Options.seeds, budget: Patience = Options.budget, of: Of = None, explain: Explain = False,
+    quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say whether the stages of a recipe keep what they promise, each alone and all together.
 
@@ -103,10 +104,17 @@ def verify(
 
     [bold]runner verify marl_phase2 --stage amp --seeds 12[/]
 
+    [bold]runner verify marl_phase3 --explain[/]
+
     [bold]runner verify digits_served --of latest[/]
     """
     with working("verify", "reading the recipe", quiet) as bar:
         loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
+        if explain:
+            options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
+            with bar.phase("listing the checks"):
+                _explain(loaded, registry, options, as_json)
+            return
         with bar.phase(f"verifying {loaded.name}"):
             from runner.verify.gate import verify_recipe
             from runner.verify.time_limit import Interrupted, interruptible
@@ -136,6 +144,14 @@ def verify(
                     record_verification(of, found, report.outcome, objections)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
+
+
+def _explain(recipe: "Recipe", registry: "Registry", options: Options, as_json: bool) -> None:
+    """Prints the checks of a verification."""
+    from runner.verify.explanation import explain, show
+
+    explanation = explain(recipe, registry, options)
+    output(as_json, explanation.data, show, explanation)
 
 
 def ablate(

@@ -18,7 +18,7 @@ from runner.verify.surroundings import Evaluated, answers, evaluated, evaluation
 from runner.verify.variants import variants_of
 
 UPDATES_BETWEEN_EVALUATIONS = 2
-_LATE = (0.5, 0.95, 1.0)
+LATE = (0.5, 0.95, 1.0)
 """Shares of the training at which the last batch comes again: rates and coefficients depend on progress."""
 
 
@@ -48,7 +48,7 @@ class Baseline:
     @cached_property
     def batches(self) -> list[Any]:
         """Recorded batches of the first updates, with the last one again late in the training."""
-        return recorded(self.recipe, self.registry, self.options.updates, _LATE)
+        return recorded(self.recipe, self.registry, self.options.updates, LATE)
 
     @cached_property
     def questions(self) -> list[Update]:

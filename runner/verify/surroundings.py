@@ -36,7 +36,7 @@ from runner.train.assemble import Assembly, assemble
 from runner.verify.drawing import unlike
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
-_SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
+SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
 _CONTENT = 1e-4  # how far off a metric may be
 
 
@@ -91,7 +91,7 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
     Then those of other batches, in these sizes, too, and in the memory of the first.
     """
     learner = pipeline.learner
-    first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, _SIZES)] for one in batches)
+    first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, SIZES)] for one in batches)
     asked = [Asked(learner.inputs(batches[0])), *(Asked(each, mode) for each in first for mode in (False, True))]
     asked += [Asked(each) for sizes in others for each in sizes]
     in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]

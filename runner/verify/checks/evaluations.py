@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
+from runner.verify.baseline import UPDATES_BETWEEN_EVALUATIONS
 from runner.verify.surroundings import answers, same_evaluations
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Evaluations(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of evaluations and updates."""
-        updates = len(pair.baseline.evaluations) - 2
+        updates = UPDATES_BETWEEN_EVALUATIONS + 1
         precision = " in float64, one in float32" if isinstance(pair.contract, Close) else ""
         return f"2 evaluations{precision}, {updates} updates"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
-from runner.verify.surroundings import answers, same_answers
+from runner.verify.surroundings import SIZES, answers, same_answers
 
 if TYPE_CHECKING:
     from runner.verify.coverage import Coverage
@@ -25,8 +25,9 @@ class Predictions(Check):
         return not pair.is_inactive
 
     def cost(self, pair: StagePair) -> str:
-        """Returns the number of predictions."""
-        return f"{len(pair.baseline.questions)} predictions"
+        """Returns the sizes of the inputs."""
+        sizes = ", ".join(map(str, SIZES))
+        return f"predictions of {sizes} samples, as far as the source can make them"
 
     def run(self, pair: StagePair, budget: Coverage) -> Verdict:
         """Compares bits or algebra; of a ``Statistical`` candidate only the form, and that numbers are finite."""

@@ -10,6 +10,7 @@ from runner.compare.verdict import Outcome, Verdict
 from runner.compare.verify import health, verify
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
+from runner.verify.baseline import LATE
 from runner.verify.variants import beyond_updates
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Updates(Check):
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates of both."""
-        updates = len(pair.batches)
+        updates = pair.baseline.options.updates + len(LATE)
         if isinstance(pair.promised, Exact):
             return f"{updates} updates, the baseline's twice"
         return f"{updates} updates in float64 and in float32"

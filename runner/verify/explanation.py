@@ -1,0 +1,92 @@
+"""Explains a verification before it runs: which checks it makes, of what, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Column, Table
+
+from runner.plugin.check import Check
+from runner.plugin.registry import Registry
+from runner.recipe.recipe import Recipe
+from runner.system.console import CleanText, Console
+from runner.verify.gate import Gate
+from runner.verify.options import Options
+
+CONTRACTS = ("Exact", "Close", "Statistical")
+
+
+@dataclass(frozen=True)
+class ExplainedCheck:
+    """A check with its cost for one recipe."""
+
+    name: str
+    question: str
+    catches: str
+    costs: dict[str, str]
+    """What it computes for one set of stages, by the contract of the set."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The checks of a recipe's verification."""
+
+    recipe: str
+    sets: dict[str, str]
+    """The contract of every set of stages that is judged, by name."""
+    checks: tuple[ExplainedCheck, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Returns it as one JSON object."""
+        return asdict(self)
+
+
+def explain(recipe: Recipe, registry: Registry, options: Options) -> Explanation:
+    """Lists the checks of a verification in their order, without running one."""
+    gate = Gate(recipe, registry, options, lambda _: None)
+    pairs = {_name(stages, gate.baseline.active): gate.pair(stages) for stages in gate.plan.judged_sets()}
+    by_contract = {pair.promise_name: pair for pair in pairs.values()}
+    checks = []
+    for check in gate.checks:
+        costs = {
+            contract: check.cost(by_contract[contract])
+            for contract in CONTRACTS
+            if contract in by_contract and check.applies(by_contract[contract])
+        }
+        checks.append(ExplainedCheck(check.name, check.question, check.catches, costs))
+    sets = {name: pair.promise_name for name, pair in pairs.items()}
+    return Explanation(recipe.name, sets, tuple(checks))
+
+
+def _name(stages: tuple[str, ...], active: Sequence[str]) -> str:
+    return "all" if stages == tuple(active) and len(stages) > 1 else stages[-1]
+
+
+def show(explanation: Explanation, console: Console) -> None:
+    """Prints the sets of stages, and one row for every check."""
+    sets = ", ".join(f"{name} ({contract})" for name, contract in explanation.sets.items())
+    console.print(CleanText(f"{explanation.recipe}: {len(explanation.sets)} sets of stages are judged: {sets}"))
+    check = Column("check", no_wrap=True)
+    table = Table(check, "question", "cost for each set", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in explanation.checks:
+        table.add_row(CleanText(row.name), CleanText(row.question), CleanText(_cost(row.costs)))
+    console.print(table)
+
+
+def _cost(costs: dict[str, str]) -> str:
+    """Returns the costs, each with the contracts for which it is so."""
+    contracts: dict[str, list[str]] = {}
+    for contract, cost in costs.items():
+        contracts.setdefault(cost, []).append(contract)
+    if len(contracts) == 1 and len(costs) > 1:
+        return next(iter(contracts))
+    return "; ".join(f"{', '.join(names)}: {cost}" for cost, names in contracts.items()) or "not run"
+
+
+def list_checks(checks: Sequence[Check]) -> str:
+    """Returns the checks as the rows of a table in Markdown."""
+    rows = [f"| {check.name} | {check.question} | {check.catches} |" for check in checks]
+    return "\n".join(["| check | question | catches, for example |", "|---|---|---|", *rows])
