@@ -28,7 +28,7 @@ def convolve(
     """Computes a convolution with the chosen backends.
 
     Backends of the backward pass are chosen in the forward pass, and only if a gradient is needed. If all of them are
-    ``native``, torch's own function is called, with its bits and its second derivative.
+    ``native``, torch's function is called, with its bits and its second derivative.
 
     Args:
         x: The input [N, C, H, W].

@@ -1,4 +1,4 @@
-"""Torch's own convolution, with other memory formats and other libraries beneath it."""
+"""Torch's convolution, with other memory formats and other libraries beneath it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def convolution(
 
 
 class Native(Backend):
-    """Torch's own choice for tensors as they are."""
+    """Torch's choice for tensors as they are."""
 
     name: ClassVar[str] = "native"
 
@@ -158,7 +158,7 @@ class _Switch:
 
     @staticmethod
     def _set(enabled: bool) -> bool:
-        # ``flags(enabled=...)`` would also reset determinism and precision to its own defaults.
+        # ``flags(enabled=...)`` would also reset determinism and precision to its defaults.
         mkldnn: Any = torch.backends.mkldnn
         before: bool = mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)[0]
         return before
