@@ -13,6 +13,9 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress, Prunable
 
 from .config import ClassesResponse
+from .convolution.modules import Convolution, Convolve
+from .convolution.native import convolution
+from .convolution.workspace import new_workspace
 
 if TYPE_CHECKING:
     from .config import ClassifierConfig, ImageRequest
@@ -25,14 +28,16 @@ POOLED = 4
 class ResidualBlock(nn.Module):
     """Two convolutions beside a shortcut; begins as the shortcut alone."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, convolve: Convolve = convolution) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv1 = Convolution(inputs, outputs, 3, stride, padding=1, bias=False, convolve=convolve)
         self.norm1 = nn.GroupNorm(GROUPS, outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.conv2 = Convolution(outputs, outputs, 3, padding=1, bias=False, convolve=convolve)
         self.norm2 = nn.GroupNorm(GROUPS, outputs)
         same = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.shortcut = (
+            nn.Identity() if same else Convolution(inputs, outputs, 1, stride, bias=False, convolve=convolve)
+        )
         nn.init.zeros_(self.norm2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,14 +54,18 @@ class ResidualBlock(nn.Module):
 class ResidualNet(nn.Module):
     """From images [B, C, H, W] to logits [B, classes]."""
 
-    def __init__(self, shape: tuple[int, ...], widths: list[int], classes: int) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], widths: list[int], classes: int, convolve: Convolve = convolution
+    ) -> None:
         super().__init__()
         channels, height, width = shape
-        stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        stem = Convolution(channels, widths[0], 3, padding=1, bias=False, convolve=convolve)
         self.stem = nn.Sequential(stem, nn.GroupNorm(GROUPS, widths[0]), nn.ReLU())
         pairs = [(widths[0], widths[0], 1), *((a, b, 2) for a, b in pairwise(widths))]
-        blocks = [block for a, b, stride in pairs for block in (ResidualBlock(a, b, stride), ResidualBlock(b, b, 1))]
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList()
+        for inputs, outputs, stride in pairs:
+            self.blocks.append(ResidualBlock(inputs, outputs, stride, convolve))
+            self.blocks.append(ResidualBlock(outputs, outputs, 1, convolve))
         for _ in widths[1:]:
             height, width = (height + 1) // 2, (width + 1) // 2
         kernel = (max(1, height // POOLED), max(1, width // POOLED))
@@ -77,11 +86,16 @@ class Classifier(GradientLearner):
 
     module: ResidualNet
     sensitive: ClassVar[tuple[str, ...]] = ("stem", "head")
+    conv = staticmethod(convolution)
+    conv_workspace = staticmethod(new_workspace)
 
     def build(self, config: ClassifierConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
         """The network."""
         self.shift, self.shape = config.shift, shapes["image"]
-        return ResidualNet(shapes["image"], config.widths, context.sizes["classes"])
+        # A copy of the network must not copy the learner, so the layers get a function instead of the slots.
+        return ResidualNet(
+            shapes["image"], config.widths, context.sizes["classes"], lambda *inputs: self.slots.conv(*inputs)
+        )
 
     def prunable(self) -> Iterator[Prunable]:
         """What its blocks have."""

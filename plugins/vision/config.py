@@ -28,6 +28,10 @@ EXTRA = "pip install 'proven-runner[vision]'"
 """Brings what the sources need."""
 
 
+CONVOLUTION_SLOTS = frozenset({"conv", "conv_workspace"})
+"""Slots of a learner whose layers are ``Convolution``: the convolution, and memory for intermediate results of it."""
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -63,6 +67,7 @@ class ClassifierConfig(GradientLearnerConfig):
     """
 
     kind: ClassVar[str] = "classifier"
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | CONVOLUTION_SLOTS
     learns_from: ClassVar[str] = "labelled_images"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.05, "max_grad_norm": 1.0}

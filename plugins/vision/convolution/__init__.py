@@ -1,0 +1,1 @@
+"""Two-dimensional convolutions by several algorithms."""
