@@ -8,9 +8,11 @@ from typing import Any
 from runner.compare.horizon import LongRun, long_run
 from runner.compare.isolation import Update
 from runner.compare.states import clones
+from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.train.assemble import resolve_device
+from runner.verify.drawing import knows_its_learner
 from runner.verify.options import Options
 from runner.verify.patches import belongings
 from runner.verify.subjects import baseline_step, recorded, subject
@@ -49,6 +51,25 @@ class Baseline:
     def batches(self) -> list[Any]:
         """Recorded batches of the first updates, with the last one again late in the training."""
         return recorded(self.recipe, self.registry, self.options.updates, LATE)
+
+    @property
+    def progress(self) -> Progress:
+        """The progress before the last of the first updates."""
+        progress = Progress(*self.recipe.length, self._epochs[0])
+        progress.load_state_dict(self.batches[self.options.updates - 1].progress)
+        return progress
+
+    @property
+    def has_fixed_epochs(self) -> bool:
+        """Whether the data have epochs whose batches do not depend on what was learned."""
+        epoch_samples, depends = self._epochs
+        return epoch_samples is not None and not depends
+
+    @cached_property
+    def _epochs(self) -> tuple[int | None, bool]:
+        """Samples of an epoch, and whether batches depend on the learner."""
+        with baseline_step(self.recipe, self.registry) as step:
+            return step.progress.epoch_samples, knows_its_learner(step.source)
 
     @cached_property
     def questions(self) -> list[Update]:

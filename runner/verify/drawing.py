@@ -74,14 +74,14 @@ def draws(recipe: Recipe, registry: Registry, stages: Collection[str], resumed: 
             return before | {"generators": after, "output": output, "statistics": statistics}
 
         parts: dict[str, Stateful] = {"learner": LearnerState(step)}
-        if _knows_its_learner(pipeline.source):
+        if knows_its_learner(pipeline.source):
             parts["pipeline"] = _AllButLearner(step)
         return Subject(draw, parts, seed=step.seed)
 
     return build
 
 
-def _knows_its_learner(source: Source) -> bool:
+def knows_its_learner(source: Source) -> bool:
     """Whether what it draws may depend on what was learnt, and so on how that was rounded."""
     kind = type(source)
     return kind.bind is not Source.bind or kind.feedback is not Source.feedback
