@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "tracking": BOTTOM | {"recipe"},
     "child": BOTTOM | {"recipe"},
     "memory": BOTTOM,
-    "train": BOTTOM | {"recipe", "tracking", "child", "memory"},
+    "train": BOTTOM | {"recipe", "tracking", "child", "memory", "compare"},
     "verify": BOTTOM | {"recipe", "train", "compare", "proof", "child"},
     "inference": BOTTOM | {"recipe", "train", "compare", "proof", "verify"},
     "serve": BOTTOM | {"recipe", "train", "tracking", "inference"},

@@ -110,6 +110,7 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
         ("best", kept),
         ("speed", _speed(result)),
         ("stages", stages or ["none: this is the baseline"]),
+        *([("sentinel", [result.sentinel])] if result.sentinel else []),
         ("run", [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]),
         ("next", following),
     ):

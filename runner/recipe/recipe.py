@@ -60,6 +60,15 @@ class MemoryBudgetConfig(Config):
         return parse_size(self.size)
 
 
+class SentinelConfig(Config):
+    """Verification of updates while a training goes on."""
+
+    share: Annotated[float, Field(gt=0, le=0.5)] = 0.01
+    """Share of the time that it may take."""
+    on_alarm: Literal["stop", "mark"] = "stop"
+    """Whether an alarm stops the run at its last checkpoint, or only marks it."""
+
+
 def _budget_of(value: Any) -> Any:
     """Returns a size alone as a section."""
     return {"size": value} if isinstance(value, str) else value
@@ -98,6 +107,8 @@ class TrainConfig(Config):
         BeforeValidator(_budget_of, json_schema_input_type=str | MemoryBudgetConfig | None),
     ] = None
     """Memory that an update may take: a size, or a section with ``size`` and ``fit``; null sets no limit."""
+    sentinel: SentinelConfig | None = None
+    """Repeats some updates with the baseline while the training goes on, and compares; null repeats none."""
     log_every: Count | None = None
     """Between two points of a training metric; null is 1,000 updates or environment steps, or 1 % of the training."""
 
@@ -248,7 +259,7 @@ class Recipe:
         """Settings of the training that are left out of its values."""
         unset = set[str](UNITS) - {self.length[0]}
         # No result depends on these.
-        optional = ("stall_s", "memory_budget")
+        optional = ("stall_s", "memory_budget", "sentinel")
         return unset | {name for name in optional if getattr(self.train, name) is None}
 
     def printable(self) -> dict[str, Any]:
@@ -305,7 +316,9 @@ class Recipe:
         values = self.values()
         for later in ("inference", "serve"):
             values.pop(later, None)
-        values.get("system", {}).pop("wait", None)  # which changes no digit
+        # Neither of them changes a digit.
+        values.get("system", {}).pop("wait", None)
+        values["train"].pop("sentinel", None)
         if not values.get("system"):
             values.pop("system", None)
         values["optimization"] = {kind: stage for kind, stage in values["optimization"].items() if stage != "off"}

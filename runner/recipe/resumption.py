@@ -58,6 +58,7 @@ _APPLIED = {
     "train.preemptible": "",
     "train.stall_s": "",
     "train.memory_budget": "the plan is compared with it before the next update",
+    "train.sentinel": "no result depends on it",
     "system.wait": "",
     "tracking.system_metrics": "",
 }

@@ -63,6 +63,12 @@ class StorageError(RunnerError):
     exit_code = ExitCode.STORAGE_UNAVAILABLE
 
 
+class SentinelError(RunnerError):
+    """An update of a training does not come to what the baseline comes to."""
+
+    exit_code = ExitCode.GATE_FAILED
+
+
 class DivergedError(RunnerError):
     """A loss, parameter or gradient stopped being a finite number."""
 

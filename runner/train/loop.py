@@ -14,7 +14,7 @@ from runner.plugin.batches import seeded
 from runner.plugin.context import derived_seed
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.system import generators
-from runner.system.errors import DivergedError, RunnerError
+from runner.system.errors import DivergedError, RunnerError, SentinelError
 from runner.system.secrets import redact_values
 from runner.train.checkpoint import CHECKPOINTS, Writer
 from runner.train.guards import FiniteGuard, GradientGuard
@@ -22,6 +22,7 @@ from runner.train.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, pe
 from runner.train.outputs import Display, MetricLog
 from runner.train.rehearsal import OF_STAGES, check_loaded, rehearse
 from runner.train.roofline import measure_fraction
+from runner.train.sentinel import Sentinel
 from runner.train.state_schema import fitting
 from runner.train.step import Step
 
@@ -78,6 +79,8 @@ class Loop:
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
+        sentinel = train.sentinel
+        self.sentinel = None if sentinel is None else Sentinel(self.step, pipeline, sentinel)
         self.begun = False  # whether there was an update in this process
         self.warm_up = ExitStack()
         self.output: dict[str, Any] = {}
@@ -90,7 +93,8 @@ class Loop:
         """
         with self.display.phase("training"), self.warm_up:
             self.warm_up.enter_context(self.display.phase("warm-up"))
-            progress, step = self.progress, self.step
+            progress = self.progress
+            step = self.sentinel or self.step
             position, end = progress.position, progress.whole
             try:
                 if not position:
@@ -103,14 +107,16 @@ class Loop:
                         if self.begun:
                             if (output := step()) is not None:
                                 self.follow(output)
-                        elif (drawn := step.draw()) is not None:
+                        elif (drawn := self.step.draw()) is not None:
                             with self._beginning():
-                                self.output = step(drawn) or {}
+                                self.output = self.step(drawn) or {}
                         position = progress.position
                     self.display.advance(progress.done, self.metrics)
                     self.stop.pace = perf_counter() - began
                     if not self.next_due <= position < end:  # at the end, all of this is done anyway
                         continue
+                    if self.sentinel is not None:
+                        self.sentinel.keep_checksum()
                     due = {name for name, every in self.every.items() if before // every != position // every}
                     self.next_due = min((position // every + 1) * every for every in self.every.values())
                     if "log" in due:
@@ -126,6 +132,8 @@ class Loop:
                     self._end()
                 self.stop.acknowledged = True
                 self.save()
+            except SentinelError as error:
+                self._stop_at_checkpoint(error)
             finally:
                 self.writer.wait()
             if self.writer.failure is not None:
@@ -244,6 +252,14 @@ class Loop:
         except DivergedError as error:
             self._diverge(str(error))
 
+    def _stop_at_checkpoint(self, alarm: SentinelError) -> NoReturn:
+        """Raises an alarm again, with what is known to be good."""
+        assert self.sentinel is not None
+        self.writer.wait()
+        newest = self.writer.newest()
+        checkpoint = "there is no checkpoint yet" if newest is None else f"the newest checkpoint is {newest}"
+        raise SentinelError(f"{alarm}; {self.sentinel.last_good}; {checkpoint}") from None
+
     def _diverge(self, what: str) -> NoReturn:
         """Stops the training, which has gone wrong, and says what is left of it."""
         self.writer.wait()
@@ -266,6 +282,7 @@ class Loop:
             metrics |= speeds(elapsed, parts, added, always)
             self.timed_updates += added["updates"]
             self.update_s += parts["update"]
+            metrics |= self.sentinel.metrics() if self.sentinel is not None else {}
             metrics["perf/peak_memory_mib"] = peak_memory(self.pipeline.device) / 2**20
             self.untimed = {}
         self.timed_from = counts

@@ -80,6 +80,8 @@ class RunResult:
     resume: str
     """The command that goes on with it, should it not be finished."""
     exit_code: ExitCode
+    sentinel: str | None = None
+    """What ``train.sentinel`` has compared; None without one."""
 
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -325,6 +327,8 @@ def _concluded(
             loop.measure_roofline_fraction()
         for name, value in _stage_tags(pipeline).items():
             tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
+        if loop.sentinel is not None:
+            tracker.tag("sentinel", "; ".join(loop.sentinel.alarms) or "no alarm")
         if loop.complete and (model := write_model(tracker.run_dir)) is not None:
             tracker.model(*model)
     except KeyboardInterrupt:
@@ -381,7 +385,7 @@ def _result(loop: Loop, tracker: Tracker, started: float, resumed_at: int | None
         tracker.run_id, tracker.run_name, "FINISHED" if loop.complete else "KILLED", tracker.tracking_uri,
         str(tracker.run_dir), str(tracker.run_dir / LOCK_NAME), resumed_at, list(pipeline.reports.values()),
         loop.metrics, best_of(loop.writer.folder, pipeline.recipe), time.perf_counter() - started,
-        loop.again, exit_code,
+        loop.again, exit_code, None if loop.sentinel is None else loop.sentinel.summary(),
     )  # fmt: skip
 
 
