@@ -19,8 +19,9 @@ SECONDS = 240
 
 def offline() -> dict[str, str]:
     """Returns an environment in which pip installs the clone without a network, next to the packages of these tests."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RUNNER_", "MLFLOW_"))}
     return {
-        **os.environ,
+        **inherited,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": sysconfig.get_paths()["purelib"],
         "PIP_NO_INDEX": "1",
@@ -46,13 +47,15 @@ def test_the_first_command_trains_the_main_recipe_in_a_clean_clone(tmp_path):
         shell = subprocess.Popen(
             ["bash", "-c", command], cwd=clone, env=offline(), stdout=output, stderr=output, start_new_session=True
         )
-    deadline = time.monotonic() + SECONDS
-    while not has_updated(clone):
-        assert shell.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
-
-    os.killpg(shell.pid, signal.SIGINT)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not has_updated(clone):
+            assert shell.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+    finally:
+        # The shell and its training are one group of processes.
+        os.killpg(shell.pid, signal.SIGINT)
     assert shell.wait(timeout=SECONDS) != 0
     (run,) = clone.glob(".runner/runs/marl_phase2-*")
     assert list(run.glob("checkpoints/step-*")) != [], log.read_text()
