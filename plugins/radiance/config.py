@@ -75,6 +75,7 @@ class RadianceGanConfig(LearnerConfig):
     request: ClassVar[type[ServedRequest]] = ViewRequest
     response: ClassVar[type[ServedResponse]] = ViewResponse
     page: ClassVar[str] = "page"
+    prediction_batch: ClassVar[int] = 4
     objective: ClassVar[Objective] = Objective("swd", "minimize", margin=20.0, unit="1e-3")
 
     width: Count = 64

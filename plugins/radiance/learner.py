@@ -319,8 +319,14 @@ class RadianceGan(Learner):
 
     def predict(self, inputs: Batch) -> Tensor:
         """Renders images [B, 3, side, side] from -1 to 1, without the randomness of training."""
-        origin, directions = self.slots.image_rays(inputs["camera"])
-        return self._render_images(inputs, origin, directions, self.side)
+        count = len(inputs["label"])
+        images = []
+        for start in range(0, count, self.config.prediction_batch):
+            views = slice(start, start + self.config.prediction_batch)
+            part = {name: inputs[name][views] for name in ("label", "camera", "latent")}
+            origin, directions = self.slots.image_rays(part["camera"])
+            images.append(self._render_images(part, origin, directions, self.side))
+        return torch.cat(images)
 
     def render_small(self, inputs: Batch) -> Tensor:
         """Renders images of the size that super-resolution enlarges."""

@@ -37,6 +37,7 @@ from runner.verify.drawing import unlike
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
 _SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
+_EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
 _CONTENT = 1e-4  # how far off a metric may be
 
 
@@ -53,6 +54,9 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
 
     def build() -> Subject:
         pipeline = assemble(chosen, registry.files)
+        if chosen.model.prediction_batch is not None:
+            # One sample more makes a smaller last batch.
+            pipeline.source.limit_evaluation(_EVALUATED_PARTS * chosen.model.prediction_batch + 1)
         learner, training = pipeline.learner, Training(pipeline)
         if torch.get_default_dtype() == torch.float64:  # held-out batches are as the source has them
             for part in (each for module in learner.modules().values() for each in module.modules()):
@@ -91,11 +95,27 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
     Then those of other batches, in these sizes, too, and in the memory of the first.
     """
     learner = pipeline.learner
-    first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, _SIZES)] for one in batches)
+    sizes = prediction_sizes(learner.config.prediction_batch, pipeline.source.size(batches[0]))
+    first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, sizes)] for one in batches)
     asked = [Asked(learner.inputs(batches[0])), *(Asked(each, mode) for each in first for mode in (False, True))]
     asked += [Asked(each) for sizes in others for each in sizes]
     in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
     return [Update(asked[0], {"learner": state}), *map(Update, asked[1:]), *in_its_memory]
+
+
+def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
+    """Returns the sizes of batches whose predictions are compared.
+
+    Args:
+        prediction_batch: As ``LearnerConfig.prediction_batch``.
+        rows: Samples of a batch of the training.
+    """
+    if prediction_batch is None:
+        return _SIZES
+    # A stage may predict in parts of a batch of the training, and the learner predicts in its own.
+    largest = max(prediction_batch, rows) + 1
+    smaller = [size for size in _SIZES if size < largest]
+    return [*smaller, largest]
 
 
 def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batch]:
