@@ -9,7 +9,7 @@ from running import tiny, train_here
 from torch import nn
 
 from runner.api import RunnerError, UsageError
-from runner.plugins.radiance.learner import psnr
+from runner.plugins.radiance.measures import psnr
 from runner.plugins.radiance.networks import PatchDiscriminator, SuperResolution, encode, reduce
 from runner.plugins.radiance.patches import patch_at
 from runner.train.assemble import assemble
