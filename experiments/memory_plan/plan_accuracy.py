@@ -22,6 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from runner.plugin.registry import Registry
+from runner.plugins.sequences.graph_walks import GraphWalks, Walk
 from runner.recipe.loader import load, shipped
 from runner.system.byte_size import format_size
 from runner.system.tree import nbytes, tensors
@@ -75,13 +76,32 @@ def replace_stages(recipe: Any, stages: dict[str, Any]) -> Any:
 
 
 def largest_batch(step: Step, shapes_vary: bool) -> Any:
-    """Returns a batch with its noise; of ragged data the largest of many."""
-    largest = step.next()
+    """Returns the largest batch that the source can produce, with its noise.
+
+    Walks of molecules are cut into buckets, so that their lengths count, and no batch of a training
+    is likely to have the longest ones. Other ragged batches are padded to their largest sample, and
+    the largest of many batches is as large as the largest possible one.
+    """
+    drawn = step.next()
+    source = step.pipeline.source
+    if isinstance(source, GraphWalks):
+        walks = [walk for walks in walks_of_table(step.pipeline) for walk in walks]
+        longest = sorted(walks, key=lambda walk: len(walk.tokens))[-step.pipeline.batch_size :]
+        return drawn._replace(batch=source.collate(longest))
     for _ in range(LARGEST_OF if shapes_vary else 0):
         candidate = step.next()
-        if nbytes(candidate.batch) > nbytes(largest.batch):
-            largest = candidate
-    return largest
+        if nbytes(candidate.batch) > nbytes(drawn.batch):
+            drawn = candidate
+    return drawn
+
+
+def walks_of_table(pipeline: Assembly) -> list[list[Walk]]:
+    """Returns a walk through every molecule of the table, by the part in which it is."""
+    source = pipeline.source
+    datasets = [source.train, source.held_out]
+    other = source.config.model_copy(update={"held_out": "validation"})
+    datasets.append(GraphWalks(other, pipeline.context).held_out)
+    return [[dataset[number] for number in range(len(dataset))] for dataset in datasets]
 
 
 def peak_bytes(profiler: profile, drawn_bytes: int) -> int:

@@ -129,9 +129,17 @@ def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Gene
 def _recorded(step: Step) -> Recorded:
     """What the next update needs, which is made then."""
     drawn = step.next()
-    found: Recorded = clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict()))
+    inputs = _inputs(step.pipeline, drawn.batch)
+    found: Recorded = clones(Recorded(*drawn, inputs, step.progress.state_dict()))
     step(drawn)
     return found
+
+
+def _inputs(pipeline: Assembly, batch: Batch) -> Any:
+    """Returns the inputs of a prediction after an update: of one sample where predictions are slow."""
+    if pipeline.learner.config.prediction_batch is not None:
+        batch = next(pipeline.source.split(batch, 1))
+    return pipeline.learner.inputs(batch)
 
 
 def draws_unsaid(recipe: Recipe, registry: Registry, batch: Any) -> bool:
@@ -166,7 +174,7 @@ class Training:
                 pass
             if self.pipeline.progress.updates % _ASKED_EVERY:
                 return output
-            return output | self._answer(self.pipeline.learner.inputs(self.whole_step.batch))
+            return output | self._answer(_inputs(self.pipeline, self.whole_step.batch))
         batch, noise, inputs, counts = self.pipeline.transfer(given)
         self.pipeline.progress.load_state_dict(counts)
         output = self.whole_step.update(Drawn(batch, noise))

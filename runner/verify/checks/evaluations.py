@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class Evaluations(Check):
+class EvaluationsCheck(Check):
     """Compares two evaluations, with updates between them and one after them."""
 
     name = "evaluations"

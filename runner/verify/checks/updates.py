@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class Updates(Check):
+class UpdatesCheck(Check):
     """Compares updates on recorded batches, by the contract."""
 
     name = "updates"
