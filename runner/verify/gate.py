@@ -24,23 +24,15 @@ from runner.plugin.source import State
 from runner.proof import Build, Close, Exact, Outcome, Verdict, exact, health, verify, worst
 from runner.recipe.recipe import Recipe
 from runner.system.errors import DivergedError, RunnerError
-from runner.train.assemble import Assembly, StageReport, resolve_device
+from runner.train.assemble import Assembly, resolve_device
+from runner.train.stage_watch import StageReport
 from runner.verify.coverage import LONG_RUN, Coverage, with_exclusion
 from runner.verify.drawing import Drawing, draws, same_draws, same_when_resumed
 from runner.verify.options import Options
 from runner.verify.patches import belongings, changed_since, files_of, patches
 from runner.verify.reach import Reach
 from runner.verify.statistical import affordable, part_of, seeds_of, statistical
-from runner.verify.subjects import (
-    BuildError,
-    baseline_step,
-    built,
-    course,
-    recipe_with,
-    recorded,
-    remarks,
-    subject,
-)
+from runner.verify.subjects import BuildError, baseline_step, built, course, recipe_with, recorded, remarks, subject
 from runner.verify.surroundings import answers, evaluated, evaluations, questions, same_answers, same_evaluations
 from runner.verify.time_limit import NOT_BEGUN, OutOfTime
 from runner.verify.trainings import TrainingOrder, Trainings, training_order
