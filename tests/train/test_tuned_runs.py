@@ -102,6 +102,19 @@ def test_a_killed_run_is_resumed_with_its_choices(fault, tmp_path, isolated_work
     same(learnt(result), learnt(complete.data()))
 
 
+def test_a_disk_that_takes_no_choice_stops_the_run_with_the_command_that_resumes_it(
+    tmp_path, isolated_workspace, searches
+):
+    command = [*written(tmp_path, *SETS), "--plugin", str(TUNERS)]
+    stopped = start(tmp_path, *command, RUNNER_FAULTS="tuning.stored=enospc")
+    assert stopped.wait() == 1
+    (folder,) = isolated_workspace.glob("runs/*")
+    assert f"when the disk takes files again: runner resume {folder.name}" in stopped.stderr.splitlines()[-1]
+    plugins = ["--plugin", str(TOYS), "--plugin", str(TUNERS)]
+    start(tmp_path, "resume", folder.name, "--quiet", "--json", *plugins).data()
+    assert len(searches.read_text().splitlines()) == 1
+
+
 def test_other_threads_are_refused_in_one_line(tmp_path, searches):
     first = trained(tmp_path)
     threads = torch.get_num_threads()
