@@ -258,6 +258,13 @@ class StageConfig(Face, ABC):
         """The reason why the stage has nothing to do here, or None; a UsageError where it must not run at all."""
         return None
 
+    def tunes(self, setting: Setting) -> bool:
+        """Returns whether the stage selects something by measuring, which the lock of a run then records.
+
+        Each timed process of an ablation searches again, so that its interval includes the luck of the choices.
+        """
+        return False
+
     @classmethod
     def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:  # noqa: ARG003 (some depend on it)
         """Returns settings with which the stage saves memory, the fastest first; none if it saves none."""

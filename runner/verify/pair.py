@@ -15,7 +15,8 @@ from runner.plugin.check import Check
 from runner.plugin.contract import Close, Contract, Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
-from runner.train.assemble import Assembly, StageReport
+from runner.train.assemble import Assembly
+from runner.train.stage_watch import StageReport
 from runner.verify.reach import Reach
 from runner.verify.subjects import built, subject
 from runner.verify.variants import required, weakest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,8 @@ from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import RunnerError
-from runner.train.assemble import Assembly, StageReport, assemble
+from runner.train.assemble import Assembly, assemble
+from runner.train.stage_watch import StageReport
 from runner.train.step import Drawn, Step
 
 _ASKED_EVERY = 10  # updates on batches of its own, after which a subject is asked what it answers
@@ -69,7 +69,7 @@ def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
             on[kind] = settings[kind] if kind in recipe.stages else "on"
             wanted += registry.get("optimization", kind).requires
     values["optimization"] = dict.fromkeys(settings, "off") | on
-    return replace(from_values(values, str(recipe.path), {}, registry), origins=recipe.origins)
+    return from_values(values, str(recipe.path), recipe.origins, registry, recipe.tuning)
 
 
 def subject(

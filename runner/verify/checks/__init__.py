@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from runner.plugin.check import Check
 from runner.plugin.registry import Registry
 from runner.verify.checks.declared_slots import DeclaredSlotsCheck
@@ -16,7 +18,9 @@ from runner.verify.checks.schedules import SchedulesCheck
 from runner.verify.checks.torch_settings import TorchSettingsCheck
 from runner.verify.checks.trainings import TrainingsCheck
 from runner.verify.checks.updates import UpdatesCheck
-from runner.verify.training_plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from runner.verify.training_plan import TrainingPlan
 
 CHECKS = (
     UpdatesCheck,
