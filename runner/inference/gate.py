@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from runner.compare.close import close
+from runner.compare.exact import exact
 from runner.compare.isolation import StepError, Update
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import exact
 from runner.inference.model import build
 from runner.plugin.contract import Close, Exact, Objective
 from runner.plugin.source import Batch

@@ -7,10 +7,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from runner.compare.close import close
+from runner.compare.exact import exact
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import exact, verify
+from runner.compare.verify import verify
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Contract, Statistical
 from runner.plugin.registry import Registry

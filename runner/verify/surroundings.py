@@ -20,12 +20,12 @@ from runner.compare.difference import (
     not_same_bits,
     shared,
 )
+from runner.compare.exact import exact
 from runner.compare.fingerprints import SideEffects, objections, side_effects
 from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
 from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import exact
 from runner.plugin.contract import Close, Contract, Exact
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
-from runner.verify.baseline import UPDATES_BETWEEN_EVALUATIONS
+from runner.verify.options import UPDATES_BETWEEN_EVALUATIONS
 from runner.verify.surroundings import answers, same_evaluations
 
 if TYPE_CHECKING:
