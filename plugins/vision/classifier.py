@@ -92,10 +92,14 @@ class Classifier(GradientLearner):
     def build(self, config: ClassifierConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
         """The network."""
         self.shift, self.shape = config.shift, shapes["image"]
-        # A copy of the network must not copy the learner, so the layers get a function instead of the slots.
-        return ResidualNet(
-            shapes["image"], config.widths, context.sizes["classes"], lambda *inputs: self.slots.conv(*inputs)
-        )
+        return ResidualNet(shapes["image"], config.widths, context.sizes["classes"], self.conv_slot)
+
+    @property
+    def conv_slot(self) -> Convolve:
+        """The slot ``conv``, as it is when it is called."""
+        slots = self.slots
+        # A copy of the network copies no function, but it would copy the slots and the learner with them.
+        return lambda *inputs: slots.conv(*inputs)
 
     def prunable(self) -> Iterator[Prunable]:
         """What its blocks have."""
