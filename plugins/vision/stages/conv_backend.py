@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from ..convolution.geometry import Pair
     from ..convolution.key import ConvKey
 
-BackendName = Literal[
-    "native", "channels_last", "im2col", "fft", "winograd", "winograd4", "onednn_off", "cudnn", "cudnn_benchmark"
-]
+BackendName = Literal["native", "channels_last", "im2col", "fft", "winograd", "onednn_off", "cudnn", "cudnn_benchmark"]
 """Names of the backends."""
 
 
