@@ -41,14 +41,14 @@ Channel = Annotated[list[Row], Field(max_length=1024)]
 
 
 class ImageRequest(ServedRequest):
-    """An image, as the classifier has learnt to see them."""
+    """An image of the size of the training images."""
 
     image: Annotated[list[Channel], Field(max_length=64)]
     """[C, H, W], from 0 (black) to 1."""
 
 
 class ClassesResponse(ServedResponse):
-    """What an image shows."""
+    """The class of an image."""
 
     label: int
     """The most probable class."""
@@ -99,7 +99,7 @@ class ClassifierConfig(ImageClassifierConfig):
 class ConvClassifierConfig(ImageClassifierConfig):
     """A small network in which every kind of convolution is trained, for images of one size.
 
-    Three 3 x 3 convolutions, of which the second halves height and width; a transposed 2 x 2
+    Three 3 x 3 convolutions, the second with stride 2, which halves height and width; a transposed 2 x 2
     convolution that doubles them again; and a skip connection from the first convolution, whose
     channels are concatenated. The mean over all pixels goes into one linear layer.
 

@@ -1,4 +1,4 @@
-"""One algorithm for all convolutions of a model."""
+"""Stage that selects the algorithm of all convolutions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ConvBackendConfig(StageConfig):
     """Computes the convolutions of a model by one backend for each direction.
 
     What a backend cannot compute (a stride with ``fft``, a kernel of 2 x 2 with ``winograd``)
-    stays with ``native``, and the closing table says why. A backend that can compute no layer is
-    refused. ``onednn_off`` switches oneDNN off for the whole process while it computes: a
+    stays with ``native``, and the closing table has the reason. A backend that can compute no layer is
+    refused. ``onednn_off`` switches oneDNN off for the process while it computes: a
     convolution of another thread is then computed without oneDNN, too.
 
-    When it helps: comparing backends inside of a whole training.
-    When it hurts: one backend for all layers is hardly ever the fastest; ``native`` wins most shapes.
+    When it helps: comparing backends inside of a training.
+    When it hurts: one backend is rarely the fastest for all layers; ``native`` wins most shapes.
     """
 
     kind: ClassVar[str] = "conv_backend"

@@ -13,7 +13,7 @@ class WorkspacePoolConfig(StageConfig):
 
     The buffer grows to the largest need of a single convolution and is never returned, so that
     its size is the largest need and not the sum. A convolution is finished with it before the
-    next one begins; the backward pass reads saved inputs, never the buffer. Torch's convolution
+    next one starts; the backward pass reads saved inputs, never the buffer. Torch's convolution
     needs no memory of this kind: only backends such as ``im2col`` and ``winograd`` do.
 
     When it helps: allocations of many megabytes, which the C library returns to the kernel after
