@@ -91,8 +91,8 @@ class _Convolution(torch.autograd.Function):
         geometry: ConvGeometry = ctx.geometry
         needs_data, needs_weight = ctx.needs_input_grad[:2]
         if needs_data and needs_weight and data is weight:
-            both = data.backward(gradient, x, w, geometry, ctx.workspace)
-            return *both, None, None, None
+            gradients = data.backward(gradient, x, w, geometry, ctx.workspace)
+            return *gradients, None, None, None
         x_gradient = w_gradient = None
         if needs_data:
             x_gradient = data.backward_data(gradient, w, geometry, ctx.size, ctx.workspace)

@@ -1,4 +1,4 @@
-"""Everything on which the time and the result of a convolution depend."""
+"""Keys that identify a convolution, with all that its time and its bits depend on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layout = Literal["contiguous", "channels_last", "strided"]
 
 @dataclass(frozen=True)
 class ConvKey:
-    """One convolution in one direction, on one machine with its settings.
+    """Identifies a convolution in one direction, on a machine with its settings.
 
     Attributes:
         n: Samples of the batch.
@@ -139,7 +139,7 @@ class ConvKey:
         Raises:
             ValueError: The text is not that of a key.
         """
-        values = dict(part.partition("=")[::2] for part in text.split(" "))
+        values = dict(entry.partition("=")[::2] for entry in text.split(" "))
         expected = [field.name for field in fields(cls)]
         if list(values) != expected:
             raise ValueError(f"the key of a convolution has {', '.join(expected)}; got {text!r:.200}")
