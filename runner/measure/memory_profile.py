@@ -42,6 +42,7 @@ from runner.system.plots import (
 )
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import assemble
+from runner.train.budget import fitted
 
 PLOT = "memory"
 FIGURES = "memory.json"
@@ -132,6 +133,7 @@ def profile_memory(
         UsageError: A stage compiles code, which the tracker cannot see, or the folder is in use.
         StorageError: The folder cannot be written.
     """
+    recipe = fitted(recipe, registry)
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files)
     _refuse_compiled([kind for kind in pipeline.stages if recipe.stages[kind].traces])
