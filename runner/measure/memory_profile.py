@@ -17,9 +17,9 @@ import torch
 from runner.measure.memory import MemoryMeter
 from runner.measure.memory_report import MIB, mib, percent
 from runner.measure.memory_result import share
-from runner.measure.memory_tracker import MemoryPeak, MemorySample
 from runner.measure.report import print_table
 from runner.measure.saved_tensors import SavedTensors
+from runner.measure.tracked_update import MemoryPeak, MemorySample
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system import generators
@@ -165,7 +165,7 @@ def profile_memory(
         state=peak.resident,
         slot=peak.slot,
         # asdict copies a Counter wrongly.
-        kinds=dict(peak.kinds),
+        kinds={kind.value: size for kind, size in peak.kinds.items()},
         held=_held(peak, saved),
         timeline=timeline,
         folder=folder,
