@@ -116,11 +116,14 @@ def verify(
                 _explain(loaded, registry, options, as_json)
             return
         with bar.phase(f"verifying {loaded.name}"):
+            from runner.train.budget import fitted
             from runner.verify.gate import verify_recipe
             from runner.verify.time_limit import Interrupted, interruptible
             from runner.verify.verification import show
 
             if of is None:
+                # The stages of a training are verified, so also those that its memory budget needs.
+                loaded = fitted(loaded, registry, bar.say)
                 options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
                 try:
                     # Trainings in child processes end, too, and what has a verdict is printed.

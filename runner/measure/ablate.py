@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.measure.ablation_folder import REPORT, RESULT, RUNS, choose_folder, describe_experiment
 from runner.measure.analysis import Result, VariantResult, analyse, slope
-from runner.measure.experiment import Experiment
+from runner.measure.experiment import Experiment, keep_budgets
 from runner.measure.recommend import recommend
 from runner.measure.record import recorded
 from runner.measure.report import draw, markdown, summary, write_recipe
@@ -60,6 +60,7 @@ def ablate(
         UsageError: the folder belongs to something else, or the budget is too small for a single variant.
         RunnerError: the recipe cannot run here.
     """
+    experiment = keep_budgets(experiment, registry, reporter.say)
     with reporter.phase("opening the tracking store"):
         store = Store(workspace)
     description = describe_experiment(experiment)
