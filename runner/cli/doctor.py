@@ -163,7 +163,7 @@ def _workspace(workspace: Workspace) -> Iterator[Diagnosis]:
     root = workspace.root
     nearest = next(folder for folder in [root, *root.parents] if folder.exists())
     try:
-        tempfile.TemporaryDirectory(dir=nearest).cleanup()  # permissions alone do not tell: root has all of them
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()  # permissions are not enough: root has all of them
     except OSError as error:
         lack = f"{nearest} cannot be written: {error.strerror}"
         yield Diagnosis("workspace", "fail", lack, f"name a writable folder in {VARIABLE}")

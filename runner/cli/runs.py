@@ -160,7 +160,7 @@ def resume(
             "accept them with --allow-drift"
         )
     record, done, (unit, goal) = folder.record(), folder.last_checkpoint or 0, recipe.length
-    if record is not None and record.unit == unit and record.goal != goal <= done:  # not what was lacking at the end
+    if record is not None and record.unit == unit and record.goal != goal <= done:  # it was complete
         left = f"is at {done:,} already, so that nothing is left to train up to {goal:,}"
         raise UsageError(f"train.{unit}: run {folder.name} {left}")
 

@@ -30,7 +30,7 @@ Assignments = list[Annotated[str, Field(min_length=1)]]
 
 
 class CaseConfig(Config):
-    """One setting of the recipe."""
+    """Describes one setting of the recipe."""
 
     set: Assignments = Field(default_factory=list)
     """Assignments ``a.b.c=VALUE``, after those for all cases."""
@@ -39,7 +39,7 @@ class CaseConfig(Config):
 
 
 class RoundsConfig(Config):
-    """How often every variant is measured."""
+    """Sets how often every variant is measured."""
 
     least: Annotated[int, Field(ge=3)] = 20
     """Rounds before the wanted precision counts, in five processes at least."""
@@ -85,7 +85,7 @@ class AblationConfig(Config):
 
 @dataclass(frozen=True)
 class Case:
-    """One setting to measure."""
+    """Describes one setting to measure."""
 
     name: str  # empty if there is only one
     recipe: Recipe
