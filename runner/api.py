@@ -35,6 +35,7 @@ from runner.plugin.progress import Progress, Unit
 from runner.plugin.prunable import Prunable
 from runner.plugin.source import Batch, Ring, Source, State
 from runner.plugin.stage import Pipeline, Plan, Probe, Stage
+from runner.plugin.tuning import Choices
 from runner.system.errors import RunnerError, UsageError
 from runner.system.files import replacing
 from runner.system.hardware import available_memory, slow_bf16
@@ -58,14 +59,15 @@ _HEAVY = {
 """Where the names are that need torch."""
 
 __all__ = [
-    "Anchor", "Batch", "BatchLayout", "Check", "Close", "Config", "Context", "Contract", "DataFile", "DataName",
-    "DatasetConfig", "DatasetSource", "Exact", "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig",
-    "Learner", "LearnerConfig", "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan",
-    "Probe", "Progress", "Prunable", "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest",
-    "ServedResponse", "Setting", "Slots", "Source", "SourceConfig", "SourceOutline", "Stage", "StageConfig",
-    "State", "Statistical", "TensorOutline", "TensorRows", "Unit", "UsageError", "available_memory",
-    "fingerprint_of_files", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16", "stored_tensors",
-    "tensors",
+    "Anchor", "Batch", "BatchLayout", "Check", "Choices", "Close", "Config", "Context", "Contract",
+    "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Exact", "FileDatasetConfig",
+    "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig", "Loss", "Manifest",
+    "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable",
+    "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse",
+    "Setting", "Slots", "Source", "SourceConfig", "SourceOutline", "Stage", "StageConfig", "State",
+    "Statistical", "TensorOutline", "TensorRows", "Unit", "UsageError", "available_memory",
+    "fingerprint_of_files", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16",
+    "stored_tensors", "tensors",
 ]  # fmt: skip
 
 

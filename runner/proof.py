@@ -6,11 +6,12 @@ A step and its state make a ``Subject``; ``verify`` compares two of them, and ``
 from runner.compare.clock import Timing, clock
 from runner.compare.close import close
 from runner.compare.difference import Difference
+from runner.compare.exact import exact
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.ratio import Ratio, ratio
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict, worst
-from runner.compare.verify import exact, fresh, health, verify
+from runner.compare.verify import fresh, health, verify
 from runner.plugin.contract import Close, Exact
 
 __all__ = [

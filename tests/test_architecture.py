@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "verify": BOTTOM | {"recipe", "train", "compare", "proof", "child"},
     "inference": BOTTOM | {"recipe", "train", "compare", "proof", "verify"},
     "serve": BOTTOM | {"recipe", "train", "tracking", "inference"},
-    "measure": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
+    "measure": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking", "memory"},
     "study": BOTTOM | {"recipe", "train", "compare", "child", "verify", "tracking"},
 }
 """By part of ``runner``; the command line may import everything, and nothing imports it."""

@@ -19,7 +19,10 @@ from runner.system.errors import ExitCode
 ROOT = Path(__file__).parents[1]
 README, CONTRIBUTING, CHANGELOG = (ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))
 DOCS = {page.stem: page for page in sorted((ROOT / "docs").glob("*.md"))}
-PAGES = pytest.mark.parametrize("page", [README, CONTRIBUTING, CHANGELOG, *DOCS.values()], ids=lambda page: page.name)
+EXPERIMENTS = ROOT / "experiments" / "README.md"
+PAGES = pytest.mark.parametrize(
+    "page", [README, CONTRIBUTING, CHANGELOG, EXPERIMENTS, *DOCS.values()], ids=lambda page: str(page.relative_to(ROOT))
+)
 VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}
 VERBS |= {group.name for group in app.registered_groups}
 
@@ -53,10 +56,6 @@ def test_verbs_that_are_named_exist(page):
     assert set(re.findall(r"(?:\$ |`|/bin/)runner ([a-z]+)", code(page))) - VERBS == set()
 
 
-def test_every_verb_is_listed():
-    assert set(re.findall(r"^\| `runner (\w+)", DOCS["verbs"].read_text(), re.MULTILINE)) == VERBS
-
-
 @pytest.mark.parametrize(("page", "section"), [("stages", "optimization"), ("inference", "inference")])
 def test_every_stage_is_listed_with_its_phase_and_contract(page, section):
     listed = re.findall(r"^\| `(\w+)` \| (\d) \| ([^|]+) \|", DOCS[page].read_text(), re.MULTILINE)
@@ -66,7 +65,7 @@ def test_every_stage_is_listed_with_its_phase_and_contract(page, section):
 
 
 def test_every_exit_code_is_named():
-    section = DOCS["verbs"].read_text().partition("| exit code |")[2].partition("##")[0]
+    section = DOCS["commands"].read_text().partition("| exit code |")[2].partition("##")[0]
     assert {int(number) for number in re.findall(r"\d+", section)} == {int(code) for code in ExitCode}
 
 
@@ -75,12 +74,6 @@ def test_recipes_that_are_shown_are_parts_of_those_that_ship():
     shown = [block for block in blocks(DOCS["recipes"], "yaml") if not block.startswith("name: mine")]
     assert len(shown) == 2
     assert [block for block in shown if not any(block in recipe for recipe in recipes)] == []
-
-
-def test_the_model_in_the_readme_is_the_one_that_the_page_on_plugins_begins_with():
-    for language in ("python", "yaml"):
-        (shown,) = blocks(README, language)
-        assert shown == blocks(DOCS["plugins"], language)[0]
 
 
 def test_the_simulator_that_is_shown_is_part_of_the_example():
@@ -116,6 +109,8 @@ def test_the_walk_through_shows_lines_that_exist():
 def test_ci_calls_the_test_command_and_every_install_is_constrained():
     lines = [line for page in (README, *DOCS.values()) for line in page.read_text().splitlines()]
     (block,) = (block for block in blocks(README, "bash") if "pytest" in block)
+    assert len(blocks(README, "bash")) == 2
+    assert blocks(README, "console") == []
     assert "'.[test]'" in block
     assert block.strip() in (ROOT / ".ci" / "run").read_text()
     here = [line for line in lines if "pip install" in line and "-e '" in line]
@@ -142,6 +137,20 @@ def collect(distribution, extras, needed):
 def test_cards_tell_what_the_ablations_here_measured():
     generator = runpy.run_path(str(ROOT / "experiments" / "cards.py"))
     assert json.loads(generator["MEASURED"].read_text()) == generator["measured"]()
+
+
+def test_every_experiment_is_in_the_index():
+    folders = {path.parent.name for path in (ROOT / "experiments").glob("*/README.md")}
+    assert folders == set(re.findall(r"\]\((\w+)/README\.md\)", EXPERIMENTS.read_text()))
+
+
+def test_the_error_rates_in_the_readme_are_those_of_the_experiment():
+    def rows(page):
+        return set(re.findall(r"^\| .* \| [\d. /]+ \| [\d. /]+ \|$", page.read_text(), re.MULTILINE))
+
+    report = ROOT / "experiments" / "instrument" / "README.md"
+    assert len(rows(README)) == 8
+    assert rows(README) == rows(report)
 
 
 def test_the_ablation_in_the_docs_is_one_and_every_key_is_explained(tmp_path):

@@ -82,11 +82,13 @@ PRUNING = {"checkpoint.renamed", "checkpoint.pruned"}
 SENDING = [point for point in POINTS if point.startswith(("spool.", "ship."))]
 STARTING = ["start.folder", "start.tracked", "start.named"]
 LOCKING = ["manifest.replaced", "start.locked"]
+TUNING = "tuning.stored"
+"""Fails in ``train/test_tuned_runs.py``, with a stage that tunes."""
 
 
 def test_no_point_is_forgotten():
     of_runs = {point for point in POINTS if not point.startswith("study.")}
-    assert {*SAVING, *SENDING, *STARTING, *LOCKING, "resume.loaded"} == of_runs
+    assert {*SAVING, *SENDING, *STARTING, *LOCKING, "resume.loaded", TUNING} == of_runs
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -34,7 +34,7 @@ LONG = {
     "shakespeare": ("train.tokens=5120", "train.log_every=128"),
     "mamba2": ("train.tokens=5120", "train.log_every=128"),
     **dict.fromkeys(("gcn", "emma"), ("train.epochs=12",)),
-    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "graf"), ("train.updates=12",)),
+    **dict.fromkeys(("pgt", "gps", "graphgpt", "grasp", "graf", "conv"), ("train.updates=12",)),
 }
 """By the beginning of a recipe's name."""
 SHORT = ("train.env_steps=120", "train.checkpoint_every=40")
@@ -63,7 +63,11 @@ KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache", "merged_guidanc
 """They keep nothing that a training changes: ``experiments/soak`` kills them."""
 
 
-TOGETHER = (("ray_cache", "merged_discriminator", "lazy_r1"), ("delete_tensors", "empty_cache", "set_to_none"))
+TOGETHER = (
+    ("ray_cache", "merged_discriminator", "lazy_r1"),
+    ("delete_tensors", "empty_cache", "set_to_none"),
+    ("conv_backend", "workspace_pool"),
+)
 """Stages that work with the same recipe and are killed in one training."""
 ALONE = [kind for kind in STAGES if kind not in ON_IN_A_RECIPE | KILLED_ELSEWHERE | {*sum(TOGETHER, ())}]
 

@@ -102,14 +102,14 @@ def verdict_of(
 def _quick_failure(gate: Any, stages: tuple[str, ...]) -> Any:
     """Returns the FAIL of the checks of sampled batches, resumed trainings or evaluations; None without one."""
     from runner.compare.isolation import StepError
-    from runner.verify.checks.evaluations import Evaluations
-    from runner.verify.checks.resumed_training import ResumedTraining
-    from runner.verify.checks.sampled_batches import SampledBatches
+    from runner.verify.checks.evaluations import EvaluationsCheck
+    from runner.verify.checks.resumed_training import ResumedTrainingCheck
+    from runner.verify.checks.sampled_batches import SampledBatchesCheck
     from runner.verify.subjects import BuildError
 
     pair = gate.pair(stages)
     try:
-        for check in (SampledBatches(), ResumedTraining(), Evaluations()):
+        for check in (SampledBatchesCheck(), ResumedTrainingCheck(), EvaluationsCheck()):
             verdict = check.run(pair, gate.coverage) if check.applies(pair) else None
             if verdict is not None and verdict.outcome == "FAIL":
                 return verdict

@@ -163,7 +163,7 @@ ELSEWHERE = {
     f"{MARL}/uav/parallel.py": "hands the environment to others' programs; no training has it",
     f"{MARL}/work.py": "counts the least work of an update, for a limit in reports",
 } | {
-    f"{MARL}/pettingzoo/{file}.py": "adapts others' environments to the simulator, which is judged with its own"
+    f"{MARL}/pettingzoo/{file}.py": "adapts other environments to the simulator, which is tested with the UAV simulator"
     for file in ("build", "config", "cycle", "environment", "layout", "simulation", "source")
 }
 """Files whose code is not run here, with the reason; their changes are counted."""
@@ -282,14 +282,20 @@ def explained() -> dict[str, str]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """What ``mutants.md`` says."""
+    """Returns the content of ``mutants.md``."""
     rows, why = list(results.values()), explained()
-    lines = ["# What the gate notices of small changes in the code of stages", ""]
-    lines += ["Made by `mutate.py` from `mutants.json` and `survivors.yaml`.", ""]
+    lines = ["# Small changes in the code of stages: how many the gate detects", ""]
+    lines += [
+        "Written by `mutate.py` from `mutants.json`. `survivors.yaml` explains each change that is not detected.",
+        "",
+    ]
     lengths = " or ".join(map(str, sorted({row["updates"] for row in rows})))
     there = sum(each["compiles"] for _, target in every("") for each in enumerated(target))
-    lines += [f"Tried were {len(rows)} of the {there} changes that these files have, each by {lengths} updates.", ""]
-    lines += ["| code | tried | " + " | ".join(VERDICTS) + " | of those that run, noticed |"]
+    lines += [
+        f"Tried: {len(rows)} of the {there} changes that are possible in these files, each with {lengths} updates.",
+        "",
+    ]
+    lines += ["| code | tried | " + " | ".join(VERDICTS) + " | detected, of those that run |"]
     lines.append("|---|---" + "|---" * len(VERDICTS) + "|---|")
     by_target: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -299,22 +305,14 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         ran = len(mine) - counts[NOT_RUN]
         share = f"{1 - sum(counts[each] for each in SURVIVED) / ran:.0%}" if ran else ""
         lines.append(f"| {name} | {len(mine)} | " + " | ".join(str(counts[v]) for v in VERDICTS) + f" | {share} |")
-    lines += ["", "Not run at all here:", ""]
+    lines += ["", "Files that no recipe of this experiment runs:", ""]
     for file, reason in ELSEWHERE.items():
         count = sum(1 for _ in changes(ast.parse((ROOT / file).read_text()), Target(file, "", "").wanted))
         lines.append(f"* `{file}`, {count} changes: {reason}")
     survivors = sorted((row["key"], row) for row in rows if row["verdict"] in SURVIVED)
     unexplained = [key for key, _ in survivors if key not in why]
-    lines += ["", f"## The {len(survivors)} that pass, or are INCONCLUSIVE", ""]
-    lines += [f"Without an explanation: {len(unexplained)}.", ""]
-    lines += ["| change | why it is not noticed |", "|---|---|"]
-    for key, _ in survivors:
-        lines.append(f"| {_cell(key)} | {_cell(why.get(key, '**not explained**'))} |")
+    lines += ["", f"{len(survivors)} changes pass or are INCONCLUSIVE; {len(unexplained)} of them have no explanation."]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
     python experiments/instrument/wrong.py --only mean_acts,alone
     python experiments/instrument/wrong.py --shard 1/2           # the first half
 
-What is asked again replaces what ``wrong.json`` said; ``wrong.md`` is made from that.
+A new verdict replaces the earlier one in ``wrong.json``; ``wrong.md`` is written from that file.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ def every_case() -> list[dict[str, Any]]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """What ``wrong.md`` says."""
+    """Returns the content of ``wrong.md``."""
     import wrong_base
 
     rows = sorted(results.values(), key=lambda row: (row["hole"], row["kind"], row["promised"]))
-    lines = ["# What the gate says of stages that are wrong on purpose", "", "Made by `wrong.py` from `wrong.json`."]
-    lines += ["", _row("hole", "stages", "asked", *VERDICTS, "other"), "|---" * (len(VERDICTS) + 4) + "|"]
+    lines = ["# Verdicts on stages that are wrong on purpose", ""]
+    lines += ["Written by `wrong.py` from `wrong.json`, which has the text of every verdict."]
+    lines += ["", _row("hole", "stages", "verdicts", *VERDICTS, "other"), "|---" * (len(VERDICTS) + 4) + "|"]
     for hole, name in wrong_base.HOLES.items():
         lines.append(_counts(f"{hole}: {name}", [row for row in rows if row["hole"] == hole]))
     for title, other in (("all, as they promise", False), ("all, under the other contract", True)):
@@ -68,17 +69,17 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines += [f"* `{name}`: {count}" for name, count in sorted(learners.items())]
     passed = [row for row in rows if row["verdict"] == "PASS"]
     unplaced = [row for row in rows if row["verdict"] == "FAIL" and not PLACE.search(row["summary"])]
-    named = "Those that fail by what they put into everybody's place, with its name instead of a slot and a tensor"
-    titles = {"Those that pass": passed, named: unplaced, "All": rows}
-    for title, chosen in titles.items():
-        lines += ["", f"## {title}: {len(chosen)}", ""]
-        lines += [_row("stage", "hole", "recipe", "promises", "verdict", "what is wrong", "what the gate says")]
-        lines += ["|---" * 7 + "|"]
-        for row in chosen:
-            said = row["summary"].replace("|", "\\|").replace("\n", " ")
-            said = said[said.find("an error in more than") :] if row["verdict"] == "PASS" else said[:200]
-            told = (row["hole"], row["recipe"], row["promised"], row["verdict"], row["about"], said)
-            lines.append(_row(f"`{row['kind']}`", *told))
+    lines += ["", f"{len(unplaced)} verdicts name a global side effect instead of a slot and a tensor.", ""]
+    lines += [f"## Stages that pass: {len(passed)}", "", _row("stage", "what is wrong", "what the PASS excludes")]
+    lines += ["|---" * 3 + "|"]
+    for row in passed:
+        excluded = row["summary"][row["summary"].find("an error in more than") :]
+        lines.append(_row(f"`{row['kind']}`", row["about"], excluded.replace("|", "\\|").replace("\n", " ")))
+    lines += ["", f"## All: {len(rows)}", "", _row("stage", "hole", "recipe", "promises", "verdict", "what is wrong")]
+    lines += ["|---" * 6 + "|"]
+    for row in rows:
+        columns = (row["hole"], row["recipe"], row["promised"], row["verdict"], row["about"])
+        lines.append(_row(f"`{row['kind']}`", *columns))
     return "\n".join(lines) + "\n"
 
 

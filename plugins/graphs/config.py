@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -251,27 +252,39 @@ class MoleculeGraphsConfig(MoleculesConfig):
     shapes_vary: ClassVar[bool] = True
 
     def outline(self, batch_size: int) -> SourceOutline | None:
-        """Returns the shapes of a batch with the molecule that is padded to the largest size."""
-        from .padding import EDGES, FEATURES, padded_nodes
+        """Returns the shapes of a batch with the largest molecules of the table."""
+        from .padding import padded_nodes
 
-        nodes = self.largest(
-            lambda molecule: padded_nodes(molecule.atoms, 2 * molecule.bonds),
+        sizes = self.largest_sizes(
+            batch_size,
+            lambda counts: counts.nodes,
             lambda molecule: padded_nodes(len(molecule.atoms), 2 * len(molecule.bonds)),
         )
-        if nodes is None:
+        if sizes is None:
             return None
-        edges = int(nodes * EDGES)
-        batch = {
-            "x": TensorOutline((batch_size, nodes, FEATURES)),
-            "edge": TensorOutline((batch_size, edges, 2), "int64"),
-            "bond": TensorOutline((batch_size, edges), "int64"),
-            "mask": TensorOutline((batch_size, nodes), "bool"),
-            "target": TensorOutline((batch_size,)),
-        }
-        return SourceOutline(batch, f"with the largest molecule of {self.file}: padded to {nodes} atoms")
+        rows = Counter(sizes)
+        return SourceOutline(
+            batch_of_molecules(batch_size, sizes[-1]),
+            f"the {batch_size} largest molecules of {self.file}, padded to {sizes[-1]} atoms",
+            buckets=tuple(batch_of_molecules(count, nodes) for nodes, count in rows.items()),
+        )
 
     def implementation(self) -> type[MoleculeGraphs]:
         """The source in torch."""
         from .molecules import MoleculeGraphs
 
         return MoleculeGraphs
+
+
+def batch_of_molecules(rows: int, nodes: int) -> Mapping[str, TensorOutline]:
+    """Returns the shapes of a batch of molecules that are padded to the same number of nodes."""
+    from .padding import EDGES, FEATURES
+
+    edges = int(nodes * EDGES)
+    return {
+        "x": TensorOutline((rows, nodes, FEATURES)),
+        "edge": TensorOutline((rows, edges, 2), "int64"),
+        "bond": TensorOutline((rows, edges), "int64"),
+        "mask": TensorOutline((rows, nodes), "bool"),
+        "target": TensorOutline((rows,)),
+    }

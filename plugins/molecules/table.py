@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import logging
 import math
 import random
@@ -45,16 +46,39 @@ PART = 10
 _log = logging.getLogger(__name__)
 
 
-class LargestMolecule(NamedTuple):
-    """Counts of the largest molecule of a table."""
+class MoleculeCounts(NamedTuple):
+    """Numbers of molecules of a table by their size, so that no file is needed to plan for it."""
 
-    atoms: int
-    bonds: int
-    tokens: int
-    """Of a walk over all bonds."""
+    nodes: Mapping[int, int]
+    """By the number of nodes to which a graph is padded."""
+    tokens: Mapping[int, int]
+    """By the tokens of a walk over all bonds, as a multiple of 16."""
 
 
-PUBLISHED_LARGEST = {ESOL.name: LargestMolecule(55, 62, 225), FREESOLV.name: LargestMolecule(24, 25, 108)}
+PUBLISHED_COUNTS = {
+    ESOL.name: MoleculeCounts(
+        nodes={16: 792, 24: 268, 32: 58, 56: 10},
+        tokens={
+            16: 65,
+            32: 231,
+            48: 274,
+            64: 160,
+            80: 189,
+            96: 111,
+            112: 51,
+            128: 28,
+            144: 11,
+            160: 5,
+            176: 1,
+            224: 1,
+            240: 1,
+        },
+    ),
+    FREESOLV.name: MoleculeCounts(
+        nodes={16: 594, 24: 48},
+        tokens={16: 82, 32: 245, 48: 193, 64: 64, 80: 39, 96: 13, 112: 6},
+    ),
+}
 
 
 class MoleculesConfig(FileDatasetConfig):
@@ -84,29 +108,41 @@ class MoleculesConfig(FileDatasetConfig):
         """The published table that is named, if one is."""
         return tuple(file for file in self.files if file.name == self.file)
 
-    def largest(
-        self, of_published: Callable[[LargestMolecule], int], of_molecule: Callable[[Molecule], int]
-    ) -> int | None:
-        """Returns the largest size of a molecule of the table, held out or not.
+    def largest_sizes(
+        self,
+        count: int,
+        of_published: Callable[[MoleculeCounts], Mapping[int, int]],
+        of_molecule: Callable[[Molecule], int],
+    ) -> list[int] | None:
+        """Returns the sizes of the largest molecules of the table, held out or not.
 
         Args:
-            of_published: Size of the largest molecule of a published table, which is then not read.
-            of_molecule: Size of any other one.
+            count: Number of molecules.
+            of_published: Returns molecules by size for a published table, which is then not read.
+            of_molecule: Returns the size of a molecule of any other table.
 
         Returns:
-            The size; None if the table is neither published nor there.
+            As many sizes, the smallest one first; None if the table is neither published nor
+            there. If the table has fewer molecules, they are repeated.
         """
         path = self.locate(self.file)
         published = {file.name: file for file in self.files}.get(self.file)
         if published is not None and (path is None or path.stat().st_size == published.size):
-            return of_published(PUBLISHED_LARGEST[self.file])
-        if path is None:
-            return None
-        from .smiles import read
+            counts = of_published(PUBLISHED_COUNTS[self.file])
+            sizes = [size for size, molecules in counts.items() for _ in range(molecules)]
+        elif path is not None:
+            from .smiles import read
 
-        smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
-        texts, _ = _rows(path, self.smiles or smiles, self.target or target)
-        return max((of_molecule(read(text)) for text in texts), default=None)
+            smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
+            texts, _ = _rows(path, self.smiles or smiles, self.target or target)
+            sizes = [of_molecule(read(text)) for text in texts]
+        else:
+            return None
+        if not sizes:
+            return None
+        largest = sorted(sizes, reverse=True)
+        repeated = itertools.islice(itertools.cycle(largest), count)
+        return sorted(repeated)
 
 
 class Table:

@@ -1,1 +1,1 @@
-"""Radiance fields that are learnt from images with known poses."""
+"""Radiance fields that are trained on images with known poses."""

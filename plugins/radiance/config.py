@@ -47,13 +47,16 @@ def _check_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class RadianceGanConfig(LearnerConfig):
-    """Objects in three dimensions, learnt from images of one class each with known poses.
+    """Objects in three dimensions, learned from images of one class each with known poses.
 
-    A generator renders patches of a conditional radiance field along rays, and a discriminator compares them with
-    patches of real images at the same places (GRAF, arXiv 2007.02442). A third network enlarges images.
+    A generator renders patches of a conditional radiance field along rays, and a discriminator
+    compares them with patches of real images at the same places (GRAF, arXiv 2007.02442). A third
+    network enlarges images.
 
-    When it helps: some hundred images of each class with their poses, and views are wanted that no image has.
-    When it hurts: one object with many images, which a radiance field without a discriminator fits better.
+    When it helps: some hundred images of each class with their poses, and views are wanted that no
+    image has.
+    When it hurts: one object with many images, which a radiance field without a discriminator fits
+    better.
     """
 
     kind: ClassVar[str] = "radiance_gan"
@@ -75,7 +78,10 @@ class RadianceGanConfig(LearnerConfig):
     request: ClassVar[type[ServedRequest]] = ViewRequest
     response: ClassVar[type[ServedResponse]] = ViewResponse
     page: ClassVar[str] = "page"
-    objective: ClassVar[Objective] = Objective("swd", "minimize", margin=20.0, unit="1e-3")
+    prediction_batch: ClassVar[int] = 4
+    objective: ClassVar[Objective] = Objective(
+        "swd", "minimize", margin=20.0, unit="1e-3"
+    )
 
     width: Count = 64
     """Of the layers of the radiance field."""
@@ -86,43 +92,49 @@ class RadianceGanConfig(LearnerConfig):
     samples: Annotated[int, Field(ge=2)] = 24
     """Samples along each ray, one in each of as many intervals."""
     importance_samples: Annotated[int, Field(ge=0)] = 0
-    """More samples where a first pass found something (NeRF, arXiv 2003.08934, section 5.2); 0 makes one pass."""
+    """More samples where a first pass found something (NeRF, arXiv 2003.08934, section 5.2); 0
+    makes one pass.
+    """
     patch: Annotated[int, Field(ge=8, multiple_of=4)] = 16
     """Side of a patch, in rays."""
     ray_chunk: Count = 512
-    """Rays of all images of a batch that are rendered together. The gradient is the sum over chunks, so other chunks
-    round otherwise."""
+    """Rays of all images of a batch that are rendered together. The gradient is the sum over
+    chunks, so other chunks round otherwise."""
     condition: Annotated[
         tuple[Literal["class", "pose", "position"], ...],
         Field(min_length=1),
         AfterValidator(_check_distinct),
     ] = ("class", "pose", "position")
-    """Inputs of the discriminator besides a patch: its class, the pose of its image, and where in the
-    image its pixels are (EpiGRAF, arXiv 2206.10535). GRAF's discriminator has none of them."""
+    """Inputs of the discriminator besides a patch: its class, the pose of its image, and where
+    in the image its pixels are (EpiGRAF, arXiv 2206.10535). GRAF's discriminator has none of
+    them."""
     latent_mean: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Mean of latent vectors. They are multiplied by the embedding of the class, so around 0 the
-    sign of a product tells nothing about the class."""
+    sign of a product is independent of the class."""
     latent_deviation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.3
     """Standard deviation of latent vectors; 0 renders the same object for every latent vector."""
     patch_scale: Literal["annealed", "beta"] = "annealed"
-    """Distribution of the sizes of patches: uniform above a bound that falls from the whole image; or a beta
-    distribution whose parameter grows (EpiGRAF, arXiv 2206.10535)."""
+    """Distribution of the sizes of patches: uniform above a bound that falls from 1; or a beta
+    distribution whose parameter grows (EpiGRAF, arXiv 2206.10535).
+    """
     least_scale: Annotated[float, Field(gt=0, le=1)] = 0.25
     """The smallest side of a patch in the end, as a share of the image's."""
     density_noise: Annotated[float, Field(ge=0)] = 1.0
-    """Standard deviation of what is added to densities at first; it falls to 0 in the first quarter."""
+    """Standard deviation of the noise of densities at first; it falls to 0 in the first
+    quarter.
+    """
     r1: Annotated[float, Field(ge=0)] = 10.0
     """Weight of the penalty of the discriminator's gradient (R1, arXiv 1801.04406)."""
     near: Annotated[float, Field(gt=0)] = 1.5
-    """Distance from the camera at which rays begin."""
+    """Distance from the camera at which rays start."""
     far: Annotated[float, Field(gt=0)] = 4.5
     """Distance from the camera at which rays end, on white."""
     factor: Literal[2, 4] = 4
     """By how much super-resolution enlarges."""
     sectors: Count = 8
-    """Directions of view for which super-resolution learns an image of its own."""
+    """Directions of view for which super-resolution learns a separate image."""
     gradient: Literal["full", "cut"] = "full"
-    """``cut`` computes super-resolution without a gradient, which the runner then refuses to train."""
+    """``cut`` computes super-resolution without a gradient, and the runner refuses to train it."""
 
     def implementation(self) -> type[RadianceGan]:
         """Imports and returns the learner's class."""
@@ -134,15 +146,22 @@ class RadianceGanConfig(LearnerConfig):
 class PosedViewsConfig(FileDatasetConfig):
     """Square images with the poses from which they were taken.
 
-    An ``.npz`` has ``image`` [N, H, W, 3] in bytes or [classes, elevations, azimuths, H, W, 3] with ``elevation_v``
-    and ``class_name``. A folder has images and ``poses.csv``: a column ``file``, a column ``label`` if there are
-    several classes, and the pose. Evaluation renders held-out poses. ``swd`` is the sliced Wasserstein distance to the
-    real images of these poses, times 1,000.
+    An ``.npz`` has ``image`` [N, H, W, 3] in bytes or [classes, elevations, azimuths, H, W, 3] with
+    ``elevation_v`` and ``class_name``. A folder has images and ``poses.csv``: a column ``file``, a
+    column ``label`` if there are several classes, and the pose. Evaluation renders held-out poses.
+    ``swd`` is the sliced Wasserstein distance to the real images of these poses, times 1,000.
     """
 
     kind: ClassVar[str] = "posed_views"
     provides: ClassVar[str] = "posed_images"
-    headline: ClassVar[tuple[str, ...]] = ("swd", "psnr", "iou", "pose_control", "label_control", "sr_gain")
+    headline: ClassVar[tuple[str, ...]] = (
+        "swd",
+        "psnr",
+        "iou",
+        "pose_control",
+        "label_control",
+        "sr_gain",
+    )
     files: ClassVar[tuple[DataFile, ...]] = (VIEWS,)
     pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
     in_memory: ClassVar[bool] = True
@@ -152,10 +171,13 @@ class PosedViewsConfig(FileDatasetConfig):
     folder: RecipePath | None = None
     """A folder with images and ``poses.csv``, to be read instead of a file."""
     synthetic: bool = False
-    """Whether coloured boxes are rendered instead of reading a file; figures mean nothing beside those of others."""
+    """Whether coloured boxes are rendered instead of reading a file; figures cannot be
+    compared with those of images.
+    """
     pose: Literal["angles", "opengl", "opencv", "direction"] = "angles"
-    """What the columns of a pose table are: ``u, v`` of a camera that looks at the origin; a matrix from camera to
-    world, ``m00`` to ``m23``, in axes of OpenGL or OpenCV; or a position and a direction, ``x, y, z, dx, dy, dz``."""
+    """Columns of a pose table: ``u, v`` of a camera that looks at the origin; a
+    matrix from camera to world, ``m00`` to ``m23``, in axes of OpenGL or OpenCV; or a position
+    and a direction, ``x, y, z, dx, dy, dz``."""
     radius: Annotated[float, Field(gt=0)] = 2.5
     """Distance of cameras from the origin, for poses that are angles."""
     field_of_view: Annotated[float, Field(gt=0, lt=180)] = 20.0
@@ -165,7 +187,7 @@ class PosedViewsConfig(FileDatasetConfig):
     pixel_offset: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Where in a pixel its colour was taken; 0.5 is the centre."""
     held_out: Annotated[int, Field(ge=2)] = 6
-    """Every so many-th azimuth of a class is held out."""
+    """One azimuth of this many is held out in each class."""
 
     def wanted(self) -> tuple[DataFile, ...]:
         """The published file, if it is named."""
@@ -174,7 +196,9 @@ class PosedViewsConfig(FileDatasetConfig):
 
     def outline(self, batch_size: int) -> SourceOutline | None:
         """Returns the shapes of the published images, or those of an archive that is there."""
-        path = self.locate(self.file) if self.folder is None and not self.synthetic else None
+        path = None
+        if self.folder is None and not self.synthetic:
+            path = self.locate(self.file)
         if path is not None:
             from .reading import archive_size
 
@@ -194,7 +218,10 @@ class PosedViewsConfig(FileDatasetConfig):
                 "camera": TensorOutline((batch_size, 3, 4)),
             },
             sizes={"classes": classes},
-            tables={"lens": TensorOutline((4,)), "radius": TensorOutline((), values=(self.radius,))},
+            tables={
+                "lens": TensorOutline((4,)),
+                "radius": TensorOutline((), values=(self.radius,)),
+            },
             epoch_samples=count - count // self.held_out,
         )
 

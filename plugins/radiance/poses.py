@@ -29,7 +29,9 @@ ROTATION_TOLERANCE = 1e-2
 LEAST_LENGTH = 1e-6
 
 
-def cameras_of(poses: Tensor, config: PosedViewsConfig, place: Callable[[int], str]) -> Tensor:
+def cameras_of(
+    poses: Tensor, config: PosedViewsConfig, place: Callable[[int], str]
+) -> Tensor:
     """Returns cameras [N, 3, 4] of poses [N, columns] in the convention of the settings.
 
     Args:
@@ -55,31 +57,50 @@ def _first_problem(poses: Tensor, convention: str) -> tuple[int, str] | None:
     """Returns the number of the first impossible pose and the reason; None if there is none."""
     if convention == "angles":
         is_wrong = ((poses < 0) | (poses > 1)).any(1)
-        text = "u and v should be from 0 to 1: u = azimuth / 360 degrees, v = (1 - sin(elevation)) / 2"
+        text = (
+            "u and v should be from 0 to 1: u = azimuth / 360 degrees, "
+            "v = (1 - sin(elevation)) / 2"
+        )
         return _first(is_wrong, text)
     if convention == "direction":
         position = poses[:, :3]
         is_short = poses[:, 3:].norm(dim=1) < LEAST_LENGTH
-        problem = _first(is_short, "the direction dx, dy, dz has no length; it should point along the view")
+        problem = _first(
+            is_short,
+            "the direction dx, dy, dz has no length; it should point along the view",
+        )
     else:
         matrix = poses.view(-1, 3, 4)
         position = matrix[:, :, 3]
         problem = _rotation_problem(matrix[:, :, :3], convention)
     at_origin = position.norm(dim=1) < LEAST_LENGTH
-    return problem or _first(at_origin, "the camera is at the origin; the object should be there")
+    return problem or _first(
+        at_origin, "the camera is at the origin; the object should be there"
+    )
 
 
 def _rotation_problem(rotation: Tensor, convention: str) -> tuple[int, str] | None:
     """Returns the first of the matrices [N, 3, 3] that is not a rotation, and the reason."""
     product = rotation @ rotation.transpose(1, 2)
-    is_skewed = (product - torch.eye(3)).abs().flatten(1).amax(1) > ROTATION_TOLERANCE
+    difference = (product - torch.eye(3)).abs()
+    is_skewed = difference.flatten(1).amax(1) > ROTATION_TOLERANCE
     form = f"data.pose: {convention} needs a matrix [R t] from camera to world"
-    problem = _first(is_skewed, f"R is not a rotation, because its axes are not orthogonal with length 1; {form}")
+    problem = _first(
+        is_skewed,
+        f"R is not a rotation, because its axes are not orthogonal with length 1; {form}",
+    )
     if problem is not None:
         return problem
+    # The axes of a mirrored matrix are orthogonal, too.
     is_mirrored = torch.linalg.det(rotation) < 0
-    return _first(is_mirrored, f"R is not a rotation but mirrors: its determinant is -1; {form}")
+    return _first(
+        is_mirrored, f"R is not a rotation but mirrors: its determinant is -1; {form}"
+    )
 
 
 def _first(is_wrong: Tensor, text: str) -> tuple[int, str] | None:
-    return (int(is_wrong.int().argmax()), text) if is_wrong.any() else None
+    """Returns the number of the first wrong pose with the reason; None if none is wrong."""
+    if not is_wrong.any():
+        return None
+    number = int(is_wrong.int().argmax())
+    return number, text

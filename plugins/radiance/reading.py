@@ -16,7 +16,14 @@ from torch import Tensor
 
 from runner.api import UsageError
 
-from .archive import array_of, class_names_of, images_of, labels_of, load_arrays, one_line
+from .archive import (
+    array_of,
+    class_names_of,
+    images_of,
+    labels_of,
+    load_arrays,
+    one_line,
+)
 from .camera import camera_from_angles
 from .pose_table import TABLE, PoseRow, read_images, read_rows
 from .poses import COLUMNS, cameras_of
@@ -56,12 +63,18 @@ def read(config: PosedViewsConfig) -> Views:
         return read_folder(config.folder, config)
     path = config.locate(config.file)
     if path is None:
-        raise UsageError(f"data.file: {config.nowhere(config.file)}; data.synthetic: true renders coloured boxes")
+        raise UsageError(
+            f"data.file: {config.nowhere(config.file)}; "
+            "data.synthetic: true renders coloured boxes"
+        )
     return read_archive(path, config)
 
 
 def archive_size(path: Path) -> tuple[int, int, int] | None:
-    """Returns the number, side and classes of the images of an archive, of which only headers are read."""
+    """Returns the number, side and classes of the images of an archive.
+
+    Pixels are not read.
+    """
     try:
         with np.load(path, allow_pickle=False) as arrays:
             names = set(arrays.files)
@@ -78,11 +91,13 @@ def archive_size(path: Path) -> tuple[int, int, int] | None:
         return None
     if len(shape) not in (4, 6):
         return None
-    return int(np.prod(shape[:-3])), shape[-2], labels or 1
+    count = int(np.prod(shape[:-3]))
+    return count, shape[-2], labels or 1
 
 
 def read_archive(path: Path, config: PosedViewsConfig) -> Views:
-    """Reads an ``.npz`` with listed images and poses, or with all azimuths of some elevations of every class.
+    """Reads an ``.npz`` with listed images and poses, or with all azimuths of some elevations of
+    every class.
 
     Raises:
         UsageError: The file cannot be read, or has no images with poses.
@@ -93,11 +108,17 @@ def read_archive(path: Path, config: PosedViewsConfig) -> Views:
         label, camera = _grid_cameras(path, arrays, config)
     else:
         label = torch.from_numpy(labels_of(path, arrays, len(image)))
-        poses = array_of(path, arrays, "pose", (len(image), len(COLUMNS[config.pose])))
+        columns = len(COLUMNS[config.pose])
+        poses = array_of(path, arrays, "pose", (len(image), columns))
         location = partial(_row_of_array, path)
-        camera = cameras_of(torch.from_numpy(poses).float(), config, location)
+        camera = cameras_of(_numbers(poses), config, location)
     classes = class_names_of(path, arrays, int(label.max()) + 1)
-    pixels = torch.from_numpy(image).reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2).contiguous()
+    pixels = (
+        torch.from_numpy(image)
+        .reshape(-1, *image.shape[-3:])
+        .permute(0, 3, 1, 2)
+        .contiguous()
+    )
     return Views(pixels, label, camera, classes, digest_of([path]))
 
 
@@ -105,17 +126,28 @@ def _row_of_array(path: Path, number: int) -> str:
     return f"data.file: {one_line(path)}: row {number} of 'pose'"
 
 
-def _grid_cameras(path: Path, arrays: dict[str, np.ndarray], config: PosedViewsConfig) -> tuple[Tensor, Tensor]:
+def _grid_cameras(
+    path: Path, arrays: dict[str, np.ndarray], config: PosedViewsConfig
+) -> tuple[Tensor, Tensor]:
     """Returns labels [N] and cameras [N, 3, 4] of images [classes, elevations, azimuths, ...]."""
     classes, elevations, azimuths = arrays["image"].shape[:3]
-    v = torch.from_numpy(array_of(path, arrays, "elevation_v", (elevations,))).float()
+    v = _numbers(array_of(path, arrays, "elevation_v", (elevations,)))
     if ((v < 0) | (v > 1)).any():
-        problem = f"'elevation_v' is {v.tolist()}; it should be from 0 to 1, (1 - sin(elevation)) / 2"
+        problem = (
+            f"'elevation_v' is {v.tolist()}; it should be from 0 to 1, "
+            "(1 - sin(elevation)) / 2"
+        )
         raise UsageError(f"data.file: {one_line(path)}: {problem}")
     u = torch.arange(azimuths) / azimuths
-    grid = torch.meshgrid(torch.arange(classes).float(), v, u, indexing="ij")
-    angles = torch.stack([grid[2].flatten(), grid[1].flatten()], -1)
-    return grid[0].flatten().long(), camera_from_angles(angles, config.radius)
+    views_of_class = torch.cartesian_prod(v, u).view(-1, 2)
+    angles = views_of_class.flip(1).repeat(classes, 1)
+    label = torch.arange(classes).repeat_interleave(len(views_of_class))
+    return label, camera_from_angles(angles, config.radius)
+
+
+def _numbers(array: np.ndarray) -> Tensor:
+    """Returns an array in the default type: that of the model, or float64 in a comparison."""
+    return torch.from_numpy(array).to(torch.get_default_dtype())
 
 
 def read_folder(folder: Path, config: PosedViewsConfig) -> Views:

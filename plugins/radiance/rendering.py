@@ -1,4 +1,7 @@
-"""Volume rendering along rays, as functions of tensors (Max 1995; Mildenhall et al. 2020, arXiv 2003.08934)."""
+"""Volume rendering along rays, as functions of tensors.
+
+Max 1995, and Mildenhall et al. 2020 (NeRF, arXiv 2003.08934).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+LEAST_WEIGHT = 1e-3
+"""Weight that importance sampling adds to every segment of a ray."""
 
 
 class Rendering(NamedTuple):
@@ -23,12 +29,16 @@ def stratified_depths(near: float, far: float, jitter: Tensor) -> Tensor:
     """Returns one depth in each of S equal intervals between near and far.
 
     Args:
-        near: Distance at which rays begin.
+        near: Distance at which rays start.
         far: Distance at which rays end.
         jitter: [..., S], 0 to 1: the position in each interval.
     """
     count = jitter.shape[-1]
-    first = torch.arange(count, device=jitter.device, dtype=jitter.dtype)
+    first = torch.arange(
+        count,
+        device=jitter.device,
+        dtype=jitter.dtype,
+    )
     return near + (far - near) * (first + jitter) / count
 
 
@@ -38,16 +48,20 @@ def lengths(depths: Tensor, near: float, far: float) -> Tensor:
     Segments meet half-way between two samples, so that they add up to far - near.
     """
     middle = (depths[..., 1:] + depths[..., :-1]) / 2
-    ends = (*middle.shape[:-1], 1)
-    edges = torch.cat([middle.new_full(ends, near), middle, middle.new_full(ends, far)], -1)
+    end_shape = (*middle.shape[:-1], 1)
+    start = middle.new_full(end_shape, near)
+    end = middle.new_full(end_shape, far)
+    edges = torch.cat([start, middle, end], -1)
     return edges.diff(dim=-1)
 
 
-def composite(density: Tensor, colour: Tensor, length: Tensor, background: float = 1.0) -> Rendering:
+def composite(
+    density: Tensor, colour: Tensor, length: Tensor, background: float = 1.0
+) -> Rendering:
     """Adds up the colours along rays on a background.
 
-    With opacities a_i = 1 - exp(-density_i length_i) and transmittances T_i = prod_{j<i} (1 - a_j), the colour is
-    sum T_i a_i c_i + (1 - sum T_i a_i) background.
+    With opacities a_i = 1 - exp(-density_i length_i) and transmittances T_i = prod_{j<i} (1 - a_j),
+    the colour is sum T_i a_i c_i + (1 - sum T_i a_i) background.
 
     Args:
         density: [..., S], at least 0.
@@ -55,25 +69,31 @@ def composite(density: Tensor, colour: Tensor, length: Tensor, background: float
         length: [..., S].
         background: Value of all three channels.
     """
-    # In float32 also inside of autocast, because sums of logarithms lose their small terms in 16 bits.
+    # In float32 also inside of autocast: sums of logarithms lose their small terms in 16 bits.
     with torch.autocast(density.device.type, enabled=False):
         dtype = torch.promote_types(density.dtype, torch.float32)
         thickness = density.to(dtype) * length.to(dtype)
         thickness_before = torch.cumsum(thickness, -1) - thickness
-        weights = torch.exp(-thickness_before) * -torch.expm1(-thickness)
+        # expm1 is exact where a segment is nearly transparent.
+        opacity = -torch.expm1(-thickness)
+        weights = torch.exp(-thickness_before) * opacity
         transmittance = torch.exp(-thickness.sum(-1))
-        foreground = (weights.unsqueeze(-1) * colour.to(dtype)).sum(-2)
+
+        weighted = weights.unsqueeze(-1) * colour.to(dtype)
+        foreground = weighted.sum(-2)
         image = foreground + transmittance.unsqueeze(-1) * background
         return Rendering(image, 1 - transmittance, weights)
 
 
-def importance_depths(weights: Tensor, depths: Tensor, near: float, far: float, uniform: Tensor) -> Tensor:
+def importance_depths(
+    weights: Tensor, depths: Tensor, near: float, far: float, uniform: Tensor
+) -> Tensor:
     """Returns more depths where the weights are large, by inverting their cumulative distribution.
 
     Args:
         weights: [..., S], as ``composite`` returns them for ``depths``.
         depths: [..., S], sorted.
-        near: Distance at which rays begin.
+        near: Distance at which rays start.
         far: Distance at which rays end.
         uniform: [..., M], 0 to 1: quantiles of the distribution.
 
@@ -82,14 +102,19 @@ def importance_depths(weights: Tensor, depths: Tensor, near: float, far: float, 
     """
     length = lengths(depths, near, far)
     # The constant gives a distribution also to a ray that meets no object.
-    positive = weights.detach() + 1e-3
+    positive = weights.detach() + LEAST_WEIGHT
     share = positive / positive.sum(-1, keepdim=True)
     upper = torch.cumsum(share, -1)
+    lower = upper - share
 
+    # Rounding may leave the last bound below 1, and a number above it.
     last = depths.shape[-1] - 1
-    index = torch.searchsorted(upper.contiguous(), uniform.contiguous()).clamp(max=last)
+    segment = torch.searchsorted(upper.contiguous(), uniform.contiguous())
+    segment = segment.clamp(max=last)
+
     start = near + torch.cumsum(length, -1) - length
-    lower = (upper - share).gather(-1, index)
-    position = (uniform - lower) / share.gather(-1, index)
-    samples = start.gather(-1, index) + position.clamp(0, 1) * length.gather(-1, index)
-    return torch.cat([depths, samples], -1).sort(-1).values
+    offset = uniform - lower.gather(-1, segment)
+    position = (offset / share.gather(-1, segment)).clamp(0, 1)
+    samples = start.gather(-1, segment) + position * length.gather(-1, segment)
+    depths = torch.cat([depths, samples], -1)
+    return depths.sort(-1).values

@@ -13,7 +13,9 @@ from .ray_batch import RayBatch
 RenderChunk = Callable[..., Tensor]
 
 
-def render_and_replay(render_chunk: RenderChunk, chunks: Sequence[RayBatch], parameters: Sequence[Tensor]) -> Tensor:
+def render_and_replay(
+    render_chunk: RenderChunk, chunks: Sequence[RayBatch], parameters: Sequence[Tensor]
+) -> Tensor:
     """Renders without a gradient now, and again in the backward pass, one chunk at a time.
 
     Args:
@@ -29,10 +31,16 @@ def render_and_replay(render_chunk: RenderChunk, chunks: Sequence[RayBatch], par
 
 
 class _Replay(torch.autograd.Function):
-    """Takes parameters as inputs, so that autograd asks for their gradients."""
+    """Takes parameters as inputs, so that autograd computes their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, render_chunk: RenderChunk, chunks: Sequence[RayBatch], *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        render_chunk: RenderChunk,
+        chunks: Sequence[RayBatch],
+        *parameters: Tensor,
+    ) -> Tensor:
+        # Autograd runs this without a gradient, so activations are freed with each chunk.
         ctx.render_chunk = render_chunk
         ctx.chunks = chunks
         ctx.parameters = parameters
@@ -43,17 +51,23 @@ class _Replay(torch.autograd.Function):
         sizes = [chunk.direction.shape[1] for chunk in ctx.chunks]
         pieces = torch.split(gradients[0], sizes, 1)
         totals: list[Tensor | None] = [None] * len(ctx.parameters)
-        # Autograd begins with the chunk that was rendered last. The same order gives the same bits.
-        for chunk, piece in reversed([*zip(ctx.chunks, pieces, strict=True)]):
+        # Autograd starts with the chunk that was rendered last. The same order gives the same bits.
+        pairs = [*zip(ctx.chunks, pieces, strict=True)]
+        for chunk, piece in reversed(pairs):
             with torch.enable_grad():
                 colour = ctx.render_chunk(*chunk)
-            slopes = torch.autograd.grad(colour, ctx.parameters, piece, allow_unused=True)
-            totals = [_added(total, slope) for total, slope in zip(totals, slopes, strict=True)]
+            slopes = torch.autograd.grad(
+                colour, ctx.parameters, piece, allow_unused=True
+            )
+            totals = [
+                _added(total, slope)
+                for total, slope in zip(totals, slopes, strict=True)
+            ]
         return None, None, *totals
 
 
 def _added(total: Tensor | None, slope: Tensor | None) -> Tensor | None:
-    """Returns the sum of two gradients, of which None is zero."""
+    """Returns the sum of two gradients. None counts as zero."""
     if total is None or slope is None:
         return slope if total is None else total
     return total + slope

@@ -11,7 +11,6 @@ from pydantic import Field
 from runner.api import ServedRequest, ServedResponse
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 Turns = Annotated[float, Field(ge=0, le=1)]
@@ -52,18 +51,27 @@ def latents_of(requests: Sequence[ViewRequest], size: int) -> Tensor:
     """Returns normal numbers [B, size], each row from the seed of its request alone."""
     import torch
 
-    rows = [torch.randn(size, generator=_generator(request.seed)) for request in requests]
+    rows = []
+    # One generator for each makes a response independent of the other requests of a batch.
+    for request in requests:
+        generator = torch.Generator().manual_seed(request.seed)
+        rows.append(torch.randn(size, generator=generator))
     return torch.stack(rows)
-
-
-def _generator(seed: int) -> torch.Generator:
-    import torch
-
-    return torch.Generator().manual_seed(seed)
 
 
 def responses_of(images: Tensor, classes: int) -> list[ViewResponse]:
     """Returns a response for each image [B, 3, H, W] from -1 to 1."""
-    pixels = ((images.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().contiguous()
-    texts = [base64.b64encode(image.numpy().tobytes()).decode("ascii") for image in pixels]
-    return [ViewResponse(side=images.shape[-1], rgb=text, classes=classes) for text in texts]
+    levels = (images.clamp(-1, 1) + 1) * 127.5
+    pixels = levels.round().byte().cpu()
+    # A canvas has the three colours of a pixel next to each other.
+    pixels = pixels.permute(0, 2, 3, 1).contiguous()
+    responses = []
+    for image in pixels:
+        data = image.numpy().tobytes()
+        response = ViewResponse(
+            side=images.shape[-1],
+            rgb=base64.b64encode(data).decode("ascii"),
+            classes=classes,
+        )
+        responses.append(response)
+    return responses

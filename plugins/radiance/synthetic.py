@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .camera import camera_from_angles, pixel_positions, rays
+from .patches import rows_to_patch
 from .rendering import composite, lengths, stratified_depths
 
 SIDE = 32
@@ -17,7 +18,7 @@ ELEVATIONS = (0.5, 0.4, 0.3, 0.2)
 SAMPLES = 64
 DENSITY = 40.0
 HALF_DEPTH = 0.6
-"""Rays begin and end at this distance from the centre."""
+"""Rays start and end at this distance from the centre."""
 BOXES = {
     "synthetic low box": ((0.34, 0.22, 0.12), (0.85, 0.30, 0.20)),
     "synthetic tall box": ((0.10, 0.20, 0.38), (0.20, 0.45, 0.85)),
@@ -27,7 +28,9 @@ BOXES = {
 
 
 @cache
-def render_boxes(radius: float, lens: tuple[float, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def render_boxes(
+    radius: float, lens: tuple[float, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Renders each box from several elevations and all sides.
 
     Args:
@@ -39,22 +42,30 @@ def render_boxes(radius: float, lens: tuple[float, ...]) -> tuple[Tensor, Tensor
     """
     azimuth = torch.arange(AZIMUTHS) / AZIMUTHS
     v, u = torch.meshgrid(torch.tensor(ELEVATIONS), azimuth, indexing="ij")
-    camera = camera_from_angles(torch.stack([u.flatten(), v.flatten()], -1), radius)
+    angles = torch.stack([u.flatten(), v.flatten()], -1)
+    camera = camera_from_angles(angles, radius)
     positions = pixel_positions(SIDE, SIDE).expand(len(camera), -1, -1)
     origin, direction = rays(camera, positions, torch.tensor(lens))
     near = radius - HALF_DEPTH
     far = radius + HALF_DEPTH
     middle = torch.full((*direction.shape[:2], SAMPLES), 0.5)
     depths = stratified_depths(near, far, middle)
-    points = origin.unsqueeze(2) + direction.unsqueeze(2) * depths.unsqueeze(-1)
+    offset = direction.unsqueeze(2) * depths.unsqueeze(-1)
+    points = origin.unsqueeze(2) + offset
+    length = lengths(depths, near, far)
 
+    # The same cameras and rays for all boxes.
     images = []
     for half_edges, colour in BOXES.values():
-        is_inside = (points.abs() < torch.tensor(half_edges)).all(-1)
+        edges = torch.tensor(half_edges)
+        is_inside = (points.abs() < edges).all(-1)
         # Sides differ in brightness, so that a view shows where the camera is.
         shade = 0.75 + 0.25 * points[..., :1] / half_edges[0]
-        rendering = composite(DENSITY * is_inside, shade * torch.tensor(colour), lengths(depths, near, far))
-        images.append(rendering.colour.transpose(1, 2).reshape(-1, 3, SIDE, SIDE))
-    pixels = (torch.cat(images) * 255).round().clamp(0, 255).to(torch.uint8)
+        colours = shade * torch.tensor(colour)
+        rendering = composite(DENSITY * is_inside, colours, length)
+        images.append(rows_to_patch(rendering.colour, SIDE))
+
+    levels = torch.cat(images) * 255
+    pixels = levels.round().clamp(0, 255).to(torch.uint8)
     label = torch.arange(len(BOXES)).repeat_interleave(len(camera))
     return pixels, label, camera.repeat(len(BOXES), 1, 1)

@@ -41,7 +41,9 @@ def write_gif(rows: Sequence[Tensor], path: Path) -> None:
 
     sides_by_side = torch.cat([enlarge(row) for row in rows], dim=3)
     frames = [Image.fromarray(frame) for frame in to_bytes(sides_by_side)]
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=FRAME_MS, loop=0)
+    frames[0].save(
+        path, save_all=True, append_images=frames[1:], duration=FRAME_MS, loop=0
+    )
 
 
 def write_grid(sections: Sequence[GridSection], path: Path) -> None:
@@ -67,14 +69,18 @@ def section_image(section: GridSection) -> Any:
     cell = lines[0].shape[1] + MARGIN_PIXELS
     width = cell * len(section.headers) + MARGIN_PIXELS
     header_height = TEXT_PIXELS * 2
-    picture = Image.new("RGB", (width, header_height + cell * len(lines) + MARGIN_PIXELS), "white")
+    picture = Image.new(
+        "RGB", (width, header_height + cell * len(lines) + MARGIN_PIXELS), "white"
+    )
 
     draw = ImageDraw.Draw(picture)
     font = ImageFont.load_default(FONT_PIXELS)
     draw.text((MARGIN_PIXELS, MARGIN_PIXELS), section.title, fill="black", font=font)
     for column, header in enumerate(section.headers):
         middle = MARGIN_PIXELS + cell * column + cell // 2
-        draw.text((middle, 1.5 * TEXT_PIXELS), header, fill="dimgray", font=font, anchor="mm")
+        draw.text(
+            (middle, 1.5 * TEXT_PIXELS), header, fill="dimgray", font=font, anchor="mm"
+        )
     for number, line in enumerate(lines):
         top = header_height + cell * number
         for column, pixels in enumerate(line):
@@ -90,6 +96,7 @@ def enlarge(images: Tensor) -> Tensor:
 
 def to_bytes(images: Tensor) -> np.ndarray:
     """Returns images [N, 3, H, W] from -1 to 1 as bytes [N, H, W, 3]."""
-    scaled = ((images.clamp(-1, 1) + 1) * 127.5).round().byte()
-    pixels: np.ndarray = scaled.permute(0, 2, 3, 1).cpu().numpy()
+    levels = (images.clamp(-1, 1) + 1) * 127.5
+    scaled = levels.round().byte().cpu()
+    pixels: np.ndarray = scaled.permute(0, 2, 3, 1).numpy()
     return pixels

@@ -18,8 +18,13 @@ from .alignment import best_offsets, shift_azimuth
 from .camera import angles_of, camera_from_angles
 from .camera_figure import draw_cameras
 from .camera_scene import CameraScene
-from .learner import psnr
-from .measures import nearest_class, overlap, quarter_turned, sliced_wasserstein
+from .measures import (
+    nearest_class,
+    overlap,
+    psnr,
+    quarter_turned,
+    sliced_wasserstein,
+)
 from .reading import SYNTHETIC, lens_of, read
 from .turntable import GridSection, write_gif, write_grid
 
@@ -45,7 +50,8 @@ class PosedViews(DatasetSource):
         super().__init__(config, context)
         if config.synthetic:
             _log.warning(
-                "data.synthetic: %s are rendered; their figures cannot be compared with those of real images",
+                "data.synthetic: %s are rendered; their figures cannot be compared with those "
+                "of real images",
                 SYNTHETIC,
             )
 
@@ -60,64 +66,89 @@ class PosedViews(DatasetSource):
         self.classes = list(views.classes)
         self.sizes = {"classes": len(views.classes)}
         lens = lens_of(config)
-        # Rays pass pixel centres. If colours were taken elsewhere, the optical axis is moved instead.
-        lens[2:] += (0.5 - config.pixel_offset) * 2 / views.image.shape[-1]
+        # Rays pass pixel centres. If colours were taken elsewhere, the optical axis is moved.
+        pixel = 2 / views.image.shape[-1]
+        lens[2:] += (0.5 - config.pixel_offset) * pixel
         radius = views.camera[:, :, 3].norm(dim=1).median()
         self.tables = {"lens": lens, "radius": radius}
 
         pose = angles_of(views.camera)
+        # All elevations of an azimuth are held out: one of them would show the others.
         is_held_out = held_out_azimuths(pose[:, 0], views.label, config.held_out)
         if is_held_out.all() or not is_held_out.any():
-            raise UsageError(f"data.held_out: no class has {config.held_out} azimuths; lower it, or add views")
+            raise UsageError(
+                f"data.held_out: no class has {config.held_out} azimuths; lower it, "
+                "or add views"
+            )
+        pixels = views.image.to(torch.get_default_dtype())
         tables = {
-            "image": views.image.to(torch.get_default_dtype()) / 127.5 - 1,
+            "image": pixels / 127.5 - 1,
             "label": views.label,
             "pose": pose,
             "camera": views.camera,
         }
         train = {name: table[~is_held_out] for name, table in tables.items()}
         held_out = {name: table[is_held_out] for name, table in tables.items()}
-        labels = range(len(views.classes))
-        self._class_means = torch.stack([train["image"][train["label"] == label].mean(0) for label in labels])
+        self._class_means = class_means(
+            train["image"],
+            train["label"],
+            len(views.classes),
+        )
         return train, held_out
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the files, or the name of synthetic data."""
         return self._digest
 
-    # --- evaluation ---------------------------------------------------------------------------------------------------
+    # --- evaluation -----------------------------------------------------------------------
 
     def evaluate(self, learner: Learner) -> dict[str, float]:
-        """Compares renders of held-out poses with the real views, and enlarged views with the real ones.
+        """Compares renders of held-out poses, and enlarged views, with the real views.
 
         Returns:
-            ``swd``, the sliced Wasserstein distance to the real views; means of ``psnr`` and ``iou``;
-            ``pose_control``, the share of renders that are more like the true view than like the one 90 degrees off,
-            by both measures; ``label_control``, the share whose nearest class mean is that of their label; ``sr_psnr``,
-            ``sr_gain`` over bicubic interpolation, both in dB; ``sr_residual``. If the azimuth is free,
-            ``offset_CLASS`` in degrees.
+            ``swd``, the sliced Wasserstein distance to the real views; means of ``psnr`` and
+            ``iou``; ``pose_control``, the share of renders that are more like the true view than
+            like the one 90 degrees off, by both measures; ``label_control``, the share whose
+            nearest class mean is that of their label; ``sr_psnr``, ``sr_gain`` over bicubic
+            interpolation, both in dB; ``sr_residual``. If the azimuth is free, ``offset_CLASS`` in
+            degrees.
         """
+        metrics = super().evaluate(learner)
         batches = [*self.held_out_batches()]
-        return self.with_own_metrics(learner, super().evaluate(learner), self.compared(learner, batches))
+        comparison = self.compared(learner, batches)
+        return self.with_own_metrics(learner, metrics, comparison)
 
     def rehearse(self, learner: Learner, batch: Any) -> dict[str, float]:
         """Evaluates one held-out batch."""
+        metrics = super().rehearse(learner, batch)
         first = next(iter(self.held_out_batches()))
-        return self.with_own_metrics(learner, super().rehearse(learner, batch), self.compared(learner, [first]))
+        comparison = self.compared(learner, [first])
+        return self.with_own_metrics(learner, metrics, comparison)
 
     def compared(self, learner: Learner, batches: Sequence[Views]) -> dict[str, float]:
         """Returns the metrics of renders of the poses of batches."""
+        views = {
+            name: torch.cat([batch[name] for batch in batches]) for name in batches[0]
+        }
+        views = {name: table.to(self.device) for name, table in views.items()}
+        # Predictions have the batches of the recipe, and metrics need all views.
+        sizes = [len(batch["label"]) for batch in batches]
         with learner.evaluating(), torch.no_grad(), self._same_latents():
-            batches = [{name: table.to(self.device) for name, table in batch.items()} for batch in batches]
-            views = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
             offsets = self._offsets(learner, views)
-            shifted = [shift_azimuth(batch, turns_of(batch["label"], offsets)) for batch in batches]
-            render = torch.cat([learner.predict(learner.inputs(batch)) for batch in shifted])
+            shifted = shift_azimuth(views, turns_of(views["label"], offsets))
+            render = torch.cat(
+                [
+                    learner.predict(learner.inputs(batch))
+                    for batch in split_views(shifted, sizes)
+                ]
+            )
+
         metrics = view_metrics(render, views, self._class_means)
         overlaps = overlap(render, views["image"])
         for label in sorted(set(views["label"].tolist())):
             name = self.classes[label].replace(" ", "_")
-            metrics[f"iou_{name}"] = float(overlaps[views["label"] == label].mean())
+            is_of_class = views["label"] == label
+            metrics[f"iou_{name}"] = float(overlaps[is_of_class].mean())
             if label in offsets:
                 metrics[f"offset_{name}"] = 360 * offsets[label]
         return metrics
@@ -134,13 +165,14 @@ class PosedViews(DatasetSource):
             torch.manual_seed(self.context.seed)
             yield
 
-    # --- pictures -----------------------------------------------------------------------------------------------------
+    # --- pictures -------------------------------------------------------------------------
 
     @torch.no_grad()
     def render(self, learner: Learner, path: Path) -> None:
-        """Draws a turntable: a GIF, or a PNG with a grid of views and with enlarged views beside the real ones."""
+        """Draws a turntable: a GIF, or a PNG with a grid of views and with enlarged views."""
+        labels = range(len(self.classes))
         with learner.evaluating(), self._same_latents():
-            turntable = [self._turntable(learner, label) for label in range(len(self.classes))]
+            turntable = [self._turntable(learner, label) for label in labels]
             if path.suffix == ".gif":
                 write_gif(turntable, path)
                 return
@@ -152,11 +184,13 @@ class PosedViews(DatasetSource):
     def _turntable(self, learner: Learner, label: int) -> Tensor:
         """Returns views [V, 3, H, W] of one object from all sides."""
         azimuth = torch.arange(TURNTABLE_VIEWS) / TURNTABLE_VIEWS
-        pose = torch.stack([azimuth, torch.full_like(azimuth, TURNTABLE_V)], -1)
+        height = torch.full_like(azimuth, TURNTABLE_V)
+        pose = torch.stack([azimuth, height], -1)
+        camera = camera_from_angles(pose, float(self.tables["radius"]))
         views = {
             "label": torch.full((len(pose),), label, device=self.device),
             "pose": pose.to(self.device),
-            "camera": camera_from_angles(pose, float(self.tables["radius"])).to(self.device),
+            "camera": camera.to(self.device),
         }
         inputs = learner.inputs(views)
         # All views show the same object, so they share a latent vector.
@@ -168,30 +202,43 @@ class PosedViews(DatasetSource):
         """Returns small real views and small renders of held-out poses, enlarged in two ways."""
         held_out = self.held_out.take(torch.arange(len(self.held_out)))
         rows = []
-        factor = 1
         for label in range(min(FIGURE_CLASSES, len(self.classes))):
             numbers = (held_out["label"] == label).nonzero().flatten()
-            middle = numbers[len(numbers) // 2 : len(numbers) // 2 + 1]
-            view = {name: table[middle].to(self.device) for name, table in held_out.items()}
+            middle = len(numbers) // 2
+            number = numbers[middle : middle + 1]
+            view = {
+                name: table[number].to(self.device) for name, table in held_out.items()
+            }
             inputs = learner.inputs(view)
-            render = learner.predict(inputs)
             azimuth = view["pose"][:, 0]
-            real_versions = learner.enlargements(learner.shrink(view["image"]), azimuth)
-            render_versions = learner.enlargements(learner.render_small(inputs), azimuth)
-            images = [*real_versions, view["image"], *render_versions, render]
-            side = render.shape[-1]
-            factor = side // real_versions[0].shape[-1]
-            rows.append(torch.cat([interpolate(image, size=(side, side)) for image in images]).cpu())
+            real = view["image"]
+            render = learner.predict(inputs)
+            small = learner.shrink(real)
+            images = [
+                *learner.enlargements(small, azimuth),
+                real,
+                *learner.enlargements(learner.render_small(inputs), azimuth),
+                render,
+            ]
+            # Small images keep their pixels, which are drawn larger.
+            size = render.shape[-2:]
+            enlarged = [interpolate(image, size=size) for image in images]
+            rows.append(torch.cat(enlarged).cpu())
         headers = ["small real view", "bicubic", "super-resolution", "real view"]
         headers += ["small render", "bicubic", "super-resolution", "full render"]
-        return GridSection(f"Super-resolution x{factor} of held-out poses", headers, rows)
+        title = f"Super-resolution x{learner.config.factor} of held-out poses"
+        return GridSection(title, headers, rows)
 
     def show_data(self, learner: Learner, canvas: Any) -> None:
         """Draws the cameras, and the axes of the world and a few rays over the training images."""
         train = self.train.take(torch.arange(len(self.train)))
-        distance = float(train["camera"][:, :, 3].norm(dim=1).median())
+        position = train["camera"][:, :, 3]
+        distance = float(position.norm(dim=1).median())
         scene = CameraScene(
-            **{name: train[name].cpu() for name in ("image", "label", "pose", "camera")},
+            image=train["image"].cpu(),
+            label=train["label"].cpu(),
+            pose=train["pose"].cpu(),
+            camera=train["camera"].cpu(),
             lens=self.tables["lens"].cpu(),
             near=getattr(learner.config, "near", 0.5 * distance),
             far=getattr(learner.config, "far", 1.5 * distance),
@@ -201,27 +248,58 @@ class PosedViews(DatasetSource):
         draw_cameras(scene, canvas)
 
 
-def view_metrics(render: Tensor, views: Views, class_means: Tensor) -> dict[str, float]:
-    """Returns metrics of renders [N, 3, H, W] of the poses of views."""
+def view_metrics(render: Tensor, views: Views, means: Tensor) -> dict[str, float]:
+    """Returns metrics of renders of the poses of views.
+
+    Args:
+        render: [N, 3, H, W].
+        views: The real views.
+        means: Mean image of each class, [C, 3, H, W].
+    """
     real = views["image"]
     label = views["label"]
     turned = real[quarter_turned(views["pose"], label)]
-    is_nearer = psnr(render, real) > psnr(render, turned)
-    is_nearer &= overlap(render, real) > overlap(render, turned)
-    nearest = nearest_class(render, class_means.to(render))
+    ratio = psnr(render, real)
+    overlap_with_real = overlap(render, real)
+
+    has_higher_ratio = ratio > psnr(render, turned)
+    has_more_overlap = overlap_with_real > overlap(render, turned)
+    has_pose = has_higher_ratio & has_more_overlap
+    has_label = nearest_class(render, means.to(render)) == label
     return {
         "swd": sliced_wasserstein(render.clamp(-1, 1), real),
-        "psnr": float(psnr(render, real).mean()),
-        "iou": float(overlap(render, real).mean()),
-        "pose_control": float(is_nearer.float().mean()),
-        "label_control": float((nearest == label).float().mean()),
+        "psnr": float(ratio.mean()),
+        "iou": float(overlap_with_real.mean()),
+        "pose_control": float(has_pose.float().mean()),
+        "label_control": float(has_label.float().mean()),
     }
+
+
+def class_means(image: Tensor, label: Tensor, classes: int) -> Tensor:
+    """Returns the mean image of every class, [C, 3, H, W].
+
+    Args:
+        image: [N, 3, H, W].
+        label: [N].
+        classes: Number of classes.
+    """
+    means = [image[label == number].mean(0) for number in range(classes)]
+    return torch.stack(means)
+
+
+def split_views(views: Views, sizes: list[int]) -> list[Views]:
+    """Returns views in batches of some sizes."""
+    columns = [torch.split(table, sizes) for table in views.values()]
+    return [
+        dict(zip(views, tables, strict=True)) for tables in zip(*columns, strict=True)
+    ]
 
 
 def turntable_section(turntable: Sequence[Tensor]) -> GridSection:
     """Returns evenly spaced views of a turntable, one row for each class."""
     count = len(turntable[0])
-    numbers = range(0, count, max(1, count // GRID_COLUMNS))
+    step = max(1, count // GRID_COLUMNS)
+    numbers = range(0, count, step)
     headers = [f"{360 * number / count:.0f}°" for number in numbers]
     rows = [views[list(numbers)] for views in turntable[:FIGURE_CLASSES]]
     return GridSection("Renders of one latent vector by azimuth", headers, rows)
@@ -229,7 +307,8 @@ def turntable_section(turntable: Sequence[Tensor]) -> GridSection:
 
 def turns_of(label: Tensor, offsets: dict[int, float]) -> Tensor:
     """Returns the azimuth offset of each label [N], in turns."""
-    return torch.tensor([offsets.get(number, 0.0) for number in label.tolist()], device=label.device)
+    turns = [offsets.get(number, 0.0) for number in label.tolist()]
+    return torch.tensor(turns, device=label.device)
 
 
 def held_out_azimuths(azimuth: Tensor, label: Tensor, interval: int) -> Tensor:

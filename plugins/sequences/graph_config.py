@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 PADDED = 16
 """A batch's length is a multiple of this."""
+BUCKET = 32
+"""The length of a bucket is a multiple of this."""
 LONGEST, VOCABULARY = 256, 121
 """Tokens of a walk at most, and different ones."""
 
@@ -92,28 +95,40 @@ class GraphWalksConfig(MoleculesConfig):
         return self.redraw
 
     def outline(self, batch_size: int) -> SourceOutline | None:
-        """Returns the shapes of a batch with the longest walk."""
+        """Returns the shapes of a batch with the longest walks of the table."""
 
         def length_of_walk(molecule: Molecule) -> int:
             from .walks import encode
 
             return len(encode(molecule, random.Random(0)))
 
-        longest = self.largest(lambda molecule: molecule.tokens, length_of_walk)
-        if longest is None:
+        lengths = self.largest_sizes(batch_size, lambda counts: counts.tokens, length_of_walk)
+        if lengths is None:
             return None
-        length = -(-longest // PADDED) * PADDED
-        batch = {
-            "tokens": TensorOutline((batch_size, length), "int64"),
-            "length": TensorOutline((batch_size,), "int64"),
-            "target": TensorOutline((batch_size,)),
-        }
-        sizes = {"vocabulary": VOCABULARY, "longest": LONGEST}
-        largest = f"with the largest molecule of {self.file}: padded to {length} tokens"
-        return SourceOutline(batch, largest, sizes=sizes)
+        longest = _round_up(lengths[-1], PADDED)
+        rows = Counter(min(_round_up(length, BUCKET), longest) for length in lengths)
+        return SourceOutline(
+            batch_of_walks(batch_size, longest),
+            f"the {batch_size} longest walks of {self.file}, padded to {longest} tokens",
+            buckets=tuple(batch_of_walks(count, length) for length, count in rows.items()),
+            sizes={"vocabulary": VOCABULARY, "longest": LONGEST},
+        )
 
     def implementation(self) -> type[GraphWalks]:
         """The source in torch."""
         from .graph_walks import GraphWalks
 
         return GraphWalks
+
+
+def batch_of_walks(rows: int, length: int) -> Mapping[str, TensorOutline]:
+    """Returns the shapes of a batch of walks that are padded to one length."""
+    return {
+        "tokens": TensorOutline((rows, length), "int64"),
+        "length": TensorOutline((rows,), "int64"),
+        "target": TensorOutline((rows,)),
+    }
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -14,14 +14,11 @@ from runner.api import Batch, DatasetSource, Learner, UsageError
 
 from ..molecules.smiles import Molecule, read
 from ..molecules.table import Table
-from .graph_config import LONGEST, PADDED, VOCABULARY
+from .graph_config import BUCKET, LONGEST, PADDED, VOCABULARY
 from .walks import PAD, check, encode
 
 if TYPE_CHECKING:
     from .graph_config import GraphWalksConfig
-
-BUCKET = 32
-"""The length of a bucket is a multiple of this."""
 
 
 class Walk(NamedTuple):

@@ -6,13 +6,17 @@ from pydantic import Field
 
 from runner.api import Pipeline, Plan, Probe, Setting, Stage, StageConfig, Statistical, UsageError
 
+BATCH_SIZE = "batch_size"
+"""Key of its tuning choice."""
+
 
 class BatchAutotuneConfig(StageConfig):
     """Finds the batch size with the most samples per second, by real training steps in child processes.
 
     Doubles the recipe's batch size until memory or throughput says stop, then bisects between the best and its
     neighbours. A share of the memory is kept free. The number of samples learnt from is kept: a batch four times as
-    large means a quarter of the updates.
+    large means a quarter of the updates. The choice is a part of the run: its lock records it, and a run of the lock
+    does not search.
 
     When it helps: a large GPU and a small batch.
     When it hurts: fewer, larger updates can learn less from the same data, and each trial takes seconds of start-up.
@@ -38,6 +42,10 @@ class BatchAutotuneConfig(StageConfig):
         """A training that is counted in updates would see more data with a larger batch, not finish sooner."""
         return "this training is counted in updates" if setting.unit == "updates" else None
 
+    def tunes(self, setting: Setting) -> bool:
+        """Returns True: the fastest batch size depends on the machine."""
+        return True
+
     def implementation(self) -> type[Stage]:
         """The search."""
         return BatchAutotune
@@ -47,14 +55,20 @@ class BatchAutotune(Stage):
     """Tries batch sizes in child processes."""
 
     def prepare(self, plan: Plan) -> None:
-        """Replaces the batch size by what the trials found best.
+        """Replaces the batch size by what the trials found best, or by what the run's lock records.
 
         Raises:
             UsageError: not even the recipe's own batch size leaves the headroom free.
         """
         start = plan.batch_size
+        recorded = plan.choices.get(BATCH_SIZE)
+        if recorded is not None:
+            plan.batch_size = self._checked(recorded, start)
+            plan.note(f"batch size {start} -> {recorded}, as recorded in the lock")
+            return
         self.tried: dict[int, Probe | None] = {}
         best = self._bisect(plan, self._double(plan, start))
+        plan.choices.record(BATCH_SIZE, best)
         if best == start:
             plan.note(f"batch size {start} is the best found")
             return
@@ -63,6 +77,19 @@ class BatchAutotune(Stage):
             f"{self._speed(plan, start):,.0f}, and {start / best:.3g} times the updates"
         )
         plan.batch_size = best
+
+    def _checked(self, recorded: object, start: int) -> int:
+        """Returns a recorded batch size.
+
+        Raises:
+            UsageError: It is none that the search can select.
+        """
+        largest = max(start, self.config.largest)
+        if type(recorded) is not int or not start <= recorded <= largest:
+            expected = f"a batch size from {start} to {largest}"
+            message = f"the lock records {recorded!r:.40}, should be {expected}"
+            raise UsageError(f"batch_autotune: {message}: search again with --retune")
+        return recorded
 
     def attach(self, pipeline: Pipeline) -> None:
         """Holds no slot: its work is done before anything is built."""

@@ -46,6 +46,10 @@ class CompileConfig(StageConfig):
             return f"no C++ compiler here: install one of {', '.join(COMPILERS)}, or set CXX"
         return None
 
+    def tunes(self, setting: Setting) -> bool:
+        """Returns whether torch times kernels: on a GPU always, on a CPU only if the mode is not the default."""
+        return setting.device.type == "cuda" or self.mode != "default"
+
     def implementation(self) -> type[Stage]:
         """The compiled slots."""
         return Compile

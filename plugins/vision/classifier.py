@@ -26,7 +26,7 @@ POOLED = 4
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions beside a shortcut; begins as the shortcut alone."""
+    """Two convolutions that are added to a shortcut; their initial output is zero."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, convolve: Convolve = convolution) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """From images [B, C, H, W] to logits [B, classes]."""
+    """A residual network from images [B, C, H, W] to logits [B, classes]."""
 
     def __init__(
         self, shape: tuple[int, ...], widths: list[int], classes: int, convolve: Convolve = convolution
@@ -92,23 +92,27 @@ class Classifier(GradientLearner):
     def build(self, config: ClassifierConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
         """The network."""
         self.shift, self.shape = config.shift, shapes["image"]
-        # A copy of the network must not copy the learner, so the layers get a function instead of the slots.
-        return ResidualNet(
-            shapes["image"], config.widths, context.sizes["classes"], lambda *inputs: self.slots.conv(*inputs)
-        )
+        return ResidualNet(shapes["image"], config.widths, context.sizes["classes"], self.conv_slot)
+
+    @property
+    def conv_slot(self) -> Convolve:
+        """The slot ``conv``, as it is when it is called."""
+        slots = self.slots
+        # Copies of the network share a function; they would copy the slots, and the learner with them.
+        return lambda *inputs: slots.conv(*inputs)
 
     def prunable(self) -> Iterator[Prunable]:
-        """What its blocks have."""
+        """Yields the channels inside of the blocks."""
         for block in self.module.blocks:
             yield from cast(ResidualBlock, block).prunable()
 
     def noise(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """By how many pixels every image is moved, down and to the right; nothing in evaluation."""
+        """Draws shifts in pixels, down and to the right; none in evaluation."""
         if not (self.shift and self.module.training):
             return {}
         size = len(batch["image"]), 2
-        drawn = torch.randint(2 * self.shift + 1, size, generator=generator, device=generator.device)
-        return {"shift": drawn}
+        shift = torch.randint(2 * self.shift + 1, size, generator=generator, device=generator.device)
+        return {"shift": shift}
 
     def loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
         """Cross-entropy and accuracy; without noise, images stay where they are."""
@@ -124,7 +128,7 @@ class Classifier(GradientLearner):
         return batch["image"]
 
     def refused(self, request: ImageRequest) -> str | None:
-        """Images are of the size of those that it has learnt from."""
+        """Returns that images have another size than those of the training."""
         channels, height, width = self.shape
         rows = [len(row) for channel in request.image for row in channel]
         if [len(channel) for channel in request.image] == [height] * channels and set(rows) == {width}:
@@ -138,7 +142,7 @@ class Classifier(GradientLearner):
     def answered(self, requests: Sequence[ImageRequest], outputs: Tensor) -> Sequence[ClassesResponse]:
         """Their classes."""
         shares = outputs.float().softmax(-1).clamp(max=1).tolist()
-        return [ClassesResponse(label=each.index(max(each)), probabilities=each) for each in shares]
+        return [ClassesResponse(label=row.index(max(row)), probabilities=row) for row in shares]
 
 
 def shifted(image: Tensor, shift: Tensor, largest: int) -> Tensor:
@@ -153,5 +157,5 @@ def shifted(image: Tensor, shift: Tensor, largest: int) -> Tensor:
     padded = F.pad(image, (largest,) * 4)
     rows = shift[:, :1] + torch.arange(height, device=image.device)
     columns = shift[:, 1:] + torch.arange(width, device=image.device)
-    each = torch.arange(len(image), device=image.device)[:, None, None]
-    return padded[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    sample = torch.arange(len(image), device=image.device)[:, None, None]
+    return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,7 @@ from runner.api import (
 
 if TYPE_CHECKING:
     from .classifier import Classifier
+    from .conv_classifier import ConvClassifier
     from .digits import Digits
     from .image_folder import ImageFolder
 
@@ -40,14 +41,14 @@ Channel = Annotated[list[Row], Field(max_length=1024)]
 
 
 class ImageRequest(ServedRequest):
-    """An image, as the classifier has learnt to see them."""
+    """An image of the size of the training images."""
 
     image: Annotated[list[Channel], Field(max_length=64)]
     """[C, H, W], from 0 (black) to 1."""
 
 
 class ClassesResponse(ServedResponse):
-    """What an image shows."""
+    """The class of an image."""
 
     label: int
     """The most probable class."""
@@ -55,7 +56,21 @@ class ClassesResponse(ServedResponse):
     """Of every class."""
 
 
-class ClassifierConfig(GradientLearnerConfig):
+class ImageClassifierConfig(GradientLearnerConfig):
+    """Settings that every classifier of images has."""
+
+    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | CONVOLUTION_SLOTS
+    learns_from: ClassVar[str] = "labelled_images"
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
+    objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.01, unit="share")
+    request: ClassVar[type[ServedRequest]] = ImageRequest
+    response: ClassVar[type[ServedResponse]] = ClassesResponse
+
+    shift: Annotated[int, Field(ge=0)] = 0
+    """Pixels by which every training image is moved at random, at most, in either direction."""
+
+
+class ClassifierConfig(ImageClassifierConfig):
     """A small residual convolutional network with group normalisation, for images of one size.
 
     Of every width there are two blocks of two 3 x 3 convolutions (He et al. 2016, arXiv:1512.03385); the first block of
@@ -67,26 +82,45 @@ class ClassifierConfig(GradientLearnerConfig):
     """
 
     kind: ClassVar[str] = "classifier"
-    slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | CONVOLUTION_SLOTS
-    learns_from: ClassVar[str] = "labelled_images"
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "model": {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.05, "max_grad_norm": 1.0}
     }
-    headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
-    objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.01, unit="share")
-    request: ClassVar[type[ServedRequest]] = ImageRequest
-    response: ClassVar[type[ServedResponse]] = ClassesResponse
 
     widths: list[Annotated[int, Field(ge=8, multiple_of=8)]] = Field(default_factory=lambda: [16, 32], min_length=1)
     """Channels of the blocks: two blocks of every width."""
-    shift: Annotated[int, Field(ge=0)] = 0
-    """Pixels by which every training image is moved at random, at most, in either direction."""
 
     def implementation(self) -> type[Classifier]:
         """The learner in torch."""
         from .classifier import Classifier
 
         return Classifier
+
+
+class ConvClassifierConfig(ImageClassifierConfig):
+    """A small network in which every kind of convolution is trained, for images of one size.
+
+    Three 3 x 3 convolutions, the second with stride 2, which halves height and width; a transposed 2 x 2
+    convolution that doubles them again; and a skip connection from the first convolution, whose
+    channels are concatenated. The mean over all pixels goes into one linear layer.
+
+    When it helps: comparing algorithms for convolutions in a training, on images of 16 to 64 pixels.
+    When it hurts: tasks that need more than three convolutions; ``classifier`` is deeper.
+    """
+
+    kind: ClassVar[str] = "conv_classifier"
+    roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}}
+
+    width: Annotated[int, Field(ge=8, multiple_of=8)] = 32
+    """Channels of the first convolution; the next two have twice as many."""
+    norm: Literal["group", "batch"] = "group"
+    """Group norm depends on one image alone. Batch norm depends on the batch, and can be merged into
+    the convolutions of a trained model (``merged_conv_bn``)."""
+
+    def implementation(self) -> type[ConvClassifier]:
+        """Imports and returns the learner."""
+        from .conv_classifier import ConvClassifier
+
+        return ConvClassifier
 
 
 DIGITS, DIGITS_SIDE, DIGITS_CLASSES = 1_797, 8, 10
@@ -114,10 +148,13 @@ class DigitsConfig(DatasetConfig):
 
     held_out: Annotated[int, Field(ge=1, le=1000)] = 360
     """How many images only evaluation sees."""
+    scale: Annotated[int, Field(ge=1, le=8)] = 1
+    """Factor by which height and width are enlarged, with bilinear interpolation."""
 
     def outline(self, batch_size: int) -> SourceOutline:
-        """Returns the shapes of images of 8 x 8 pixels."""
-        return outline_of_images(batch_size, 1, DIGITS_SIDE, DIGITS_CLASSES, DIGITS - self.held_out)
+        """Returns the shapes of the images."""
+        side = DIGITS_SIDE * self.scale
+        return outline_of_images(batch_size, 1, side, DIGITS_CLASSES, DIGITS - self.held_out)
 
     def implementation(self) -> type[Digits]:
         """The source in torch."""

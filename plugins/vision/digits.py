@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from runner.api import DatasetSource, Learner, UsageError
 
@@ -23,7 +24,7 @@ class Digits(DatasetSource):
     sizes = {"classes": 10}  # noqa: RUF012 (nobody changes it)
 
     def datasets(self, config: DigitsConfig) -> tuple[Any, Any]:
-        """Images [N, 1, 8, 8] in [0, 1] and labels [N].
+        """Images [N, 1, H, W] in [0, 1] and labels [N].
 
         Raises:
             UsageError: scikit-learn is not installed.
@@ -33,6 +34,8 @@ class Digits(DatasetSource):
         except ModuleNotFoundError as error:
             raise UsageError(f"data.kind: 'digits' needs the package '{error.name}': {EXTRA}") from error
         held_out = config.held_out
+        if config.scale > 1:
+            image = F.interpolate(image, scale_factor=config.scale, mode="bilinear")
         return (
             {"image": image[held_out:].clone(), "label": label[held_out:].clone()},
             {"image": image[:held_out].clone(), "label": label[:held_out].clone()},
@@ -47,7 +50,8 @@ class Digits(DatasetSource):
         for digit in range(self.sizes["classes"]):
             numbers = (label == digit).nonzero().flatten()
             samples[str(digit)] = len(numbers), list(images[numbers[:COLUMNS]])
-        title = f"digits: {len(images):,} training images of 8 x 8 pixels, {len(self.held_out):,} held out"
+        size = f"{images.shape[2]} x {images.shape[3]} pixels"
+        title = f"digits: {len(images):,} training images of {size}, {len(self.held_out):,} held out"
         draw_sample_grid(samples, title, canvas)
 
 

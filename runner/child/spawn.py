@@ -298,7 +298,8 @@ def _given(recipe: Recipe | Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     if isinstance(recipe, Mapping):
         return {"values": recipe, "path": "recipe", "origins": {}}
-    return {"values": recipe.values(masked=False), "path": str(recipe.path), "origins": recipe.origins}
+    values = recipe.values(masked=False)
+    return {"values": values, "path": str(recipe.path), "origins": recipe.origins, "tuning": recipe.tuning}
 
 
 def _refuse_classes(recipe: Recipe | Mapping[str, Any] | None) -> None:

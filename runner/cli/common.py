@@ -222,7 +222,7 @@ def _moved(stream: TextIO) -> TextIO:
         stream.flush()
         copy = os.fdopen(os.dup(1), "w", encoding=stream.encoding, errors=stream.errors)
         os.dup2(2, 1)
-    except OSError:  # stdout or stderr is closed, or is no file
+    except OSError:  # stdout or stderr is closed, or is not a file
         return stream
     stream.reconfigure(line_buffering=True)  # as stderr
     return CleanStream(copy)

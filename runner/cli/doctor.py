@@ -37,7 +37,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @dataclass(frozen=True)
-class Check:
+class Diagnosis:
     """One thing looked at."""
 
     name: str
@@ -46,7 +46,7 @@ class Check:
     remedy: str = ""
 
 
-def examine(workspace: Workspace, registry: Registry) -> list[Check]:
+def examine(workspace: Workspace, registry: Registry) -> list[Diagnosis]:
     """Looks at packages, devices, compiler, plugins, workspace, tracking store, runs and memory.
 
     Creates no workspace. Runs whose process died without a word are given their end.
@@ -60,7 +60,7 @@ def examine(workspace: Workspace, registry: Registry) -> list[Check]:
     ]  # fmt: skip
 
 
-def show(checks: list[Check], console: Console) -> None:
+def show(checks: list[Diagnosis], console: Console) -> None:
     """Prints the checks, each remedy beneath what was found."""
     names = max(len(check.name) for check in checks)
     for check in checks:
@@ -72,7 +72,7 @@ def show(checks: list[Check], console: Console) -> None:
                 console.print(CleanText.assemble(coloured, beginning[4:], (part, style)), soft_wrap=True)
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[Diagnosis]:
     found = []
     for requirement in map(Requirement, metadata.requires(_DISTRIBUTION) or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -84,42 +84,42 @@ def _packages() -> Iterator[Check]:
                 found.append(f"{requirement.name} {version}")
                 continue
             lack = f"{version} is installed, {requirement.specifier} is needed"
-        yield Check(requirement.name, "fail", lack, f"pip install '{requirement}'")
-    yield Check("packages", "ok", ", ".join(found))
+        yield Diagnosis(requirement.name, "fail", lack, f"pip install '{requirement}'")
+    yield Diagnosis("packages", "ok", ", ".join(found))
 
 
-def _warn_if(bad: bool, name: str, found: str, remedy: str) -> Check:
-    return Check(name, "warn", found, remedy) if bad else Check(name, "ok", found)
+def _warn_if(bad: bool, name: str, found: str, remedy: str) -> Diagnosis:
+    return Diagnosis(name, "warn", found, remedy) if bad else Diagnosis(name, "ok", found)
 
 
-def _torch() -> Iterator[Check]:
+def _torch() -> Iterator[Diagnosis]:
     try:
         import torch
     except Exception as error:  # a broken build raises anything from ImportError to OSError
-        yield Check("torch", "fail", f"cannot be imported: {error}", "reinstall torch")
+        yield Diagnosis("torch", "fail", f"cannot be imported: {error}", "reinstall torch")
         return
     cores, threads = usable_cores(), torch.get_num_threads()
-    yield Check("processor", "ok", f"{cpu_model()}, {cores} cores usable")
+    yield Diagnosis("processor", "ok", f"{cpu_model()}, {cores} cores usable")
     yield from _processor_use(cores, threads)
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
             memory = f"{device.total_memory / _GIB:.0f} GiB"
-            yield Check(f"cuda:{index}", "ok", f"{device.name}, {memory}, capability {device.major}.{device.minor}")
+            yield Diagnosis(f"cuda:{index}", "ok", f"{device.name}, {memory}, capability {device.major}.{device.minor}")
         if find_spec("pynvml") is None:
             remedy = f"pip install '{_DISTRIBUTION}[nvidia]'"
-            yield Check("GPU metrics", "warn", "not logged, because pynvml is not installed", remedy)
+            yield Diagnosis("GPU metrics", "warn", "not logged, because pynvml is not installed", remedy)
     elif Path("/proc/driver/nvidia/version").exists():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build for the CPU only"
         lack = f"an NVIDIA driver is there, but torch {torch.__version__} ({build}) sees no GPU"
-        yield Check("cuda", "warn", lack, "install a torch build that fits the driver")
+        yield Diagnosis("cuda", "warn", lack, "install a torch build that fits the driver")
     else:
-        yield Check("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
+        yield Diagnosis("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
     slow, remedy = slow_bf16(), "leave optimization.amp off on the CPU"
     yield _warn_if(slow is not None, "bf16 on the processor", slow or "in hardware", remedy)
 
 
-def _processor_use(cores: int, threads: int) -> Iterator[Check]:
+def _processor_use(cores: int, threads: int) -> Iterator[Diagnosis]:
     """How trainings that begin now would use the processor, beside what else does."""
     contention = SINCE_START.read()
     use = choose("auto", "auto", os.environ, Surroundings(cores, threads, contention=contention))
@@ -134,7 +134,7 @@ def _processor_use(cores: int, threads: int) -> Iterator[Check]:
     yield _warn_if(is_shared, "load", load, remedy)
 
 
-def _compiler() -> Check:
+def _compiler() -> Diagnosis:
     """What ``torch.compile`` needs to build kernels for the CPU."""
     command = os.environ.get("CXX") or "g++"
     path = shutil.which(command) or shutil.which("clang++")
@@ -144,66 +144,68 @@ def _compiler() -> Check:
     elif not header.exists():
         found, remedy = f"{path}, but {header} is missing", "install Python's development headers"
     else:
-        return Check("compiler", "ok", path)
-    return Check("compiler", "warn", found, f"{remedy}, or leave optimization.compile off")
+        return Diagnosis("compiler", "ok", path)
+    return Diagnosis("compiler", "warn", found, f"{remedy}, or leave optimization.compile off")
 
 
-def _plugins(registry: Registry) -> list[Check]:
+def _plugins(registry: Registry) -> list[Diagnosis]:
     found, remedy = [], "reinstall or remove its distribution"
     for section in SECTIONS:
         for kind in registry.kinds(section):
             try:
                 registry.get(section, kind)
             except RunnerError as error:
-                found.append(Check(f"plugin {section}.{kind}", "warn", f"cannot be imported: {error}", remedy))
-    return found or [Check("plugins", "ok", "all can be imported")]
+                found.append(Diagnosis(f"plugin {section}.{kind}", "warn", f"cannot be imported: {error}", remedy))
+    return found or [Diagnosis("plugins", "ok", "all can be imported")]
 
 
-def _workspace(workspace: Workspace) -> Iterator[Check]:
+def _workspace(workspace: Workspace) -> Iterator[Diagnosis]:
     root = workspace.root
     nearest = next(folder for folder in [root, *root.parents] if folder.exists())
     try:
-        tempfile.TemporaryDirectory(dir=nearest).cleanup()  # permissions alone do not tell: root has all of them
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()  # permissions are not enough: root has all of them
     except OSError as error:
         lack = f"{nearest} cannot be written: {error.strerror}"
-        yield Check("workspace", "fail", lack, f"name a writable folder in {VARIABLE}")
+        yield Diagnosis("workspace", "fail", lack, f"name a writable folder in {VARIABLE}")
         return
-    yield Check("workspace", "ok", str(root) if nearest == root else f"{root}, made by the first run")
+    yield Diagnosis("workspace", "ok", str(root) if nearest == root else f"{root}, made by the first run")
     free = psutil.disk_usage(str(nearest)).free / _GIB
     yield _warn_if(free < _DISK_GIB, "disk", f"{free:.1f} GiB free", f"free some, or name another disk in {VARIABLE}")
 
 
-def _store(workspace: Workspace) -> Iterator[Check]:
+def _store(workspace: Workspace) -> Iterator[Diagnosis]:
     if "MLFLOW_TRACKING_URI" not in os.environ and not workspace.database.exists():
-        yield Check("tracking", "ok", f"{workspace.database}, made by the first run")
+        yield Diagnosis("tracking", "ok", f"{workspace.database}, made by the first run")
         return
     try:
         Store(workspace)
     except StorageError as error:
         found, _, remedy = str(error).rpartition("; ")
-        yield Check("tracking", "fail", found, remedy)
+        yield Diagnosis("tracking", "fail", found, remedy)
         return
-    yield Check("tracking", "ok", f"{shown(workspace.tracking_uri)} answers")
+    yield Diagnosis("tracking", "ok", f"{shown(workspace.tracking_uri)} answers")
     if not is_http(workspace.tracking_uri) and on_network_disk(workspace.database):
         remedy = "run an MLflow server and name it in MLFLOW_TRACKING_URI if several machines share the workspace"
-        yield Check("database", "warn", "on a network disk, where SQLite is slow and locks are weak", remedy)
+        yield Diagnosis("database", "warn", "on a network disk, where SQLite is slow and locks are weak", remedy)
 
 
-def _runs(workspace: Workspace) -> Iterator[Check]:
+def _runs(workspace: Workspace) -> Iterator[Diagnosis]:
     reaped = reap(workspace)
     found = folders(workspace.runs)
     known = [folder for folder in found if folder.record() is not None]
     counted = f"{len(found)} in {workspace.runs}" if found else "none yet"
     ended = f"; {len(reaped)} had died without a word: {_names(reaped)}" if reaped else ""
-    yield Check("runs", "ok", counted + ended)
+    yield Diagnosis("runs", "ok", counted + ended)
     waiting = [folder.name for folder in known if unsent(folder.spool) and not folder.alive()]
     if waiting:
-        yield Check("unsent", "warn", f"MLflow lacks a part of {len(waiting)} runs: {_names(waiting)}", "runner sync")
+        yield Diagnosis(
+            "unsent", "warn", f"MLflow lacks a part of {len(waiting)} runs: {_names(waiting)}", "runner sync"
+        )
     damaged = [folder.name for folder in found if folder not in known]
     if damaged:
         lack = f"{RECORD} of {len(damaged)} runs cannot be read: {_names(damaged)}"
         remedy = f"restore it from a copy, or remove the run's folder in {workspace.runs}"
-        yield Check("damaged runs", "warn", lack, remedy)
+        yield Diagnosis("damaged runs", "warn", lack, remedy)
 
 
 def _names(runs: Sequence[str]) -> str:

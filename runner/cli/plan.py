@@ -26,7 +26,10 @@ def plan(
     [bold]runner plan shakespeare_gpt train.batch_size=64[/]
     """
     loaded, registry = load_recipe("plan", recipe, settings(sets, bare), plugin)
-    from runner.train.planning import plan_memory
+    from runner.system.garbage import importing
+
+    with importing():
+        from runner.train.planning import plan_memory
 
     memory = plan_memory(loaded, registry.files)
     seconds = _seconds_of_updates(loaded)

@@ -3,6 +3,7 @@
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from runner.cli.live import LiveBar
     from runner.plugin.registry import Registry
     from runner.recipe.recipe import Recipe
+    from runner.verify.verification import Verification
 
 StageNames = Annotated[
     list[str] | None,
@@ -110,40 +112,56 @@ def verify(
     """
     with working("verify", "reading the recipe", quiet) as bar:
         loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
+        options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
         if explain:
-            options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
             with bar.phase("listing the checks"):
                 _explain(loaded, registry, options, as_json)
             return
         with bar.phase(f"verifying {loaded.name}"):
-            from runner.verify.gate import verify_recipe
-            from runner.verify.time_limit import Interrupted, interruptible
             from runner.verify.verification import show
 
             if of is None:
-                options = Options(updates, steps, seeds, budget, tuple(stage or ()), horizon)
-                try:
-                    # Trainings in child processes end, too, and what has a verdict is printed.
-                    with interruptible(), sharing_processor(loaded):
-                        report = verify_recipe(loaded, registry, options, bar.say)
-                except Interrupted as interruption:
-                    raise Exit(interruption.exit_code) from None
+                report = _verify_training(loaded, registry, options, bar)
             else:
-                signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
-                from runner.inference.gate import verify_inference
-                from runner.train.trained import trained
-                from runner.train.versions import record_verification, require_place_for_verification
-
-                found = trained(of, plugins=registry.files).under(loaded)
-                if not stage:
-                    require_place_for_verification(of, found)
-                with sharing_processor(loaded):
-                    report = verify_inference(found, stage or (), bar.say)
-                if not stage:  # what was looked at in part is not verified
-                    objections = "; ".join(f"{row.name}: {row.summary}" for row in report.rows if row.verdict != "PASS")
-                    record_verification(of, found, report.outcome, objections)
+                report = _verify_inference(loaded, registry, of, stage or (), bar)
     output(as_json, report.data, show, report)
     raise Exit(report.exit_code)
+
+
+def _verify_training(recipe: "Recipe", registry: "Registry", options: Options, bar: "LiveBar") -> "Verification":
+    """Verifies the stages of a training, and those that its memory budget needs."""
+    from runner.train.budget import fitted
+    from runner.verify.gate import verify_recipe
+    from runner.verify.time_limit import Interrupted, interruptible
+
+    recipe = fitted(recipe, registry, bar.say)
+    try:
+        # Trainings in child processes end, too, and verdicts that were reached are printed.
+        with interruptible(), sharing_processor(recipe):
+            return verify_recipe(recipe, registry, options, bar.say)
+    except Interrupted as interruption:
+        raise Exit(interruption.exit_code) from None
+
+
+def _verify_inference(
+    recipe: "Recipe", registry: "Registry", run: str, stages: Sequence[str], bar: "LiveBar"
+) -> "Verification":
+    """Verifies the stages of a recipe's inference section on the model of a run, and records a complete result."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+    from runner.inference.gate import verify_inference
+    from runner.train.trained import trained
+    from runner.train.versions import record_verification, require_place_for_verification
+
+    model = trained(run, plugins=registry.files).under(recipe)
+    if not stages:
+        require_place_for_verification(run, model)
+    with sharing_processor(recipe):
+        report = verify_inference(model, stages, bar.say)
+    # A verification of some stages is not one of the model.
+    if not stages:
+        objections = "; ".join(f"{row.name}: {row.summary}" for row in report.rows if row.verdict != "PASS")
+        record_verification(run, model, report.outcome, objections)
+    return report
 
 
 def _explain(recipe: "Recipe", registry: "Registry", options: Options, as_json: bool) -> None:

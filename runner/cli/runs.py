@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from typer import Argument, Exit, Option
@@ -42,6 +43,9 @@ AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recip
 Takeover = Annotated[
     bool, Option("--takeover", help="Take the run over from another machine, on which it must not be running any more.")
 ]
+Retune = Annotated[
+    bool, Option("--retune", help="Search again for tuning choices, instead of taking over those of the lock.")
+]
 Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
 Tags = Annotated[
     list[str] | None, Option("--tag", metavar="NAME=VALUE", help="A tag of the run, in MLflow too; may be repeated.")
@@ -61,7 +65,7 @@ def run(
     recipe: RecipeName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, go_on: GoOn = False,
     allow_drift: AllowDrift = False, download: Download = False, tag: Tags = None, note: Note = "",
     seeds: Seeds = 1, parallel: Parallel = 1, takeover: Takeover = False, keep_batch: KeepBatch = False,
-    quiet: Quiet = False, as_json: AsJson = False,
+    retune: Retune = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
@@ -97,32 +101,32 @@ def run(
 
         _say_drift(changes)
         run_folders("run", quiet)
-        recipes = {loaded.seed + n: _load(path, [*given, f"seed={loaded.seed + n}"], registry) for n in range(seeds)}
+        recipes = _by_seed(loaded, path, given, registry, seeds, retune)
         more = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
-        words = ["runner", "run", recipe, *(part for each in given for part in ("--set", each)), *more]
-        again = registry.command(shlex.join(words))
+        words = [part for each in given for part in ("--set", each)]
+        again = registry.command(shlex.join(["runner", "run", recipe, *words, *more]))
         run_seeds(recipes, registry, parallel, go_on, own_tags, note, again, quiet, as_json, takeover)
     if go_on:
         for folder in run_folders("run", quiet):
             record = folder.record()
             if record is not None and record.digest == loaded.digest and not folder.obstacle(takeover):
                 given = [*secret_assignments(loaded), *given]  # what the lock does not have
-                resume(folder.name, given, None, allow_drift, plugin, takeover, keep_batch, quiet, as_json)
+                resume(folder.name, given, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
     _say_drift(changes)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.tracking import Workspace
         from runner.train.run import run as train
 
-        return train(loaded, registry, Workspace(), display, own_tags=own_tags, note=note)
+        return train(loaded, registry, Workspace(), display, own_tags=own_tags, note=note, retune=retune)
 
     _train(loaded, quiet, as_json, begin, keep_batch)
 
 
 def resume(
     run: Run = "latest", bare: Bare = None, sets: Sets = None, allow_drift: AllowDrift = False,
-    plugin: Plugins = None, takeover: Takeover = False, keep_batch: KeepBatch = False, quiet: Quiet = False,
-    as_json: AsJson = False,
+    plugin: Plugins = None, takeover: Takeover = False, keep_batch: KeepBatch = False, retune: Retune = False,
+    quiet: Quiet = False, as_json: AsJson = False,
 ) -> NoReturn:  # fmt: skip
     """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
 
@@ -156,7 +160,7 @@ def resume(
             "accept them with --allow-drift"
         )
     record, done, (unit, goal) = folder.record(), folder.last_checkpoint or 0, recipe.length
-    if record is not None and record.unit == unit and record.goal != goal <= done:  # not what was lacking at the end
+    if record is not None and record.unit == unit and record.goal != goal <= done:  # it was complete
         left = f"is at {done:,} already, so that nothing is left to train up to {goal:,}"
         raise UsageError(f"train.{unit}: run {folder.name} {left}")
 
@@ -164,8 +168,9 @@ def resume(
         from runner.train.run import run as train
 
         return train(
-            recipe, registry, Workspace(), display, folder, drifted, takeover=takeover, allow_drift=allow_drift
-        )
+            recipe, registry, Workspace(), display, folder, drifted, takeover=takeover, allow_drift=allow_drift,
+            retune=retune,
+        )  # fmt: skip
 
     say(f"resuming {folder.name}")
     _train(recipe, quiet, as_json, begin, keep_batch)
@@ -181,6 +186,17 @@ def _load(path: "Path", given: list[str], registry: "Registry") -> "Recipe":
     from runner.train.budget import fitted
 
     return fitted(recipe, registry)
+
+
+def _by_seed(
+    recipe: "Recipe", path: "Path", given: list[str], registry: "Registry", count: int, retune: bool
+) -> "dict[int, Recipe]":
+    """Returns a recipe with consecutive seeds, without the tuning choices of a lock if they are not wanted."""
+    recipes = {}
+    for seed in range(recipe.seed, recipe.seed + count):
+        loaded = _load(path, [*given, f"seed={seed}"], registry)
+        recipes[seed] = replace(loaded, tuning=None) if retune else loaded
+    return recipes
 
 
 def _tag(text: str) -> tuple[str, str]:

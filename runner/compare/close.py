@@ -24,7 +24,7 @@ from runner.compare.fingerprints import (
     observed,
     side_effects,
 )
-from runner.compare.inaccuracy import Inaccuracy, inaccuracies
+from runner.compare.inaccuracy import MOST_ULPS, Inaccuracy, inaccuracies
 from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
 from runner.compare.modes import Casts, OtherFormat, Sums
 from runner.compare.states import named_parameters, on_host, saved, to_float64
@@ -37,7 +37,6 @@ NARROWS = "narrows"  # under this name, evidence says where the baseline rounds 
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
 ALLOWED_ONCE = 4.0  # and in any single update, of the baseline's largest error in one
 FEWEST_ULPS = {"output": 4, "gradient": 1, "state": 1}  # an error of fewer is luck and counts as so many units
-MOST_ULPS = 64.0  # and so many at most where many numbers are added up; 16 bits are off by 65,000, TF32 by 8,000
 FACTOR_ULPS = 8.0  # by which all gradients together, or all outputs, may be too long
 FOREIGN, FOREIGN_AND_RANDOM = 0.1, 1e-3  # from such an error of the baseline on, its update in float64 is another one
 

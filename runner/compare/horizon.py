@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runner.compare.close import ALLOWED_ONCE, MOST_ULPS, algebra, group_name, jog
+from runner.compare.close import ALLOWED_ONCE, algebra, group_name, jog
 from runner.compare.difference import (
     LOADED_TOLERANCE,
     MISSING,
@@ -26,6 +26,7 @@ from runner.compare.difference import (
     usual_sizes,
 )
 from runner.compare.fingerprints import Prints, SideEffects, fingerprints, objections, parting, side_effects
+from runner.compare.inaccuracy import MOST_ULPS
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
 from runner.compare.states import clones, leaves, on_host, to_float64
 from runner.compare.subject import Build

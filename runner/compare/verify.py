@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from runner.compare.close import close
-from runner.compare.difference import Difference, comparable, locate, newly_untrained, not_same_bits, shared
-from runner.compare.fingerprints import WHOLE_PROCESS, leak, objections, observed, parting, side_effects
+from runner.compare.difference import newly_untrained
+from runner.compare.exact import exact
+from runner.compare.fingerprints import objections
 from runner.compare.isolation import StepError, Trajectory
 from runner.compare.randomness import compiled_graphs, same_randomness
 from runner.compare.subject import Build
@@ -68,47 +69,6 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         for name, verdict in (("contract", kept), ("gradients", reached))
     }
     return Verdict(outcome, name, "; ".join(summaries), evidence)
-
-
-def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
-    """Compares outputs, gradients and state by bits, after every update.
-
-    The baseline is taken twice, before the changed one is made and after: where it does not repeat itself, nothing can
-    be said, unless the change is the reason. One subject exists at a time, two if a difference has to be located.
-    Arguments and exceptions are those of ``verify``; the evidence has what ``fingerprints.side_effects`` tells.
-    """
-    trajectory = Trajectory(batches, seed)
-    try:
-        first, own = observed(trajectory, baseline)
-        prints, theirs = observed(trajectory, changed)
-        again, _ = observed(trajectory, baseline)
-        if parted := parting(first, again, own.parts):
-            reached = leak(first, again, lambda: observed(trajectory, baseline)[0], own.parts)
-            if reached is not None:
-                return Verdict(Outcome.FAIL, "Exact", reached, {"update": parted[0], WHOLE_PROCESS: True})
-            return _unstable(parted[0], locate(trajectory, baseline, baseline, parted[0], not_same_bits))
-        names = shared(own.parts, theirs.parts)
-        parted = parting(first, prints, names)
-        found = locate(trajectory, baseline, changed, parted[0], not_same_bits) if parted else None
-    except StepError as error:
-        return error.verdict("Exact", baseline)
-    count = len(list(comparable(first[-1], prints[-1], names)))
-    evidence = {"updates": len(batches), "tensors": count} | side_effects(own, theirs)
-    if parted is None:
-        summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
-        return Verdict(Outcome.PASS, "Exact", f"{summary} after each of {len(batches)} updates", evidence)
-    if found is None:  # what depends on where things are in memory need not come again when it is looked for
-        update, location = parted
-        seen = f"update {update}, slot '{location.slot}': '{location}', though not when it was looked at again"
-        return Verdict(Outcome.FAIL, "Exact", f"not the same bits: {seen}", evidence | {"update": update})
-    return Verdict(Outcome.FAIL, "Exact", f"not the same bits: {found}", evidence | {"difference": found.data()})
-
-
-def _unstable(update: int, found: Difference | None) -> Verdict:
-    where = f"update {update}, not always in the same place" if found is None else str(found)
-    summary = f"the same is not the same twice: {where}; make it deterministic (torch.use_deterministic_algorithms)"
-    evidence = {"update": update, "difference": found and found.data()}
-    return Verdict(Outcome.INCONCLUSIVE, "Exact", summary, evidence)
 
 
 def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0) -> Verdict:

@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 
 from runner.compare.close import close
+from runner.compare.exact import exact
 from runner.compare.isolation import StepError, Update
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import exact
 from runner.inference.model import build
 from runner.plugin.contract import Close, Exact, Objective
 from runner.plugin.source import Batch
 from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.system.tree import map_tensors, tensors
-from runner.train.assemble import Assembly, StageReport, assemble, resolve_device
+from runner.train.assemble import Assembly, assemble, resolve_device
 from runner.train.loop import evaluated
+from runner.train.stage_watch import StageReport
 from runner.train.trained import Trained
 from runner.verify.surroundings import alike, resized
 from runner.verify.variants import variants_of, weakest

@@ -1,1 +1,1 @@
-"""What is a stage worth on this machine?"""
+"""Measures the gain of each stage on this machine."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.measure.ablation_folder import REPORT, RESULT, RUNS, choose_folder, describe_experiment
 from runner.measure.analysis import Result, VariantResult, analyse, slope
-from runner.measure.experiment import Experiment
+from runner.measure.experiment import Experiment, keep_budgets
 from runner.measure.recommend import recommend
 from runner.measure.record import recorded
 from runner.measure.report import draw, markdown, summary, write_recipe
@@ -60,6 +60,7 @@ def ablate(
         UsageError: the folder belongs to something else, or the budget is too small for a single variant.
         RunnerError: the recipe cannot run here.
     """
+    experiment = keep_budgets(experiment, registry, reporter.say)
     with reporter.phase("opening the tracking store"):
         store = Store(workspace)
     description = describe_experiment(experiment)
@@ -100,7 +101,7 @@ def _measured(
     experiment: Experiment, all_cases: list[Measurement], log: MeasurementLog, gate: Gate | None, stop: Stop,
     command: str,
 ) -> Result:  # fmt: skip
-    """Measures and judges what is still to be, and says what all of it means."""
+    """Measures and verifies the remaining variants, and returns the results of all."""
     log.add(load=os.getloadavg()[0])
     deadline = all_cases[0].reporter.started + experiment.config.budget - log.earlier_seconds - FINISH_SECONDS
     reserved = 0.0 if gate is None else GATE_SHARE * max(0.0, deadline - time.monotonic())
@@ -128,7 +129,7 @@ def _measured(
 
 
 def _shares(all_cases: Sequence[Measurement], deadline: float) -> Iterator[tuple[Measurement, float]]:
-    """Each case, and until when it is its turn: what one leaves is shared by those after it."""
+    """Yields each case with its deadline; time that a case does not use is shared by the following ones."""
     for number, each in enumerate(all_cases):
         now = time.monotonic()
         yield each, now + max(0.0, deadline - now) / (len(all_cases) - number)
@@ -145,7 +146,7 @@ def _write(experiment: Experiment, result: Result, folder: Path) -> None:
 
 
 def _publish(store: Store, experiment: Experiment, result: Result, log: MeasurementLog) -> str:
-    """Writes to MLflow a run for the whole, and below it one for every variant; returns the first one's id.
+    """Writes to MLflow a run for the ablation, and below it one for every variant; returns the first one's id.
 
     Done again, it changes nothing but what is new.
     """
@@ -159,7 +160,7 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
         of = f"ablation {folder.name}"
         name = " ".join(filter(None, (folder.name, *below)))
         if name not in known:
-            shown = " ".join(filter(None, (*below, "of", of))) if below else of  # what differs stands first
+            shown = " ".join(filter(None, (*below, "of", of))) if below else of  # the difference comes first
             known[name] = store.create_run(experiment_id, shown, started)
             write_durably(folder / RUNS, json.dumps(known, indent=1) + "\n")
         return known[name]
@@ -202,7 +203,7 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
 
 
 def _variant_figures(variant: VariantResult, unit: str) -> dict[str, float | None]:
-    """The metrics of a variant's run; no ratio of what does not do the baseline's work."""
+    """Returns the metrics of a variant's run, without a ratio if it does not do the baseline's work."""
     figures: dict[str, float | None] = {name: getattr(variant, name) for name in _FIGURES}
     if not variant.caught:
         figures |= {"ratio": variant.ratio.value, "ratio_low": variant.ratio.low, "ratio_high": variant.ratio.high}
@@ -214,7 +215,7 @@ def _variant_figures(variant: VariantResult, unit: str) -> dict[str, float | Non
 
 
 def _facts(experiment: Experiment, result: Result, shared: Sequence[str]) -> dict[str, str]:
-    """What was measured, and what to do now."""
+    """Returns a description of the results, with the next commands."""
     recipe, unproven = experiment.cases[0].recipe, [own for each in result.recommendations for own in each.unproven[:1]]
     return {
         "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",

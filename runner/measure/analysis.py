@@ -1,4 +1,4 @@
-"""From what was measured to what it means, as data for people and programs."""
+"""Results of measurements, as data for reports and programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """One set of stages, measured."""
+    """Results of one set of stages."""
 
     name: str
     also: tuple[str, ...]
@@ -81,13 +81,13 @@ class VariantResult:
 
     @property
     def title(self) -> str:
-        """All its names."""
+        """All names of the set."""
         return " = ".join((self.name, *self.also))
 
 
 @dataclass(frozen=True)
 class StageGain:
-    """What one stage adds."""
+    """The gain of one stage."""
 
     stage: str
     alone: Ratio | None  # to the baseline with nothing but what the stage requires
@@ -96,7 +96,7 @@ class StageGain:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One setting of the recipe, measured."""
+    """Results of one setting of the recipe."""
 
     name: str
     digest: str  # of the recipe
@@ -126,7 +126,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Result:
-    """One ablation."""
+    """Results of one ablation."""
 
     name: str
     digest: str

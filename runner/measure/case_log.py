@@ -1,4 +1,4 @@
-"""What was measured of one case, line by line, and the ratios that follow from it."""
+"""Measurements of one case, line by line, and the ratios that follow from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CaseLog:
     entries: Sequence[Entry]
 
     def values(self, key: str) -> list[Any]:
-        """What lines have under a key, in their order."""
+        """Returns the values of a key in all lines, in their order."""
         return [entry[key] for entry in self.entries if key in entry]
 
     def by_variant(self, key: str) -> dict[str, Any]:

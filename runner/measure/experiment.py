@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,11 @@ from runner.recipe.document import Problem, RecipeError, read
 from runner.recipe.loader import fill_experiment, find, load, load_named
 from runner.recipe.recipe import Recipe
 from runner.system.names import suggestion
+from runner.train.budget import fitted
 from runner.verify.variants import GROUPS, Group, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KIND: Final = "ablation"
 ROUNDS_A_PROCESS = 4  # more tell little, for a process keeps its luck, and fewer are not worth the start
@@ -26,7 +30,7 @@ Assignments = list[Annotated[str, Field(min_length=1)]]
 
 
 class CaseConfig(Config):
-    """One setting of the recipe."""
+    """Describes one setting of the recipe."""
 
     set: Assignments = Field(default_factory=list)
     """Assignments ``a.b.c=VALUE``, after those for all cases."""
@@ -35,7 +39,7 @@ class CaseConfig(Config):
 
 
 class RoundsConfig(Config):
-    """How often every variant is measured."""
+    """Sets how often every variant is measured."""
 
     least: Annotated[int, Field(ge=3)] = 20
     """Rounds before the wanted precision counts, in five processes at least."""
@@ -81,7 +85,7 @@ class AblationConfig(Config):
 
 @dataclass(frozen=True)
 class Case:
-    """One setting to measure."""
+    """Describes one setting to measure."""
 
     name: str  # empty if there is only one
     recipe: Recipe
@@ -139,3 +143,20 @@ def load_experiment(
     if problems:
         raise RecipeError(problems)
     return Experiment(path, config if budget is None else config.model_copy(update={"budget": budget}), tuple(cases))
+
+
+def keep_budgets(experiment: Experiment, registry: Registry, say: Callable[[str], object]) -> Experiment:
+    """Returns the experiment with the recipes that a training of its cases would have.
+
+    A ``train.memory_budget`` with ``fit`` switches on stages, which are then measured, too.
+
+    Args:
+        experiment: The experiment.
+        registry: Where plugins come from.
+        say: Receives what was switched on.
+
+    Raises:
+        RecipeError: The plan of a case exceeds its budget.
+    """
+    cases = [replace(case, recipe=fitted(case.recipe, registry, say)) for case in experiment.cases]
+    return replace(experiment, cases=tuple(cases))

@@ -19,10 +19,11 @@ from runner.system.openmp import WaitControl
 from runner.system.processor import set_threads
 from runner.system.stopwatch import Stopwatch
 from runner.system.tree import map_tensors, nbytes
-from runner.train.assemble import Assembly, assemble
+from runner.train.assemble import Assembly, assemble, resolve_device
 from runner.train.metrics import Activities
 from runner.train.roofline import count_work
 from runner.train.step import Drawn, Step
+from runner.train.tuning import fresh_tuning
 
 BLOCK_SECONDS = 0.25  # a block of updates takes about so long
 TRAIN_SECONDS = 0.5
@@ -174,7 +175,9 @@ def main(parent: Parent) -> None:
     generators.seed(recipe.seed)
     set_threads(recipe.system.threads)
     begun = time.perf_counter()
-    pipeline = assemble(recipe, registry.files)
+    # Two processes that search select different things, which is a part of what an interval is about.
+    tuning = fresh_tuning(resolve_device(recipe.device))
+    pipeline = assemble(recipe, registry.files, tuning=tuning)
     measured = Measured(pipeline, time.perf_counter() - begun)
     # The parent alone decides how threads wait, for all variants together.
     if parent.options["wait"] == "passive":

@@ -17,14 +17,10 @@ import torch
 from torch import Tensor
 
 from runner.measure.measured import Measured
-from runner.measure.memory_tracker import (
-    CallStack,
-    MemoryPeak,
-    SlotMemoryTracker,
-    living_tensors,
-)
 from runner.measure.saved_tensors import SavedTensors
+from runner.measure.tracked_update import MemoryPeak, living_tensors, track_update
 from runner.measure.update_memory import UpdateMemory
+from runner.memory.call_stack import CallStack
 from runner.system.hardware import peak_host_memory, reset_peak_host_memory, resident_memory
 from runner.system.tree import tensors
 from runner.train.assemble import Assembly
@@ -93,8 +89,7 @@ class MemoryMeter:
 
     def tracked(self, batch: Drawn) -> MemoryPeak:
         """Tracks one update."""
-        tracker = SlotMemoryTracker(self.pipeline, self.stack)
-        return tracker.measure(lambda: self.measured.advance(batch))
+        return track_update(self.pipeline, self.stack, lambda: self.measured.advance(batch))
 
     def _largest(self, values: Iterable[int | None]) -> int | None:
         sizes = [value for value in values if value is not None]

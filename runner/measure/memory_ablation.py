@@ -20,7 +20,7 @@ import torch
 
 from runner.child.spawn import START_SECONDS, Child, ChildError
 from runner.measure.ablation_folder import REPORT, RESULT, choose_folder, describe_experiment
-from runner.measure.experiment import Case, Experiment
+from runner.measure.experiment import Case, Experiment, keep_budgets
 from runner.measure.memory import UPDATES
 from runner.measure.memory_report import markdown
 from runner.measure.memory_result import (
@@ -218,6 +218,7 @@ def ablate_memory(
         UsageError: The folder belongs to something else.
         RunnerError: The recipe cannot run here, or the baseline was not measured.
     """
+    experiment = keep_budgets(experiment, registry, reporter.say)
     description = describe_experiment(experiment) | {"metric": MEMORY}
     with stop_on_signals() as stop:
         folder = choose_folder(workspace, description, out, fresh)

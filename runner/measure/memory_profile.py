@@ -17,9 +17,9 @@ import torch
 from runner.measure.memory import MemoryMeter
 from runner.measure.memory_report import MIB, mib, percent
 from runner.measure.memory_result import share
-from runner.measure.memory_tracker import MemoryPeak, MemorySample
 from runner.measure.report import print_table
 from runner.measure.saved_tensors import SavedTensors
+from runner.measure.tracked_update import MemoryPeak, MemorySample
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system import generators
@@ -42,6 +42,7 @@ from runner.system.plots import (
 )
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import assemble
+from runner.train.budget import fitted
 
 PLOT = "memory"
 FIGURES = "memory.json"
@@ -132,6 +133,7 @@ def profile_memory(
         UsageError: A stage compiles code, which the tracker cannot see, or the folder is in use.
         StorageError: The folder cannot be written.
     """
+    recipe = fitted(recipe, registry)
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files)
     _refuse_compiled([kind for kind in pipeline.stages if recipe.stages[kind].traces])
@@ -163,7 +165,7 @@ def profile_memory(
         state=peak.resident,
         slot=peak.slot,
         # asdict copies a Counter wrongly.
-        kinds=dict(peak.kinds),
+        kinds={kind.value: size for kind, size in peak.kinds.items()},
         held=_held(peak, saved),
         timeline=timeline,
         folder=folder,

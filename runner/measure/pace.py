@@ -1,4 +1,4 @@
-"""What fits into the time that there is, by how long two baselines took to start."""
+"""Predicts which variants fit into the budget, by the start-up times of two baselines."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from runner.system.files import make_folder
 from runner.system.lines import print_wrapped
 from runner.tracking.workspace import Workspace, folder_name
 from runner.train.assemble import Assembly, assemble
+from runner.train.budget import fitted
 
 STEP = "step"  # the whole of an update: drawing its batch and its noise, learning, and feeding back
 PYTHON = "(outside operators)"  # Python, and code that a stage has compiled
@@ -118,6 +119,7 @@ def profile(
     The folder is ``out``, or a new one of the workspace. After ``warmup_s`` an update counts as steady anyway.
     A UsageError if the folder holds a trace already, a StorageError if it cannot be written to.
     """
+    recipe = fitted(recipe, registry)
     generators.seed(recipe.seed)
     pipeline = assemble(recipe, registry.files)
     folder = out or workspace.root / "profiles" / f"{folder_name(recipe.name)}-{uuid.uuid4().hex[:8]}"

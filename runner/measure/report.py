@@ -62,7 +62,9 @@ that skips some, or returns earlier results, has no ratio and is *invalid*. Ever
 several processes, one after the other, for two that do the same differ as long as they live; the ratio is the mean of
 their medians, with Student's 95 % interval over processes. **effect** is unclear where the interval holds 1, or
 where the effect is no larger than that of the baseline against itself (A/A); one in twenty variants that do nothing is
-called faster or slower all the same. **compile** is the first update, with nothing compiled yet, **warm-up** what
+called faster or slower all the same. A stage that selects by measuring (a batch size, algorithms, kernels) searches
+again in every one of these processes, without what another process has selected or compiled, so that the interval
+includes the luck of its choices. **compile** is the first update, with nothing compiled yet, **warm-up** what
 follows until it is steady, **break-even** the number of updates after which the start-up has paid. **limit** is the
 share of the limit's speed that is reached. **verdict** is the gate's answer to whether the stages are harmless. *All
 but* a stage is also without what requires it, and a stage *alone* comes with what it requires."""

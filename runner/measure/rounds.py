@@ -14,6 +14,7 @@ import math
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from runner.system.errors import RunnerError, UsageError
 from runner.system.files import make_folder, open_file, sync, write_durably
 from runner.system.secrets import redact_values
 from runner.tracking.workspace import folder_name
-from runner.train.assemble import resolve_device
+from runner.train.assemble import resolve_device, setting_of
 from runner.train.signals import Stop
 from runner.verify.variants import AGAIN, BASELINE, BASELINES, variants_of, weakest
 
@@ -140,6 +141,7 @@ class Measurement:
         self.children: dict[str, Child] = {}
         self.waits = SharedWait(self.case.recipe.system, self._command)
         self.sizes: dict[str, int] = {}  # of batches, by variant
+        self.starts = Counter[str]()  # processes by variant
         self.title = f"{self.case.name}: " if self.case.name else ""  # begins what is said of a case among others
 
     @property
@@ -276,10 +278,27 @@ class Measurement:
         return left[:fit], pace
 
     def _compile(self, name: str, timeout: float) -> float:
-        """Starts a variant's first process; returns the seconds that the next will take, which finds compiled code."""
+        """Starts a variant's first process; returns the seconds that the next will take.
+
+        The next process finds compiled code, unless its stages tune: then nothing of another process is used.
+        """
         begun = time.monotonic()
         prepared = self._start([name], timeout).get(name)
-        return 0.0 if prepared is None else max(0.0, time.monotonic() - begun - float(prepared["first_s"]))
+        if prepared is None:
+            return 0.0
+        seconds = time.monotonic() - begun
+        return seconds if self._tunes(name) else max(0.0, seconds - float(prepared["first_s"]))
+
+    def _tunes(self, name: str) -> bool:
+        """Whether a stage of a variant selects something by measuring."""
+        setting = setting_of(self.case.recipe, self.device, self.stages[name])
+        return any(stage.tunes(setting) for stage in setting.stages.values())
+
+    def _compiled_folder(self, name: str) -> str:
+        """Returns the folder for the compiled code of a variant's next process."""
+        self.starts[name] += 1
+        process = f"-{self.starts[name]}" if self._tunes(name) else ""
+        return str(Path(self.compiled, folder_name(name) + process))
 
     def _start(self, names: Sequence[str], timeout: float = START_SECONDS) -> dict[str, dict[str, Any]]:
         """Gives each a process; they begin at the same time, and are prepared one after the other."""
@@ -287,7 +306,7 @@ class Measurement:
             recipe = replace(
                 self.case.recipe, stages={kind: self.case.recipe.stages[kind] for kind in self.stages[name]}
             )
-            options = {"compiled": str(Path(self.compiled, folder_name(name))), "wait": self.waits.mode}
+            options = {"compiled": self._compiled_folder(name), "wait": self.waits.mode}
             child = Child("runner.measure.measured", recipe, plugin_files=self.registry.files, options=options)
             self.children[name] = self.processes.enter_context(child)
         answers = ((name, self._ask(name, "prepare", timeout)) for name in names)

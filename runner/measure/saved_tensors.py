@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.measure.memory_tracker import CallStack, Holder
+from runner.memory.call_stack import CallStack
+from runner.memory.kinds import Holder
 
 
 class _Saved:

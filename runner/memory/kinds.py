@@ -1,15 +1,16 @@
-"""What memory is used for in an update."""
+"""Kinds and holders of the memory of an update."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 from runner.system.byte_size import format_size
 
 
 class Kind(StrEnum):
-    """What memory is used for."""
+    """Use of memory in an update."""
 
     parameters = "parameters"
     gradients = "gradients"
@@ -20,8 +21,15 @@ class Kind(StrEnum):
     other = "other"
 
 
-Usage = Mapping[tuple[Kind, str], int]
-"""Bytes by kind and by the module that holds them."""
+class Holder(NamedTuple):
+    """Slot and module that allocated memory, or saved it for backward."""
+
+    slot: str
+    module: str
+
+
+Usage = Mapping[tuple[Kind, Holder], int]
+"""Bytes by kind and by what holds them."""
 
 
 def by_kind(usage: Usage) -> dict[Kind, int]:
@@ -36,7 +44,7 @@ def by_module(usage: Usage) -> dict[str, dict[Kind, int]]:
     """Returns the bytes of every module by kind, the largest module first."""
     modules: dict[str, dict[Kind, int]] = {}
     for (kind, holder), size in usage.items():
-        sizes = modules.setdefault(holder, {})
+        sizes = modules.setdefault(holder.module, {})
         sizes[kind] = sizes.get(kind, 0) + size
     return dict(sorted(modules.items(), key=lambda item: -sum(item[1].values())))
 

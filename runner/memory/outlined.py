@@ -54,8 +54,20 @@ class OutlinedSource(Source):
         return _UNLIMITED
 
     def buckets(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
-        """Yields the batch as one bucket, because its samples are all of the largest size."""
-        yield torch.arange(self.size(batch), device=self.device), batch
+        """Yields the parts of a batch by the size of its samples, the smallest first.
+
+        Of a batch with fewer samples than the outlined one, they are the largest samples.
+        """
+        end = self.size(batch)
+        parts: list[tuple[Tensor, Batch]] = []
+        for outline in reversed(self.outline.buckets or [self.outline.batch]):
+            part = self.outline.make(outline, self._create)
+            start = max(0, end - self.size(part))
+            if start < end:
+                rows = torch.arange(start, end, device=self.device)
+                parts.append((rows, self.take(part, rows - start)))
+            end = start
+        yield from reversed(parts)
 
     def epoch_samples(self, batch_size: int) -> int | None:
         """Returns the samples of an epoch, at least one batch."""

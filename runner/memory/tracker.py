@@ -1,11 +1,11 @@
-"""Bytes of an update by kind and by module, at the moment when most are in use."""
+"""Bytes of an update by kind and by holder, at the moment when most are in use."""
 
 from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -19,24 +19,17 @@ from torch.distributed._tools.mem_tracker import (
     _UpdateType,
     _WeakRefInfo,
 )
-from torch.distributed._tools.mod_tracker import ModTracker
-from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from runner.memory.kinds import Kind, Usage
+from runner.memory.kinds import Holder, Kind, Usage
+from runner.memory.module_stack import OUTSIDE
 from runner.system.tree import stored_tensors
 
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
 
-class _Modules(ModTracker):
-    """Follows modules also in gradients with respect to a leaf, such as a penalty's."""
-
-    def _fw_pre_hook(self, mod: nn.Module, input: Any) -> None:  # noqa: A002 (torch's name)
-        # No hook may wait for the gradient of a leaf while torch.autograd.grad computes one.
-        super()._fw_pre_hook(mod, tree_map_only(Tensor, _without_leaf, input))  # type: ignore[no-untyped-call]
-
-
-def _without_leaf(tensor: Tensor) -> Tensor | None:
-    return None if tensor.is_leaf else tensor
+    from runner.memory.call_stack import CallStack
+    from runner.memory.module_stack import ModuleStack
 
 
 class _BatchRefType(_RefType):
@@ -55,41 +48,71 @@ _KINDS: Mapping[_RefType, Kind] = {
     _MemRefType.OTH: Kind.other,
     _BatchRefType.BATCH: Kind.batch,
 }
-BATCH = "batch"
+BATCH = Holder(OUTSIDE, "batch")
 """Holder of the batch and of its noise."""
-_INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default)
+EXISTING = Holder("", "")
+"""Holder of what existed before an update."""
+_INDEXED = (
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put_.default,
+    torch.ops.aten._index_put_impl_.default,
+)
 """Operations whose results depend on the numbers of a mask."""
-OUTSIDE = "update"
-"""Holder of what is made while no module is active."""
+
+
+def _ignore(total: int) -> None:
+    """Receives the bytes after an operation and does nothing."""
 
 
 class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
-    """Tracks which module holds which bytes, on one device.
+    """Tracks what holds which bytes, on one device.
 
-    Torch's tracker follows storages from their creation to their end. This one also remembers the
-    module that was active when a storage was made, and counts bytes by kind and module. A module
-    may be called several times in an update, which torch's own table of modules does not allow.
+    Torch's tracker follows storages from their creation to their end. This one also remembers what
+    was running when a storage was made, and counts bytes by kind and holder. A module may be called
+    several times in an update, which torch's own table of modules does not allow.
+
+    Tensors may be fake: then their numbers are assumed where an operation needs them.
 
     Args:
-        device: Only storages on a device of this type are counted.
+        device: Only storages on this device are counted.
+        stack: What is running. ``MemTracker`` uses it as its tracker of modules.
+        listener: Called with the total of bytes after every operation.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        stack: ModuleStack | CallStack,
+        listener: Callable[[int], None] = _ignore,
+    ) -> None:
         super().__init__()
-        self._mod_tracker = _Modules()  # type: ignore[no-untyped-call]
+        self._mod_tracker: Any = stack
+        self._stack = stack
         self._device_type = device.type
-        self._bytes: dict[tuple[Kind, str], int] = defaultdict(int)
-        self._holders: dict[_WeakRefInfo, str] = {}
-        self._total = 0
+        self._listener = listener
+        self._bytes: dict[tuple[Kind, Holder], int] = defaultdict(int)
+        self._holders: dict[_WeakRefInfo, Holder] = {}
         self._owners = WeakIdKeyDictionary()
         """Modules of parameters, by storage."""
+        self._hooks: list[RemovableHandle] = []
+        self.total = 0
+        """Bytes that are in use."""
         self.peak = 0
         self.usage: Usage = {}
         """Bytes at the peak by kind and holder."""
 
     # --- labels -------------------------------------------------------------------------------
 
-    def label_state(self, modules: Mapping[str, nn.Module], optimizers: Iterable[optim.Optimizer]) -> None:
+    def label_existing(self, tensors: Iterable[Tensor]) -> None:
+        """Labels tensors that are neither parameters nor gradients nor states of optimizers."""
+        for tensor in tensors:
+            self._label(tensor, _MemRefType.OTH)
+
+    def label_state(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Iterable[optim.Optimizer],
+    ) -> None:
         """Labels everything that exists before the first update, and follows gradients from then on.
 
         Args:
@@ -99,19 +122,18 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         for info, _ in [*self._WINFO.values()]:  # type: ignore[no-untyped-call]
             self._relabel(info, _MemRefType.OTH)
         for name, module in modules.items():
-            self._mod_tracker._known_modules[module] = name
-            self._mod_tracker._get_mod_name(module)  # type: ignore[no-untyped-call]
             for path, part in module.named_modules(prefix=name):
                 self._label_module(path, part)
         for optimizer in optimizers:
+            self._track_optimizer_states(_MemRefType.OPT, optimizer)
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._label(parameter, _MemRefType.PARAM, self._owner(parameter))
-                    self._follow_gradient(parameter)
+                    self.follow_gradient(parameter)
 
     def _label_module(self, path: str, module: nn.Module) -> None:
         for buffer in module.buffers(recurse=False):
-            self._label(buffer, _MemRefType.BUFFER, path)
+            self._label(buffer, _MemRefType.BUFFER, Holder(OUTSIDE, path))
         for parameter in module.parameters(recurse=False):
             for storage in get_untyped_storages(parameter):
                 self._owners.setdefault(storage, path)  # type: ignore[no-untyped-call]
@@ -122,26 +144,50 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         for tensor in stored_tensors(trees):
             self._label(tensor, _BatchRefType.BATCH, BATCH)
 
+    def hold_existing(self) -> None:
+        """Attributes everything that exists to no slot and no module."""
+        for info in [*self._holders]:
+            self._move(info, EXISTING)
+        # Gradients stay with the slot that computes them.
+        self._owners.clear()
+
+    def follow_gradient(self, parameter: Tensor) -> None:
+        """Labels the gradient of a leaf, now and whenever one is computed."""
+        self._label_gradient(parameter)
+        if parameter.is_leaf and parameter.requires_grad:
+            hook = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._label_gradient
+            )
+            self._hooks.append(hook)
+
     def reset_peak(self) -> None:
-        """Forgets the peak so far."""
+        """Forgets the peak so far, and counts what is in use now as the next one."""
         self.peak = 0
         self.usage = {}
+        self._note_peak()
 
-    def _owner(self, parameter: Tensor) -> str:
-        owners = (self._owners.get(storage) for storage in get_untyped_storages(parameter))  # type: ignore[no-untyped-call]
-        return next((owner for owner in owners if owner is not None), OUTSIDE)
+    def bytes_of(self, kind: Kind) -> int:
+        """Returns the bytes of a kind that are in use."""
+        return sum(size for (used_for, _), size in self._bytes.items() if used_for is kind)
 
-    def _follow_gradient(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            self._label(parameter.grad, _MemRefType.GRAD, self._owner(parameter))
-        if parameter.is_leaf and parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(self._label_gradient)  # type: ignore[no-untyped-call]
+    def __exit__(self, *error: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        super().__exit__(*error)
+
+    def _owner(self, parameter: Tensor) -> Holder | None:
+        """Returns the module of a parameter; None if it is not known."""
+        storages = get_untyped_storages(parameter)
+        paths = [self._owners.get(storage) for storage in storages]  # type: ignore[no-untyped-call]
+        path = next((path for path in paths if path is not None), None)
+        return None if path is None else Holder(OUTSIDE, path)
 
     def _label_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self._label(parameter.grad, _MemRefType.GRAD, self._owner(parameter))
 
-    def _label(self, tensor: Tensor, kind: _RefType, holder: str | None = None) -> None:
+    def _label(self, tensor: Tensor, kind: _RefType, holder: Holder | None = None) -> None:
         for info in self._update_and_maybe_create_winfos(tensor, kind):
             if holder is not None:
                 self._move(info, holder)
@@ -151,7 +197,7 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         info.reftype = kind
         self._update_snap(_UpdateType.REF, info, old_reftype=previous)
 
-    def _move(self, info: _WeakRefInfo, holder: str) -> None:
+    def _move(self, info: _WeakRefInfo, holder: Holder) -> None:
         previous = self._holders.get(info)
         if previous is None:
             return
@@ -160,7 +206,13 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         self._bytes[kind, holder] += info.mem_consumed
         self._holders[info] = holder
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return _number(args[0])
         if func in _INDEXED and any(map(_is_mask, args[1])):
@@ -182,7 +234,7 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         size = winfo.mem_consumed
         holder = self._holders.get(winfo)
         if holder is None:
-            holder = self._holders[winfo] = self._active()
+            holder = self._holders[winfo] = self._stack.holder
             if u_type is not _UpdateType.DEL:
                 self._add(kind, holder, size)
         elif u_type is _UpdateType.DEL:
@@ -194,22 +246,23 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         elif u_type is _UpdateType.SIZE and old_mem_consumed is not None:
             self._add(kind, holder, size - old_mem_consumed)
 
-    def _add(self, kind: Kind, holder: str, size: int) -> None:
+    def _add(self, kind: Kind, holder: Holder, size: int) -> None:
         self._bytes[kind, holder] += size
-        self._total += size
-
-    def _active(self) -> str:
-        """Returns the innermost module that computes, forward or backward."""
-        names = self._mod_tracker.parents - {"Global"}
-        return max(names, key=lambda name: name.count("."), default=OUTSIDE)
+        self.total += size
 
     def _track(self, reftype: _RefType, t: Tensor) -> None:
         # What an optimizer makes in a step is temporary, except for what is its state afterwards.
-        super()._track(_MemRefType.TEMP if reftype is _MemRefType.OPT else reftype, t)
+        temporary = reftype is _MemRefType.OPT
+        super()._track(_MemRefType.TEMP if temporary else reftype, t)
 
     def _update_peak_stats(self, peak_state: _State) -> None:
-        if self._total > self.peak:
-            self.peak = self._total
+        self._note_peak()
+        self._listener(self.total)
+
+    def _note_peak(self) -> None:
+        # A copy at each new maximum, because the storages are freed later.
+        if self.total > self.peak:
+            self.peak = self.total
             self.usage = {key: size for key, size in self._bytes.items() if size}
 
     def _track_optimizer_states(self, reftype: _RefType, optimizer: optim.Optimizer) -> None:

@@ -24,7 +24,7 @@ from runner.plugin.loading import load_batches
 from runner.plugin.metric_names import join_metrics
 from runner.plugin.mistakes import noted
 from runner.plugin.progress import Progress
-from runner.plugin.rows import Rows, TensorRows
+from runner.plugin.rows import Rows, SelectedRows, TensorRows
 from runner.plugin.source import Batch, Source, State
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import method_named
@@ -279,6 +279,13 @@ class DatasetSource(Source):
         problem = f"the held-out stream of '{self.config.kind}' begins with other samples when it is read again"
         hint = "return a new iterator from __iter__, seed what is random in it there, or use data.workers: 1"
         raise UsageError(f"data: {problem}, so evaluations would differ: {hint}")
+
+    def limit_evaluation(self, samples: int) -> None:
+        """Evaluates at most this number of held-out samples, evenly spread, if they are in memory."""
+        if not isinstance(self.held_out, Rows) or len(self.held_out) <= samples:
+            return
+        spread = torch.arange(samples) * len(self.held_out) // samples
+        self.held_out = SelectedRows(self.held_out, spread.to(self._home(self.held_out)))
 
     def held_out_batches(self) -> Iterator[Batch]:
         """All of the held-out set, in order, in batches of the recipe's size; the last may be smaller.

@@ -81,6 +81,11 @@ class LearnerConfig(JudgedFace, ABC):
     """What it answers then (``Learner.answered``)."""
     page: ClassVar[str | None] = None
     """A folder with ``index.html`` that is served beside it, from the folder of the module; None if there is none."""
+    prediction_batch: ClassVar[int | None] = None
+    """Most samples that ``predict`` computes together; it computes a larger batch in parts. None: all of them.
+
+    Set it where a prediction is slow: ``runner verify`` then compares the predictions of fewer samples.
+    """
 
     init_from: Annotated[str | None, Anchor(named=True)] = Field(default=None, exclude=True)
     """A run with whose weights the model begins, where names and shapes are the same: its name, digits or folder."""
@@ -252,6 +257,13 @@ class StageConfig(Face, ABC):
     def inactive(self, setting: Setting) -> str | None:
         """The reason why the stage has nothing to do here, or None; a UsageError where it must not run at all."""
         return None
+
+    def tunes(self, setting: Setting) -> bool:
+        """Returns whether the stage selects something by measuring, which the lock of a run then records.
+
+        Each timed process of an ablation searches again, so that its interval includes the luck of the choices.
+        """
+        return False
 
     @classmethod
     def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:  # noqa: ARG003 (some depend on it)

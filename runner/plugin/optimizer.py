@@ -31,6 +31,33 @@ Spared = Literal["biases", "norms", "embeddings"]
 SPARED: tuple[Spared, ...] = get_args(Spared)
 OWN = ("max_grad_norm", "spare")  # settings that are none of torch's
 
+_DESCRIPTIONS = {
+    "adjust_lr_fn": "Adjustment of the learning rate to a matrix's shape: original (also null) or match_rms_adamw.",
+    "alpha": "Smoothing constant of the average of squared gradients; of asgd, the power of the step size.",
+    "amsgrad": "Whether the maximum of past second moments is used.",
+    "beta2_decay": "Exponent of the decay of the second moment's average.",
+    "betas": "Decay rates of the averages of the gradient and of its square.",
+    "centered": "Whether the gradient is divided by an estimate of its standard deviation.",
+    "d": "Threshold at which an update is clipped.",
+    "dampening": "Share of the gradient that momentum leaves out.",
+    "decoupled_weight_decay": "Whether weight decay is applied to the parameters only, as adamw does.",
+    "eps": "Term added to a denominator for numerical stability; of adafactor a pair, the second for parameter scales.",
+    "etas": "Factors by which a step size falls and rises.",
+    "initial_accumulator_value": "First value of the sum of squared gradients.",
+    "lambd": "Decay of the parameters in each step.",
+    "lr_decay": "Decay of the learning rate with the number of updates.",
+    "maximize": "Whether the loss is maximized instead of minimized.",
+    "momentum": "Momentum factor.",
+    "momentum_decay": "Decay of the momentum factor.",
+    "nesterov": "Whether momentum is Nesterov's.",
+    "ns_coefficients": "Coefficients of the Newton-Schulz polynomial.",
+    "ns_steps": "Number of Newton-Schulz iterations.",
+    "rho": "Decay rate of the averages of squared gradients and updates.",
+    "step_sizes": "Smallest and largest step size.",
+    "t0": "Update after which parameters are averaged.",
+    "weight_decay": "Weight decay; parameters listed in spare have none.",
+}
+
 
 def _as_written(value: Any, check: Callable[[Any], Any], info: ValidationInfo) -> Any:
     """Leaves a whole number one, so that a lock reads like its recipe."""
@@ -243,7 +270,12 @@ def settings_of(kind: str) -> type[OptimizerSettings]:
         default = re.sub(r"\b[A-Z]\w*", lambda constant: constants.get(constant[0], constant[0]), ast.unparse(written))
         with suppress(ValueError):  # of a setting that no recipe can write
             value = ast.literal_eval(default)
-            fields[argument.arg] = _type(ast.unparse(argument.annotation), value), value
+            # A later torch may have settings that are not listed here.
+            description = _DESCRIPTIONS.get(argument.arg, f"See torch.optim.{name}.")
+            if argument.arg == "lr":
+                description = "The learning rate before any schedule."
+            annotation = _type(ast.unparse(argument.annotation), value)
+            fields[argument.arg] = annotation, Field(default=value, description=description)
     settings = create_model(name, __base__=OptimizerSettings, **fields)
     settings.kind = kind
     return settings

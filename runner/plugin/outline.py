@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,8 @@ class SourceOutline:
     Attributes:
         batch: The tree of a batch, with a ``TensorOutline`` for each tensor.
         largest: Which batch that is, for a person; empty if all batches have the same shapes.
+        buckets: Outlines of the parts into which ``Source.buckets`` cuts that batch, the smallest
+            samples first; empty if they are as large as one another.
         sizes: As ``Source.sizes``.
         tables: As ``Source.tables``, with a ``TensorOutline`` for each tensor.
         classes: As ``Source.classes``.
@@ -45,6 +47,7 @@ class SourceOutline:
 
     batch: Mapping[str, Any]
     largest: str = ""
+    buckets: Sequence[Mapping[str, Any]] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     tables: Mapping[str, TensorOutline] = field(default_factory=dict)
     classes: tuple[str, ...] = ()

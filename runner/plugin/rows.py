@@ -55,3 +55,23 @@ class TensorRows:
     def to(self, device: torch.device) -> TensorRows:
         """The same rows on a device."""
         return TensorRows({name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+
+class SelectedRows:
+    """Some rows of other data, in the order of their numbers."""
+
+    def __init__(self, rows: Rows, index: Tensor) -> None:
+        self.rows = rows
+        self.index = index
+        self.nbytes = rows.nbytes
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, index: Tensor) -> Batch:
+        """Returns the rows with these numbers among the selected ones."""
+        return self.rows.take(self.index[index])
+
+    def to(self, device: torch.device) -> SelectedRows:
+        """Returns the same rows on a device."""
+        return SelectedRows(self.rows.to(device), self.index.to(device))

@@ -169,6 +169,9 @@ class Source(ABC):
             raise RunnerError(f"{who} was given a whole batch, and failed: {said}; {whole}") from error
         return None
 
+    def limit_evaluation(self, samples: int) -> None:  # noqa: B027 (a simulator has no such samples)
+        """Evaluates at most this number of held-out samples from now on, where the source can."""
+
     def statistics(self) -> dict[str, float]:
         """What happened while drawing since the last call; logged as ``train/<name>``."""
         return {}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from runner.plugin.faces import SourceConfig
     from runner.plugin.learner import Learner
     from runner.plugin.source import Batch, Source, State
+    from runner.plugin.tuning import Choices
 
 
 class Stage(ABC):
@@ -80,6 +81,10 @@ class Plan(Protocol):
     def note(self, text: str) -> None:
         """Says something about the stage in the closing table."""
 
+    @property
+    def choices(self) -> Choices:
+        """What the stage selects by measuring, which the run keeps."""
+
 
 class Pipeline(Protocol):
     """What ``Stage.attach`` takes hold of."""
@@ -93,6 +98,10 @@ class Pipeline(Protocol):
     """Whether batches of one size may have tensors of different shapes."""
     folder: Path | None
     """Where stages keep what they make of a finished run; None if nothing is kept."""
+
+    @property
+    def choices(self) -> Choices:
+        """What the stage selects by measuring, which the run keeps."""
 
     def batches(self) -> Iterator[tuple[Batch, Batch]]:
         """Batches without end, each with its noise, as updates draw them; there are optimizers by then."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.plugin.registry import SECTIONS, Registry
+from runner.plugin.tuning import Setup
 from runner.recipe.document import (
     DEFAULT,
     MAPPING,
@@ -28,6 +29,7 @@ from runner.recipe.document import (
 from runner.recipe.fill import Model, face_of, fill, optimizers, plugin_section, secrets_of, stages
 from runner.recipe.mapping import node_of
 from runner.recipe.recipe import Head, Recipe, TrainConfig, conflicts, flatten
+from runner.recipe.tuning import locked_tuning
 from runner.system.errors import UsageError
 from runner.system.names import nearest, shown_path, suggestion
 from runner.system.secrets import MASK, REFUSED_NAME, has_secret, redact, register
@@ -57,6 +59,8 @@ def load(reference: str | Path | Mapping[str, Any], sets: Sequence[str | Node], 
         found = layers(path, sets, problems)
     composed = reduce(merge, found)
     recipe = _validated(path, composed, catalog, problems)
+    if is_lock(path):
+        recipe = replace(recipe, tuning=locked_tuning(read(path, problems), recipe))
     # Also what another layer has replaced: a patch, or a study's file, may quote it.
     register(*(str(leaf.value) for layer in found for leaf in secrets_of(recipe, layer)))
     if names := list(_names_with_secrets(composed)):
@@ -113,14 +117,16 @@ def _taken_by(kind: Node) -> str:
     return f"; a file of that kind is for: {verb} {shown_path(Path(kind.place.source))}" if verb else ""
 
 
-def from_values(values: Mapping[str, Any], path: str, origins: Mapping[str, Place], catalog: Registry) -> Recipe:
+def from_values(
+    values: Mapping[str, Any], path: str, origins: Mapping[str, Place], catalog: Registry, tuning: Setup | None = None
+) -> Recipe:
     """A recipe that another process has loaded and given to this one; it may lack a plugin here (``RecipeError``).
 
     The values are with secrets, and the path is of the file that it was loaded from, which is not read.
     """
     problems: list[Problem] = []
     root = parse(json.dumps(values, ensure_ascii=False), path, problems)
-    return replace(_validated(Path(path), root, catalog, problems), origins=origins)
+    return replace(_validated(Path(path), root, catalog, problems), origins=origins, tuning=tuning)
 
 
 def assignments(values: Mapping[str, Any]) -> list[str]:

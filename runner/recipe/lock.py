@@ -17,7 +17,9 @@ from runner.recipe.document import MAPPING, LockError, Place, Problem, RecipeErr
 from runner.recipe.fill import fill, secrets_of
 from runner.recipe.provenance import Checkout, code_digests, plugin_sources, source, versions
 from runner.recipe.recipe import Recipe, flatten
+from runner.recipe.tuning import TUNING, settings_of_data
 from runner.system.escapes import restore_undecodable
+from runner.system.faults import reach
 from runner.system.files import read_regular, remove, sha256, write_durably
 from runner.system.hardware import hardware
 from runner.system.manifest import FileDigest, Manifest
@@ -60,7 +62,7 @@ class Drift:
 def write_lock(
     recipe: Recipe, run_dir: Path, catalog: Registry, results: Path | None = None,
     init_from: Mapping[str, Any] | None = None, processor: Mapping[str, Any] | None = None,
-    fingerprint: str | None = None, checkout: Checkout | None = None,
+    fingerprint: str | None = None, checkout: Checkout | None = None, tuning: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
     """Writes ``recipe.lock.yaml``, and ``source.patch`` beside it if the source differs from its commit.
 
@@ -68,6 +70,7 @@ def write_lock(
     secrets are redacted in the patch too; a change in the folder ``results`` is none of the source's.
     ``init_from`` says which weights the model began with, ``processor`` how the training uses the processor, and
     ``fingerprint`` tells its data from others. ``checkout`` is what ``source`` returned if the caller needs it too.
+    ``tuning`` are the tuning choices so far, as ``Tuning.data`` returns them.
     """
     if checkout is None:
         checkout = source(recipe.path, results)
@@ -79,6 +82,7 @@ def write_lock(
     head = {"lock": VERSION, "digest": recipe.digest} | ({} if init_from is None else {"init_from": dict(init_from)})
     head |= {} if processor is None else {PROCESSOR: dict(processor)}
     head |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
+    head |= redact_values({TUNING: dict(tuning)}) if tuning else {}
     facts = head | _facts(recipe, catalog, checkout) | redact_values({"origins": origins})
     facts |= _plugin_facts(recipe, run_dir, catalog)
     # The code comes last: a lock that is cut anywhere lacks of it.
@@ -106,18 +110,13 @@ def _recorded_path(path: Path, run_dir: Path) -> str:
     return os.path.relpath(absolute, folder) if absolute.is_relative_to(project) else str(absolute)
 
 
-def _settings_of_data(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what decides which data are read, not from where or by how many processes."""
-    return {name: str(value) for name, value in flatten(values) if name not in ("workers", "root", "file", "folder")}
-
-
 def data_drift(locked: Mapping[str, Any], recipe: Recipe, fingerprint: str | None) -> Drift | None:
     """Returns the difference between the data of a lock and those that are there now; None if there is none.
 
     Of other settings for the data, which are a drift of their own, other data are expected.
     """
     before = (locked.get(DATA) or {}).get("fingerprint")
-    is_same_source = _settings_of_data(locked["recipe"]["data"]) == _settings_of_data(recipe.values()["data"])
+    is_same_source = settings_of_data(locked["recipe"]["data"]) == settings_of_data(recipe.values()["data"])
     if before is None or before == fingerprint or not is_same_source:
         return None
     return Drift("data.fingerprint", str(before)[:12], str(fingerprint or "absent")[:12], matters=True)
@@ -150,6 +149,22 @@ def update_lock(
     locked |= {} if fingerprint is None else {DATA: {"fingerprint": fingerprint}}
     locked |= {"digest": recipe.digest, "origins": redact_values(origins)} | _plugin_facts(recipe, run_dir, catalog)
     manifest.store_text(path, signed(dump(locked | facts), run_dir))
+
+
+def write_tuning(run_dir: Path, data: Mapping[str, Any]) -> None:
+    """Replaces the tuning choices in the lock of a run; does nothing if they are there already."""
+    path = run_dir / LOCK_NAME
+    locked: dict[str, Any] = read(path, []).plain()
+    if (locked.get(TUNING) or {}) == data:
+        return
+    # The code comes last: a lock that is cut anywhere lacks of it.
+    code = locked.pop("code", None)
+    locked.pop(TUNING, None)
+    locked |= redact_values({TUNING: dict(data)}) if data else {}
+    if code is not None:
+        locked["code"] = code
+    Manifest(run_dir).store_text(path, signed(dump(locked), run_dir))
+    reach("tuning.stored")
 
 
 def copy_recipe(recipe: Recipe, target: Path) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runner.plugin.contract import Objective
     from runner.plugin.faces import LearnerConfig, SourceConfig, StageConfig
     from runner.plugin.optimizer import OptimizerSettings
+    from runner.plugin.tuning import Setup
     from runner.recipe.document import Node
 
 Count = Annotated[int, Field(ge=1)]
@@ -219,6 +220,7 @@ class Recipe:
     off: tuple[str, ...]  # the stages that the recipe names and switches off
     inference: Mapping[str, StageConfig]  # those that are on once the model is trained, in the order of attaching
     origins: Mapping[str, Place]  # of every value, by dotted path
+    tuning: Setup | None = None  # choices of the lock that it was loaded from
 
     def values(self, *, masked: bool = True) -> dict[str, Any]:
         """The recipe with nothing left to defaults, as plain values that JSON can hold.

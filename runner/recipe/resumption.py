@@ -43,10 +43,10 @@ _REFUSED = {
     "name": "it names the run's folder",
     "seed": "samples and random numbers of the whole run follow from it",
     "model.kind": "the checkpoint is of another model",
-    "model.init_from": "the weights were taken when the run began",
+    "model.init_from": "the weights were read when the run started",
     "data.kind": "the place in the data means nothing in others",
     "train.batch_size": "the place in the data is counted in batches",
-    "system.threads": "a resumed run has the threads with which it began",
+    "system.threads": "a resumed run keeps its number of threads",
     "tracking.experiment": "the run is in that experiment of MLflow",
 }
 _APPLIED = {
@@ -89,7 +89,7 @@ def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
         return Rule("applied", _APPLIED[setting])
     section, _, rest = path.partition(".")
     if any(path == other or path.startswith(f"{other}.") for other in fixed):
-        return Rule("refused", "it decides how a training begins")
+        return Rule("refused", "it decides how a training starts")
     if section == "train" and rest in UNITS:
         return Rule("applied", "as the new length; another unit is refused")
     if section == "optimizer":

@@ -100,7 +100,8 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
     faces = (face_of(catalog, "model", kind) for kind in catalog.kinds("model"))
     roles = sorted({role for face in faces if face for role in face.roles})
     description = "One of torch.optim for all roles of the learner, or one for each; left out, the learner's own."
-    return {"description": description, "anyOf": [one, _closed(dict.fromkeys(roles, one))]}
+    by_role = {role: {**one, "description": f"The optimizer of the role {role}."} for role in roles}
+    return {"description": description, "anyOf": [one, _closed(by_role)]}
 
 
 def _closed(properties: Json) -> Json:

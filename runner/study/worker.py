@@ -39,6 +39,7 @@ from runner.tracking.periodic import Periodic
 from runner.tracking.record import Status
 from runner.tracking.store import Store
 from runner.tracking.workspace import SPOOL, RunFolder, Workspace, folder_name
+from runner.train.budget import fitted
 from runner.train.checkpoint import CHECKPOINTS, checkpoints
 from runner.train.signals import Stop
 
@@ -238,7 +239,7 @@ class _TrialRun:
         reach("study.suggested")
         self._say(", ".join(f"{path.rpartition('.')[2]} {spelled(value)}" for path, value in self._params.items()))
         try:
-            recipe = self._definition.recipe_of(settled)
+            recipe = self._recipe(settled)
         except RecipeError as error:
             self._tell(Ended(Cause.INVALID, str(error)))
             return
@@ -257,6 +258,15 @@ class _TrialRun:
         reach("study.trained")
         self._tell(ended)
         reach("study.told")
+
+    def _recipe(self, settled: Mapping[str, Any], seed: int | None = None) -> Recipe:
+        """Returns the recipe of a training, with the stages that its memory budget needs.
+
+        Raises:
+            RecipeError: The settings do not fit together, or the plan exceeds the budget.
+        """
+        recipe = self._definition.recipe_of(settled, seed)
+        return fitted(recipe, self._definition.catalog, self._say)
 
     def _judged(self, recipe: Recipe) -> Ended | None:
         """What the gate has against the configuration; asked once a study for stages with the same settings."""
@@ -285,7 +295,7 @@ class _TrialRun:
         for number, seed in enumerate(seeds, start=1):
             prefix = f"seed_{seed}/" if len(seeds) > 1 else ""
             folder = self._folder / f"seed-{seed}"
-            ended = self._train_one(self._definition.recipe_of(settled, seed), folder, prefix)
+            ended = self._train_one(self._recipe(settled, seed), folder, prefix)
             if ended.cause != Cause.DONE:
                 return ended
             logged = kept.logged_by(folder / SPOOL, prefix)

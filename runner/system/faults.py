@@ -19,6 +19,7 @@ POINTS = (
     "start.named",  # the folder's record has MLflow's id, the folder is not named after it yet
     "manifest.replaced",  # a file is replaced, the manifest has its old digest beside the new one
     "start.locked",  # the lock is written, training has not begun
+    "tuning.stored",  # the lock has a tuning choice of the update that has just ended
     "resume.loaded",  # the state is restored, training has not begun
     "spool.append",  # a line has been written
     "spool.sync",  # before the disk is asked to keep the lines

@@ -113,6 +113,8 @@ def _environment(client: MlflowClient, run: Run) -> dict[str, str]:
         values = read(Path(client.download_artifacts(run.info.run_id, LOCK_NAME, folder)), []).plain()
         for section in _LOCKED:
             locked |= {name: str(value) for name, value in flatten(values.get(section) or {}, section)}
+        choices = (values.get("tuning") or {}).get("choices") or {}
+        locked |= {name: str(value) for name, value in flatten(choices, "tuning")}
     return {"status": run.info.status, **tags, **locked}
 
 

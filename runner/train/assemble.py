@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from runner.plugin.learner import Learner
 from runner.plugin.progress import Progress
 from runner.plugin.source import Batch, Source, State
 from runner.plugin.stage import Probe
+from runner.plugin.tuning import Choices, Tuning
 from runner.plugin.works import imported
 from runner.recipe.document import DEFAULT, Problem, RecipeError, is_lock
 from runner.recipe.recipe import Recipe
@@ -25,75 +25,12 @@ from runner.system.errors import CheckpointError, RunnerError, UsageError
 from runner.system.names import method_named
 from runner.system.tree import map_tensors
 from runner.train.resuming import apply_changed_settings, refuse_other_classes, settings_of_state
+from runner.train.stage_watch import StageReport, Watch
 from runner.train.state_schema import check_finite, check_weights, fitting
+from runner.train.tuning import tuning_of
 
 if TYPE_CHECKING:
     from runner.train.init_from import Start
-
-
-@dataclass
-class StageReport:
-    """What became of a stage that the recipe switches on."""
-
-    kind: str
-    active: bool
-    reason: str | None = None
-    """Why it is not active."""
-    notes: list[str] = field(default_factory=list)
-    """What the stage has to say about this run."""
-
-
-@dataclass
-class Watch:
-    """Remembers which of the slots that stages hold are called: one whose slots nobody calls has nothing to do.
-
-    Its wrappers are the outermost while they are there, and nothing of it stays. None is there when a slot that is
-    traced (compiled) is called: what is called inside cannot be seen then, and is believed to be.
-    """
-
-    slots: Slots
-    outside: frozenset[str]
-    """Slots that are called outside of an update: by the training step, by the source, for an answer."""
-    held: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Slots by stage."""
-    undeclared: dict[str, list[str]] = field(default_factory=dict)
-    """Slots that a stage takes hold of although its settings do not say so."""
-    called: set[str] = field(default_factory=set)
-    updates: int = 0
-    _traced: set[str] = field(default_factory=set)
-
-    @contextmanager
-    def attaching(self, stage: StageConfig, report: StageReport, compilable: Collection[str]) -> Iterator[None]:
-        """Sees which slots the stage takes hold of inside the ``with``."""
-        before = dict(vars(self.slots))
-        yield
-        taken = {name for name, step in vars(self.slots).items() if step is not before.get(name)}
-        if (stage.claims or stage.wraps) and not taken:
-            report.active, report.reason = False, "it takes hold of none of the slots that it declares"
-        declared = stage.claims | stage.wraps | (self.outside - STEP) | {*(compilable if stage.traces else ())}
-        self.undeclared[stage.kind] = sorted(taken - declared)  # those of a source cannot be declared
-        if stage.traces:
-            self._traced |= taken
-        works_through = taken if stage.works_through is None else stage.works_through
-        self.held[stage.kind] = frozenset(works_through - self.outside)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Remembers what is called inside the ``with``."""
-        steps = {name: getattr(self.slots, name) for name in frozenset().union(*self.held.values()) - self.called}
-
-        def seen(name: str, *args: Any, **kwargs: Any) -> Any:
-            self.called.add(name)
-            if name in self._traced:
-                self.called |= steps.keys() - {"make_optimizer"}  # which is called before the first update
-                vars(self.slots).update(steps)
-            return steps[name](*args, **kwargs)
-
-        vars(self.slots).update({name: partial(seen, name) for name in steps})
-        try:
-            yield
-        finally:
-            vars(self.slots).update(steps)
 
 
 class Assembly:
@@ -105,6 +42,7 @@ class Assembly:
     def __init__(
         self, recipe: Recipe, plugin_files: Sequence[Path], device: torch.device, batch_size: int,
         resumed: State | None, build_source: Callable[[Any, Context], Source] | None = None,
+        tuning: Tuning | None = None,
     ) -> None:  # fmt: skip
         """Lets stages prepare, builds learner and source (or another source), attaches stages, makes optimizers."""
         self.recipe, self.plugin_files, self.device, self.batch_size = recipe, plugin_files, device, batch_size
@@ -114,16 +52,11 @@ class Assembly:
         active = {kind: stage for kind, stage in recipe.stages.items() if self._is_active(stage, setting)}
         source, learner = build_source or imported(recipe.data), imported(recipe.model)  # before anything is built
         self.stages = {kind: imported(stage)(stage.recorded()) for kind, stage in active.items()}
-        if resumed is None:
-            for kind, stage in self.stages.items():
-                self._speaking = self.reports[kind]
-                stage.prepare(self)
-        else:
-            self.batch_size = resumed["batch_size"]
-            for kind in resumed["prepared"].keys() & self.reports.keys():  # a drifted recipe may have switched it off
-                self.reports[kind].notes += resumed["prepared"][kind]
-        self.prepared = {kind: list(report.notes) for kind, report in self.reports.items() if report.notes}
-        """What stages have said about their choices (a batch size), which a resumed run must not make again."""
+        self.tuning = tuning_of(recipe, device) if tuning is None else tuning
+        self._fixed = frozenset(kind for kind, stage in active.items() if stage.prepares)
+        """Stages whose choices cannot change after the first update."""
+        self.prepared = self._prepare(resumed)
+        """Notes of stages about the batch size, which a resumed run keeps."""
 
         self.slots, train = Slots(), recipe.train
         self.context = Context(device, self.slots, recipe.seed, train.batch_size, recipe.optimizer, train.ema)
@@ -161,6 +94,20 @@ class Assembly:
         asked = {kind: stage for kind, stage in self.stages.items() if resumed is None or not active[kind].prepares}
         self._recorded = {f"optimization.{kind}": stage.config for kind, stage in asked.items()}
         self._recorded |= {"model": model, "data": data}
+
+    def _prepare(self, resumed: State | None) -> dict[str, list[str]]:
+        """Lets stages change what is built, or restores what they have changed; returns their notes."""
+        if resumed is None:
+            for kind, stage in self.stages.items():
+                self._speaking = self.reports[kind]
+                stage.prepare(self)
+        else:
+            self.batch_size = resumed["batch_size"]
+            self.tuning.restore(resumed.get("tuning", {}), self._fixed)
+            # A changed recipe may have switched one off.
+            for kind in resumed["prepared"].keys() & self.reports.keys():
+                self.reports[kind].notes += resumed["prepared"][kind]
+        return {kind: list(report.notes) for kind, report in self.reports.items() if report.notes}
 
     def _adapted(self, data: SourceConfig) -> SourceConfig:
         """Returns the settings of the source as the stages have changed them."""
@@ -280,6 +227,11 @@ class Assembly:
         """Adds a note to the stage that prepares, or that is being attached."""
         self._speaking.notes.append(text)
 
+    @property
+    def choices(self) -> Choices:
+        """The tuning choices of the stage that prepares, or that is being attached."""
+        return self.tuning.of(self._speaking.kind)
+
     def batches(self) -> Iterator[tuple[Batch, Batch]]:
         """Batches without end, each with its noise, as updates draw them."""
         from runner.train.step import Step  # which knows this pipeline
@@ -329,6 +281,7 @@ class Assembly:
             "settings": settings_of_state(self.recipe),
             "classes": list(self.source.classes),
             "prepared": self.prepared,
+            "tuning": self.tuning.data(),
             "device": self.device.type,
         }
 
@@ -350,6 +303,7 @@ class Assembly:
             for name, saved in state["generators"].items():
                 self.context.generator(name).set_state(saved.cpu())
             self.batch_size = state["batch_size"]
+            self.tuning.restore(state.get("tuning", {}), self._fixed)
 
     def load_learnt(self, state: State) -> None:
         """Restores learner, stages and progress on any device, without what only a training needs.
@@ -378,16 +332,26 @@ def resolve_device(name: str) -> torch.device:
 
 
 def assemble(
-    recipe: Recipe, plugin_files: Sequence[Path] = (), *, batch_size: int | None = None, resumed: State | None = None
-) -> Assembly:
-    """Builds the pipeline of a recipe, with another batch size if one is given; a UsageError if it cannot run here.
+    recipe: Recipe, plugin_files: Sequence[Path] = (), *, batch_size: int | None = None,
+    resumed: State | None = None, tuning: Tuning | None = None,
+) -> Assembly:  # fmt: skip
+    """Builds the pipeline of a recipe.
 
-    ``resumed`` is the pipeline's state in a checkpoint: what stages have chosen before (the batch size) stays chosen.
+    Args:
+        recipe: The recipe.
+        plugin_files: Files of its plugins.
+        batch_size: Another batch size than the recipe's.
+        resumed: State of the pipeline in a checkpoint. The batch size that a stage has selected stays.
+        tuning: Tuning choices; those of the lock that the recipe was loaded from, if none are passed.
+
+    Raises:
+        UsageError: It cannot run here, or its tuning choices are of another machine.
     """
     device = resolve_device(recipe.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams and graphs belong to the current device
-    return Assembly(recipe, plugin_files, device, batch_size or recipe.train.batch_size, resumed)
+    size = batch_size or recipe.train.batch_size
+    return Assembly(recipe, plugin_files, device, size, resumed, tuning=tuning)
 
 
 def setting_of(recipe: Recipe, device: torch.device, kinds: Collection[str] | None = None) -> Setting:

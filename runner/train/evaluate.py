@@ -18,12 +18,13 @@ from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import UsageError
 from runner.tracking.workspace import RunFolder
-from runner.train.assemble import assemble
+from runner.train.assemble import assemble, resolve_device
 from runner.train.checkpoint_files import read_manifest
 from runner.train.chosen import Which, load_chosen
 from runner.train.loop import evaluated
 from runner.train.run import RunResult
 from runner.train.trained import trained
+from runner.train.tuning import answering_tuning
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def evaluate(
     path, state = load_chosen(folder, which, is_training=True)
     with generators.exclusive(f"the evaluation of {folder.name}"):
         generators.seed(recipe.seed)
-        pipeline = assemble(recipe, registry.files, resumed=state["pipeline"])
+        tuning = answering_tuning(recipe, resolve_device(recipe.device))
+        pipeline = assemble(recipe, registry.files, resumed=state["pipeline"], tuning=tuning)
         pipeline.load_learnt(state["pipeline"])
         metrics = evaluated(pipeline)
         if picture is not None:

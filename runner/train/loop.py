@@ -99,8 +99,6 @@ class Loop:
             try:
                 if not position:
                     self._rehearse_checkpoint()
-                    if self.pipeline.prepared:  # what was measured would come out differently another time
-                        self.save()
                 while position < end and self.stop.asked is None:
                     before, began = position, perf_counter()
                     while position == before:  # a stretch of work, in the midst of which no training ends
@@ -174,6 +172,8 @@ class Loop:
 
     def follow(self, output: dict[str, Any]) -> None:
         """What has to be done after each update."""
+        # Before anything is logged: a killed run makes the same choices again.
+        self.pipeline.tuning.commit()
         self.output = output
         self.means.add(output)
         updates = self.progress.updates
@@ -305,6 +305,7 @@ class Loop:
         """
         with self.display.phase("evaluating"), self.activities.measure("evaluate"):
             metrics = evaluated(self.pipeline)
+        self.pipeline.tuning.commit()
         self._publish({f"eval/{name}": value for name, value in metrics.items()})
         recipe = self.pipeline.recipe
         objective = recipe.objective

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 
 from runner.memory.fake import fake_tensors
 from runner.memory.kinds import Usage
+from runner.memory.module_stack import ModuleStack
 from runner.memory.outlined import outline_of_batch, outlined
 from runner.memory.plan import MemoryPlan
 from runner.memory.tracker import UpdateTracker
@@ -111,13 +112,16 @@ def _update(
     *, is_fake: bool,
 ) -> tuple[Usage, tuple[str, ...]]:  # fmt: skip
     """Computes updates under the tracker; returns the highest usage, and the active stages."""
-    tracker = UpdateTracker(device)
+    stack = ModuleStack()  # type: ignore[no-untyped-call]
+    tracker = UpdateTracker(device, stack)
     batch_size = recipe.train.batch_size
     with fake_tensors() if is_fake else nullcontext(), tracker:
         build = outlined(outline)
         pipeline = Assembly(recipe, plugin_files, device, batch_size, None, build)
         optimizers = [optimizer for _, optimizer in pipeline.learner.optimizers()]
-        tracker.label_state(pipeline.learner.modules(), optimizers)
+        modules = pipeline.learner.modules()
+        stack.name_modules(modules)
+        tracker.label_state(modules, optimizers)
         highest: tuple[int, Usage] = 0, {}
         for step in _steps(pipeline, optimizers):
             drawn = step.draw()

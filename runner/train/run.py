@@ -21,34 +21,42 @@ from runner.plugin.mistakes import described, mistake, told
 from runner.plugin.registry import Registry
 from runner.recipe.document import is_lock
 from runner.recipe.loader import assignments, load
-from runner.recipe.lock import copy_recipe, data_drift, locked_threads, read_lock, update_lock, write_lock
+from runner.recipe.lock import (
+    copy_recipe,
+    data_drift,
+    locked_threads,
+    read_lock,
+    update_lock,
+    write_lock,
+    write_tuning,
+)
 from runner.recipe.provenance import Checkout, source
 from runner.recipe.recipe import Recipe
 from runner.recipe.resumption import Change, refuse_fixed
 from runner.system import generators
 from runner.system.errors import ExitCode, PluginError, RunnerError, UsageError
 from runner.system.faults import reach
-from runner.system.hardware import hardware
-from runner.system.lines import figures
 from runner.system.names import shown_path
 from runner.system.places import LOCK_NAME
 from runner.system.processor import ProcessorUse, share_processor
 from runner.system.secrets import redact
 from runner.system.terminal import print_error
 from runner.tracking import RunFolder, Status, Workspace, run_log
-from runner.tracking.description import DESCRIPTION, code, describe
-from runner.tracking.keys import mlflow_key
+from runner.tracking.description import DESCRIPTION
 from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import computing
-from runner.train.assemble import Assembly, StageReport, assemble
+from runner.train.assemble import Assembly, assemble, resolve_device
 from runner.train.budget import fitted
 from runner.train.chosen import Best, best_of, load_resumed
 from runner.train.interruption import interruptible
 from runner.train.loop import Loop
 from runner.train.model import write_model
 from runner.train.outputs import Display, NoOutput
+from runner.train.run_tags import description_of, resume_tags, stage_tags, start_tags
 from runner.train.signals import Stop, stop_on_signals
+from runner.train.stage_watch import StageReport
 from runner.train.stall_report import StallReport
+from runner.train.tuning import fresh_tuning
 
 PathLike = str | Path
 PATIENCE_SECONDS = 30.0
@@ -123,11 +131,12 @@ def train(
 def run(
     recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
     drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
-    parent: tuple[str, str] | None = None, takeover: bool = False, allow_drift: bool = False,
+    parent: tuple[str, str] | None = None, takeover: bool = False, allow_drift: bool = False, retune: bool = False,
 ) -> RunResult:  # fmt: skip
     """Trains a recipe, or resumes the run of a folder from its newest usable checkpoint.
 
     A resumed run has its lock's recipe; ``drift`` lists what has changed. ``parent`` is a group and its MLflow run.
+    With ``retune``, stages search again instead of taking over the tuning choices of a lock.
 
     Raises:
         UsageError: the run's process is alive.
@@ -144,26 +153,24 @@ def run(
         if folder is None:
             recipe = fitted(recipe, registry, log.keep)
         else:
-            folder.claim(takeover=takeover)
-            stack.callback(folder.release)
+            stack.enter_context(_claimed(folder, takeover))
             state = load_resumed(folder.checkpoints)
-        changes = [] if folder is None else refuse_fixed(read_lock(folder.path / LOCK_NAME)["recipe"], recipe)
+        changes = _changes(folder, recipe)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
         generators.seed(recipe.seed)
         with display.phase("assembling"):
-            pipeline = assemble(recipe, registry.files, resumed=state["pipeline"] if state else None)
-        _report_start(pipeline)
+            pipeline = _assembled(recipe, registry, state, retune)
         fingerprint = _fingerprint(pipeline, display)
         drift = [*drift, *_changed_data(recipe, folder, fingerprint, allow_drift)]
         cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
         checkout = None if state else source(recipe.path)
-        tags = {} if state else _tags(recipe, pipeline, parent, checkout)
+        tags = {} if state else start_tags(recipe, pipeline, parent, checkout)
         stop = stack.enter_context(stop_on_signals(interrupts=True))
         with display.phase("opening the tracking store"):
             if folder is None:
                 tracker = Tracker.open(workspace, recipe, tags, own_tags, note, parent[0] if parent else "")
             else:
-                tags |= _resume_tags(recipe, changes, drift, step)
+                tags |= resume_tags(recipe, changes, drift, step)
                 tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
         tracker.began = started  # assembling is a part of it
         stop.give_up = partial(_give_up, tracker, recipe, watch)
@@ -180,6 +187,39 @@ def run(
         with interruptible(loop, stop):
             loop.run()
     return _result(loop, tracker, started, None if folder is None else step)
+
+
+@contextmanager
+def _claimed(folder: RunFolder, takeover: bool) -> Iterator[None]:
+    """Keeps other processes away from the folder of a run."""
+    folder.claim(takeover=takeover)
+    try:
+        yield
+    finally:
+        folder.release()
+
+
+def _changes(folder: RunFolder | None, recipe: Recipe) -> list[Change]:
+    """Returns the settings with which a run is resumed and which it did not have before."""
+    if folder is None:
+        return []
+    return refuse_fixed(read_lock(folder.path / LOCK_NAME)["recipe"], recipe)
+
+
+def _assembled(recipe: Recipe, registry: Registry, state: dict[str, Any] | None, retune: bool) -> Assembly:
+    """Builds the pipeline of a run that begins, or that is resumed with a state."""
+    tuning = fresh_tuning(resolve_device(recipe.device)) if retune else None
+    resumed = state["pipeline"] if state else None
+    pipeline = assemble(recipe, registry.files, resumed=resumed, tuning=tuning)
+    _report_start(pipeline)
+    return pipeline
+
+
+def _record_tuning(pipeline: Assembly, run_dir: Path) -> None:
+    """Writes the tuning choices into the lock, also those that follow during the training."""
+    if data := pipeline.tuning.data():
+        write_tuning(run_dir, data)
+    pipeline.tuning.listen(partial(write_tuning, run_dir))
 
 
 @contextmanager
@@ -203,7 +243,8 @@ def _write_start(
     copy_recipe(recipe, run_dir / "recipe.yaml")
     begun = None if start is None else dataclasses.asdict(start)
     facts: dict[str, Any] = {"processor": use.data(), "fingerprint": fingerprint, "checkout": checkout}
-    write_lock(recipe, run_dir, registry, init_from=begun, **facts)
+    write_lock(recipe, run_dir, registry, init_from=begun, tuning=pipeline.tuning.data(), **facts)
+    _record_tuning(pipeline, run_dir)
     reach("start.locked")
 
 
@@ -239,74 +280,13 @@ def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None
     if state is not None:
         loop.load_state_dict(state)
     accept()
+    _record_tuning(loop.pipeline, loop.writer.folder.parent)
     reach("resume.loaded")
 
 
 def _fingerprint(pipeline: Assembly, display: Display) -> str | None:
     with display.phase("comparing the data"):
         return pipeline.source.fingerprint()
-
-
-def _tags(
-    recipe: Recipe, pipeline: Assembly, parent: tuple[str, str] | None, checkout: Checkout | None
-) -> dict[str, str]:
-    """Returns the tags that describe a run in addition to its settings."""
-    return {
-        "mlflow.source.name": str(recipe.path),
-        "mlflow.source.git.commit": checkout.commit if checkout else "unknown",
-        "kind": "run",
-        **({"mlflow.parentRunId": parent[1]} if parent and parent[1] else {}),
-        "recipe.name": recipe.name,
-        "recipe.digest": recipe.digest,
-        "overrides": ", ".join(assignments(recipe.overrides)) or "none",
-        **_stage_tags(pipeline),
-        **(pipeline.start.tags() if pipeline.start is not None else {}),
-        "device": str(pipeline.device),
-        **{f"hardware.{name}": str(value) for name, value in hardware().items()},
-    }
-
-
-def _resume_tags(recipe: Recipe, changes: Sequence[Change], drift: Sequence[str], step: int) -> dict[str, str]:
-    """Returns tags for a run that is resumed.
-
-    Settings that have changed are tags, because MLflow never replaces the value of a parameter.
-    """
-    tags = {f"resumed.{time.strftime('%Y-%m-%dT%H:%M:%S%z')}": "; ".join([f"at step {step}", *drift])}
-    if changes:
-        tags["recipe.digest"] = recipe.digest
-    for change in changes:
-        tags[f"changed.{change.path}"] = f"{change.before} until step {step}, then {change.after}"
-    return tags
-
-
-def _stage_tags(pipeline: Assembly) -> dict[str, str]:
-    active = [report.kind for report in pipeline.reports.values() if report.active]
-    inactive = {f"stages.inactive.{r.kind}": str(r.reason) for r in pipeline.reports.values() if not r.active}
-    return {"stages": ",".join(active) or "none", **inactive}
-
-
-def _description(
-    pipeline: Assembly, tracker: Tracker, again: str, ended: str = "", metrics: Mapping[str, float] | None = None
-) -> str:
-    """What the run is and how to go on with it; and what it came to, once it has ended."""
-    recipe, digits = pipeline.recipe, tracker.run_id[:8]
-    metrics = {mlflow_key(name): value for name, value in (metrics or {}).items()}
-    headline = tracker.headline or sorted(name for name in metrics if name.startswith("eval/"))
-    values = {name: metrics[name] for name in (*headline, "perf/update_ms") if name in metrics}
-    reports = pipeline.reports.values()
-    facts = describe(
-        {
-            "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
-            "result": "; ".join(filter(None, (ended, figures(values)))),  # where the page shows it at once
-            "overridden": code(*assignments(recipe.overrides)),
-            "stages": code(*(report.kind for report in reports if report.active)) or "none",
-            "inactive": "; ".join(f"{code(report.kind)}: {report.reason}" for report in reports if not report.active),
-            "go on with it": "" if ended.startswith("FINISHED") else code(again),
-            "compare it": code(f"runner compare {digits} OTHER_RUN"),
-            "load its model": code(f'runner.load_model("{digits}")'),
-        }
-    )
-    return "\n\n".join(filter(None, (tracker.note, facts)))  # what its user says before all else
 
 
 @contextmanager
@@ -319,13 +299,13 @@ def _concluded(
     status: Status = "FAILED"
     reason = ""
     try:
-        tracker.tag(DESCRIPTION, _description(pipeline, tracker, again))
+        tracker.tag(DESCRIPTION, description_of(pipeline, tracker, again))
         loop = Loop(pipeline, tracker.run_dir, tracker, display, stop, again)
         yield loop
         status = "FINISHED" if loop.complete else "KILLED"
         if loop.complete:
             loop.measure_roofline_fraction()
-        for name, value in _stage_tags(pipeline).items():
+        for name, value in stage_tags(pipeline).items():
             tracker.tag(name, value)  # the first updates may have shown a stage to be of no use
         if loop.sentinel is not None:
             tracker.tag("sentinel", "; ".join(loop.sentinel.alarms) or "no alarm")
@@ -351,7 +331,7 @@ def _concluded(
         raise
     finally:
         ended = f"{status} at {tracker.step:,} {pipeline.recipe.length[0]}{reason and f': {reason}'}"
-        tracker.tag(DESCRIPTION, _description(pipeline, tracker, again, ended, loop.metrics if loop else {}))
+        tracker.tag(DESCRIPTION, description_of(pipeline, tracker, again, ended, loop.metrics if loop else {}))
         log.keep(": ".join(filter(None, [status, reason])))
         for pattern in _ARTIFACTS:
             for path in sorted(tracker.run_dir.glob(pattern)):

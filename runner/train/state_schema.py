@@ -65,6 +65,7 @@ _OPTIONAL: dict[str, _Form] = {
     "settings": (_is_mapping, "a mapping"),
     "generators": (_are_generators, "a tensor of bytes for every generator"),
     "device": (lambda value: isinstance(value, str), "a text"),
+    "tuning": (_is_mapping_of_mappings, "a mapping of mappings"),
 }
 _TRAINING: dict[str, _Form] = {
     "step": (is_count, "a whole number"),

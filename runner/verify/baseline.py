@@ -13,15 +13,11 @@ from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.train.assemble import resolve_device
 from runner.verify.drawing import knows_its_learner
-from runner.verify.options import Options
+from runner.verify.options import LATE, UPDATES_BETWEEN_EVALUATIONS, Options
 from runner.verify.patches import belongings
 from runner.verify.subjects import baseline_step, recorded, subject
 from runner.verify.surroundings import Evaluated, answers, evaluated, evaluations, questions
 from runner.verify.variants import variants_of
-
-UPDATES_BETWEEN_EVALUATIONS = 2
-LATE = (0.5, 0.95, 1.0)
-"""Shares of the training at which the last batch comes again: rates and coefficients depend on progress."""
 
 
 class Baseline:

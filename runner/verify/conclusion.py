@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
 from runner.compare.verify import CONTRACT as HEALTH
 from runner.plugin.contract import Exact, Statistical
-from runner.verify.pair import StagePair
 from runner.verify.subjects import remarks
+
+if TYPE_CHECKING:
+    from runner.verify.pair import StagePair
 
 _SHOWN_LINES = 5
 

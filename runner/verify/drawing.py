@@ -7,15 +7,12 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from runner.compare.close import MOST_ULPS
 from runner.compare.difference import (
     MISSING,
-    absolute_difference,
     described,
-    digest,
 )
+from runner.compare.inaccuracy import MOST_ULPS
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
 from runner.compare.states import leaves
 from runner.compare.subject import Build, Stateful, Subject
@@ -30,6 +27,7 @@ from runner.train.assemble import assemble
 from runner.train.checkpoint import kept
 from runner.train.packing import UnpackableError
 from runner.train.step import Step
+from runner.verify.likeness import CONTENT, is_output, unlike
 from runner.verify.subjects import BuildError, LearnerState, recipe_with
 
 _SOON = 3  # updates after all that decides what is drawn was given, in which it has to be the same
@@ -39,9 +37,7 @@ _SHORT = 100  # updates of an epoch after which a training may as well be interr
 _PROGRESS = "progress"  # how far the training is, in what ``draws`` returns; before what may be led elsewhere
 CHECKPOINT, REHEARSAL = object(), object()  # are asked of what ``draws`` makes
 _ROUNDING = MOST_ULPS * torch.finfo(torch.float32).eps  # how far off an element may be, of the largest
-_CONTENT = 1e-4  # the same where a source knows its learner
 _ELEMENTS = 0.05  # and how many may be further off in the first updates
-_OUTPUT = 1e-3  # how far off what the first updates return, whose rounding goes on from one to the next
 _ELSEWHERE, _OFTEN = 2, 0.1  # so often may it be led elsewhere, and in that share of updates
 
 
@@ -140,7 +136,7 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
         knows = "pipeline" in one.subject.state
-        led, content = knows and isinstance(contract, Close), _CONTENT if knows else _ROUNDING
+        led, content = knows and isinstance(contract, Close), CONTENT if knows else _ROUNDING
         for update in range(1, max(length.updates, length.most) + 1):
             if update > length.updates and time.monotonic() >= deadline:
                 break
@@ -201,7 +197,7 @@ class _LedElsewhere:
 
 
 def _not_the_same(update: int, found: Location, own: Frame, theirs: Frame) -> str:
-    returned = _is_output(found.name)
+    returned = is_output(found.name)
     place = found if returned else found._replace(slot="next_batch")
     what = "what an update makes of its own batch" if returned else "what is drawn"
     difference = described(update, place, *(each.get(found, MISSING) for each in (own, theirs)))
@@ -211,11 +207,7 @@ def _not_the_same(update: int, found: Location, own: Frame, theirs: Frame) -> st
 def _advanced(isolation: Isolation, *, output: bool = False) -> Frame:
     """What is drawn for the next update, and what that returns if told."""
     (found,) = isolation.advance([None], lambda returned: dict(leaves(returned)))
-    return {Location(STEP, "output", path): value for path, value in found.items() if output or not _is_output(path)}
-
-
-def _is_output(path: str) -> bool:
-    return path.partition(".")[0] == "output"
+    return {Location(STEP, "output", path): value for path, value in found.items() if output or not is_output(path)}
 
 
 def same_when_resumed(
@@ -254,40 +246,3 @@ def _otherwise(make: Callable[[State | None], Build], updates: int, form: bool) 
     except (StepError, BuildError, CheckpointError, UnpackableError) as error:
         return f"a training cannot be kept and resumed, or its end reported: {error}"
     return None
-
-
-def unlike(
-    own: Frame, theirs: Frame, form: bool, content: float = _CONTENT, share: float = 0.0, rounded: bool = False
-) -> Location | None:
-    """The first output that is not as the baseline's, but for a share of elements; of numbers only the form if told.
-
-    What updates return may be off by more where it is rounded otherwise.
-    """
-    for location in dict.fromkeys((*own, *theirs)):
-        if location.kind != "output":
-            continue
-        returned = rounded and _is_output(location.name)
-        value, other = (each.get(location, MISSING) for each in (own, theirs))
-        if returned and isinstance(value, float) and isinstance(other, float):
-            value, other = (torch.tensor(each, dtype=torch.float64) for each in (value, other))
-        if not isinstance(value, Tensor) or location.name.startswith("generators."):
-            alike = digest(value) == digest(other)
-        else:
-            alike = isinstance(other, Tensor) and (other.shape, other.dtype) == (value.shape, value.dtype)
-            alike = alike and bool((value.isfinite() <= other.isfinite()).all())
-            alike = alike and (form or _same_content(value, other, content, share, returned))
-        if not alike:
-            return location
-    return None
-
-
-def _same_content(value: Tensor, other: Tensor, content: float, share: float, returned: bool) -> bool:
-    error = absolute_difference(value, other)
-    if error is None or not error.numel():
-        return True
-    allowed = float(returned)  # a count, as of right answers, may be off by one
-    if value.is_floating_point():
-        relative = max(content, _OUTPUT) if returned else content
-        largest = float(value.detach().abs().max())
-        allowed = relative * max(largest, 0.0 if value.dim() else 1.0)  # a mean may be nearly zero
-    return float((error > allowed).double().mean()) <= share

@@ -17,7 +17,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.train.assemble import assemble
 from runner.train.step import Step
-from runner.verify.drawing import unlike
+from runner.verify.likeness import unlike
 from runner.verify.subjects import recipe_with
 
 _LAG = 2

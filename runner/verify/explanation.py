@@ -13,7 +13,6 @@ from runner.plugin.check import Check
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
-from runner.verify.gate import Gate
 from runner.verify.options import Options
 
 CONTRACTS = ("Exact", "Close", "Statistical")
@@ -46,6 +45,9 @@ class Explanation:
 
 def explain(recipe: Recipe, registry: Registry, options: Options) -> Explanation:
     """Lists the checks of a verification in their order, without running one."""
+    # The command line lists the options of this module, and the gate imports all that compares.
+    from runner.verify.gate import Gate
+
     gate = Gate(recipe, registry, options, lambda _: None)
     pairs = {_name(stages, gate.baseline.active): gate.pair(stages) for stages in gate.plan.judged_sets()}
     by_contract = {pair.promise_name: pair for pair in pairs.values()}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+UPDATES_BETWEEN_EVALUATIONS = 2
+LATE = (0.5, 0.95, 1.0)
+"""Shares of the training at which the last batch comes again: rates and coefficients depend on progress."""
+
 
 @dataclass(frozen=True)
 class Options:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.compare.close import close
+from runner.compare.exact import exact
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import exact, verify
+from runner.compare.verify import verify
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Contract, Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
-from runner.train.assemble import Assembly, StageReport
-from runner.verify.baseline import Baseline
+from runner.train.assemble import Assembly
+from runner.train.stage_watch import StageReport
 from runner.verify.reach import Reach
 from runner.verify.subjects import built, subject
 from runner.verify.variants import required, weakest
+
+if TYPE_CHECKING:
+    from runner.verify.baseline import Baseline
 
 MakeBuild = Callable[[Recipe, Registry, Collection[str]], Build]
 _FIRST_UPDATES = 3
@@ -61,6 +65,12 @@ class StagePair:
     def is_statistical(self) -> bool:
         """Whether only trainings can show what the stages promise."""
         return isinstance(self.promised, Statistical)
+
+    @property
+    def chooses_batches(self) -> bool:
+        """Whether a stage changes the batches before anything is built, so that none can be compared."""
+        stages = self.recipe.stages
+        return any(stages[kind].prepares for kind in self.stages if kind in stages)
 
     @property
     def batches(self) -> list[Any]:

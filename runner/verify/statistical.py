@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
+from runner.compare.noninferiority import NonInferiority
+from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.contract import Objective
-from runner.proof import NonInferiority, Outcome, Verdict
 from runner.system.hardware import usable_cores
 from runner.verify.time_limit import NOT_BEGUN, OutOfTime
 from runner.verify.trainings import Milestone, TrainingOrder, Trainings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,8 @@ from runner.recipe.loader import from_values
 from runner.recipe.recipe import Recipe
 from runner.system import generators
 from runner.system.errors import RunnerError
-from runner.train.assemble import Assembly, StageReport, assemble
+from runner.train.assemble import Assembly, assemble
+from runner.train.stage_watch import StageReport
 from runner.train.step import Drawn, Step
 
 _ASKED_EVERY = 10  # updates on batches of its own, after which a subject is asked what it answers
@@ -69,7 +69,7 @@ def recipe_with(recipe: Recipe, registry: Registry, stages: Collection[str]) -> 
             on[kind] = settings[kind] if kind in recipe.stages else "on"
             wanted += registry.get("optimization", kind).requires
     values["optimization"] = dict.fromkeys(settings, "off") | on
-    return replace(from_values(values, str(recipe.path), {}, registry), origins=recipe.origins)
+    return from_values(values, str(recipe.path), recipe.origins, registry, recipe.tuning)
 
 
 def subject(
@@ -129,9 +129,17 @@ def course(recipe: Recipe, registry: Registry, updates: int, apart: int) -> Gene
 def _recorded(step: Step) -> Recorded:
     """What the next update needs, which is made then."""
     drawn = step.next()
-    found: Recorded = clones(Recorded(*drawn, step.learner.inputs(drawn.batch), step.progress.state_dict()))
+    inputs = _inputs(step.pipeline, drawn.batch)
+    found: Recorded = clones(Recorded(*drawn, inputs, step.progress.state_dict()))
     step(drawn)
     return found
+
+
+def _inputs(pipeline: Assembly, batch: Batch) -> Any:
+    """Returns the inputs of a prediction after an update: of one sample where predictions are slow."""
+    if pipeline.learner.config.prediction_batch is not None:
+        batch = next(pipeline.source.split(batch, 1))
+    return pipeline.learner.inputs(batch)
 
 
 def draws_unsaid(recipe: Recipe, registry: Registry, batch: Any) -> bool:
@@ -166,7 +174,7 @@ class Training:
                 pass
             if self.pipeline.progress.updates % _ASKED_EVERY:
                 return output
-            return output | self._answer(self.pipeline.learner.inputs(self.whole_step.batch))
+            return output | self._answer(_inputs(self.pipeline, self.whole_step.batch))
         batch, noise, inputs, counts = self.pipeline.transfer(given)
         self.pipeline.progress.load_state_dict(counts)
         output = self.whole_step.update(Drawn(batch, noise))

@@ -20,12 +20,12 @@ from runner.compare.difference import (
     not_same_bits,
     shared,
 )
+from runner.compare.exact import exact
 from runner.compare.fingerprints import SideEffects, objections, side_effects
 from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
 from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import exact
 from runner.plugin.contract import Close, Contract, Exact
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
@@ -33,11 +33,11 @@ from runner.recipe.recipe import Recipe
 from runner.system.tree import map_tensors
 from runner.train import loop
 from runner.train.assemble import Assembly, assemble
-from runner.verify.drawing import unlike
+from runner.verify.likeness import CONTENT, unlike
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
 SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
-_CONTENT = 1e-4  # how far off a metric may be
+_EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
 
 
 class Asked(NamedTuple):
@@ -53,6 +53,9 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
 
     def build() -> Subject:
         pipeline = assemble(chosen, registry.files)
+        if chosen.model.prediction_batch is not None:
+            # One sample more makes a smaller last batch.
+            pipeline.source.limit_evaluation(_EVALUATED_PARTS * chosen.model.prediction_batch + 1)
         learner, training = pipeline.learner, Training(pipeline)
         if torch.get_default_dtype() == torch.float64:  # held-out batches are as the source has them
             for part in (each for module in learner.modules().values() for each in module.modules()):
@@ -91,11 +94,27 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
     Then those of other batches, in these sizes, too, and in the memory of the first.
     """
     learner = pipeline.learner
-    first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, SIZES)] for one in batches)
+    sizes = prediction_sizes(learner.config.prediction_batch, pipeline.source.size(batches[0]))
+    first, *others = ([learner.inputs(each) for each in resized(pipeline.source, one, sizes)] for one in batches)
     asked = [Asked(learner.inputs(batches[0])), *(Asked(each, mode) for each in first for mode in (False, True))]
     asked += [Asked(each) for sizes in others for each in sizes]
     in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
     return [Update(asked[0], {"learner": state}), *map(Update, asked[1:]), *in_its_memory]
+
+
+def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
+    """Returns the sizes of batches whose predictions are compared.
+
+    Args:
+        prediction_batch: As ``LearnerConfig.prediction_batch``.
+        rows: Samples of a batch of the training.
+    """
+    if prediction_batch is None:
+        return SIZES
+    # A stage may predict in parts of a batch of the training, and the learner predicts in its own.
+    largest = max(prediction_batch, rows) + 1
+    smaller = [size for size in SIZES if size < largest]
+    return [*smaller, largest]
 
 
 def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batch]:
@@ -202,7 +221,7 @@ def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: S
         return error.verdict("Close", baseline)
     for location, exact_value in truth.items():
         if location.kind == "output" and isinstance(exact_value, float):
-            allowed = ALLOWED_ONCE * abs(own[location] - exact_value) + _CONTENT * max(1.0, abs(exact_value))
+            allowed = ALLOWED_ONCE * abs(own[location] - exact_value) + CONTENT * max(1.0, abs(exact_value))
             if not math.isnan(exact_value) and not abs(theirs[location] - exact_value) <= allowed:
                 difference = described(1, location, own[location], theirs[location])
                 return Verdict(Outcome.FAIL, "Close", f"an evaluation rounds more than the baseline's: {difference}")

@@ -6,6 +6,7 @@ from running import RECIPES, shipped
 
 from runner.api import UsageError, tensors
 from runner.plugins.inference.distil import DistilConfig
+from runner.plugins.inference.merged_conv_bn import MergedConvBnConfig
 from runner.plugins.inference.prune import PruneConfig
 from runner.plugins.inference.quantise import QuantiseConfig
 
@@ -14,11 +15,13 @@ CONFIGS = {
     "prune": PruneConfig(heads=0.5, ff=0.5),
     "distil": DistilConfig(layers=1, updates=1),
     "quantise": QuantiseConfig(backend="torchao"),
+    "merged_conv_bn": MergedConvBnConfig(),
 }
 WORKS = {
     "prune": {"classifier", "gpt", "grasp_cvae", "grasp_diffusion"},
     "distil": {"gpt", "gps", "graph_gpt", "grasp_cvae", "grasp_diffusion", "mamba2"},
-    "quantise": set(LEARNERS) - {"classifier", "masac", "radiance_gan"},
+    "quantise": set(LEARNERS) - {"classifier", "conv_classifier", "masac", "radiance_gan"},
+    "merged_conv_bn": set(),
 }
 """Learners by stage; the others are refused."""
 

@@ -13,7 +13,7 @@ from runner.measure.memory_profile import (
     show,
     thinned,
 )
-from runner.measure.memory_tracker import MemorySample
+from runner.measure.tracked_update import MemorySample
 from runner.plugin.registry import Registry
 from runner.system.console import Console
 from runner.system.errors import StorageError, UsageError

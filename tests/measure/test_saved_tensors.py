@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from runner.measure.memory_tracker import CallStack
 from runner.measure.saved_tensors import SavedTensors
+from runner.memory.call_stack import CallStack
 
 FLOAT = 4
 SAVES_OUTPUT = (nn.ReLU, nn.Tanh, nn.Sigmoid)

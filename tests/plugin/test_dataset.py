@@ -2,6 +2,8 @@
 
 import random
 import re
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -212,3 +214,19 @@ def test_held_out_batches_are_evaluated_by_sums_and_counts():
 def test_shapes_are_those_of_a_batch_without_its_size():
     assert source_of(rows(8)).shapes == {"index": (), "value": ()}
     assert source_of({"image": torch.zeros(9, 3, 4)}).shapes == {"image": (3, 4)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 40), limit=st.integers(1, 45), size=st.integers(1, 9))
+def test_a_limited_evaluation_sees_samples_evenly_spread(count, limit, size):
+    source = source_of(rows(40), held_out=rows(count))
+    source.context = replace(source.context, batch_size=size)
+    source.limit_evaluation(limit)
+    batches = list(source.held_out_batches())
+
+    numbers = torch.cat([batch["index"] for batch in batches]).tolist()
+    assert len(numbers) == min(count, limit)
+    assert numbers == sorted(set(numbers))
+    gaps = [later - earlier for earlier, later in pairwise([*numbers, count])]
+    assert max(gaps) - min(gaps) <= 1
+    assert all(len(batch["index"]) == size for batch in batches[:-1])

@@ -9,7 +9,7 @@ from running import tiny, train_here
 from torch import nn
 
 from runner.api import RunnerError, UsageError
-from runner.plugins.radiance.learner import psnr
+from runner.plugins.radiance.measures import psnr
 from runner.plugins.radiance.networks import PatchDiscriminator, SuperResolution, encode, reduce
 from runner.plugins.radiance.patches import patch_at
 from runner.train.assemble import assemble
@@ -197,3 +197,25 @@ def test_latent_vectors_have_the_configured_distribution(mean, deviation):
     for latent in (noise["generator"]["latent"], learner.inputs(batch)["latent"]):
         assert float(latent.mean()) == pytest.approx(mean, abs=0.1)
         assert float(latent.std()) == pytest.approx(deviation, abs=0.05)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9])
+def test_large_predictions_are_computed_in_parts(count, monkeypatch):
+    pipeline, learner = learner_of()
+    batch = batch_of(pipeline).batch
+    rows = torch.arange(count) % 4
+    inputs = {name: table[rows] for name, table in learner.inputs(batch).items()}
+    sizes = []
+    cast_rays = learner.slots.image_rays
+
+    def counted(camera):
+        sizes.append(len(camera))
+        return cast_rays(camera)
+
+    monkeypatch.setattr(learner.slots, "image_rays", counted)
+    with learner.evaluating(), torch.no_grad():
+        images = learner.predict(inputs)
+        alone = [learner.predict({name: table[row : row + 1] for name, table in inputs.items()}) for row in rows]
+    assert max(sizes) <= learner.config.prediction_batch
+    assert sizes[: -len(alone)] == [4] * (count // 4) + [count % 4] * (count % 4 > 0)
+    torch.testing.assert_close(images, torch.cat(alone), atol=1e-5, rtol=0)

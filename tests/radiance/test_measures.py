@@ -3,8 +3,14 @@
 import pytest
 import torch
 
-from runner.plugins.radiance.learner import psnr
-from runner.plugins.radiance.measures import nearest_class, overlap, quarter_turned, silhouette, sliced_wasserstein
+from runner.plugins.radiance.measures import (
+    nearest_class,
+    overlap,
+    psnr,
+    quarter_turned,
+    silhouette,
+    sliced_wasserstein,
+)
 
 
 def discs(count, side=32, seed=0):

@@ -1,16 +1,20 @@
 """Archives and folders of images with poses: what is read, and what is said of what cannot be."""
 
 import csv
+import math
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from running import tiny
 
 from runner.api import UsageError
 from runner.plugins.radiance.camera import angles_of, camera_from_angles
 from runner.plugins.radiance.config import PosedViewsConfig
 from runner.plugins.radiance.reading import COLUMNS, lens_of, read
+from runner.train.assemble import assemble
+from runner.train.step import Step
 
 ANGLES = [(0.1, 0.4), (0.35, 0.4), (0.6, 0.3), (0.85, 0.2)]
 CAMERAS = camera_from_angles(torch.tensor(ANGLES), 2.5)
@@ -165,3 +169,44 @@ def test_the_lens_follows_the_field_of_view():
     assert lens_of(PosedViewsConfig(field_of_view=90.0, optical_axis=(0.1, -0.2))).tolist() == pytest.approx(
         [1, 1, 0.1, -0.2]
     )
+
+
+GRID_PIXELS = np.random.default_rng(0).integers(0, 256, (2, 2, 6, 16, 16, 3), dtype=np.uint8)
+GRID_V = (0.4, 0.3)
+
+
+def write_grid_of_views(form, path):
+    """Writes the same views in one of the forms that the source reads; returns the setting."""
+    images = GRID_PIXELS.reshape(-1, 16, 16, 3)
+    pose = [(u / 6, v) for _ in range(2) for v in GRID_V for u in range(6)]
+    label = np.repeat([0, 1], 12)
+    if form == "grid":
+        np.savez(path / "views.npz", image=GRID_PIXELS, elevation_v=np.array(GRID_V))
+    elif form == "list":
+        np.savez(path / "views.npz", image=images, pose=np.array(pose), label=label)
+    else:
+        lines = ["file,label,u,v"]
+        for number, (pixels, (u, v)) in enumerate(zip(images, pose, strict=True)):
+            Image.fromarray(pixels).save(path / f"{number}.png")
+            lines.append(f"{number}.png,{label[number]},{u!r},{v!r}")
+        (path / "poses.csv").write_text("\n".join(lines))
+        return f"data.folder={path}"
+    return f"data.file={path / 'views.npz'}"
+
+
+@pytest.mark.parametrize("form", ["grid", "list", "folder"])
+def test_views_are_trained_and_evaluated_in_float64_too(form, tmp_path):
+    """A comparison of stages computes in float64, with data of every form."""
+    recipe = tiny("graf", "data.synthetic=false", write_grid_of_views(form, tmp_path), "data.held_out=2")
+    single = assemble(recipe)
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = assemble(recipe)
+        Step(double)()
+        metrics = double.source.evaluate(double.learner)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(math.isfinite(value) for value in metrics.values())
+    single_camera, double_camera = (pipeline.source.train.tensors["camera"] for pipeline in (single, double))
+    assert double_camera.dtype is torch.float64
+    torch.testing.assert_close(single_camera.double(), double_camera, rtol=0, atol=1e-6)

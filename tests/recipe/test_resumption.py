@@ -129,7 +129,7 @@ REFUSED = {
     "optimizer.weight_decay=0": "parameter groups",
     "optimizer.amsgrad=true": "what the optimizer keeps",
     "tracking.experiment=other": "that experiment",
-    "system.threads=7": "the threads with which it began",
+    "system.threads=7": "keeps its number of threads",
 }
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.api import Probe
+from runner.plugin.tuning import Tuning
 from runner.plugins.stages.batch_autotune import BatchAutotuneConfig
 from runner.system.errors import UsageError
 
@@ -17,6 +18,7 @@ class Machine:
         self.batch_size = batch_size
         self.saturation, self.memory = saturation, memory
         self.notes, self.probed = [], []
+        self.choices = Tuning({}).of("batch_autotune")
 
     def probe(self, batch_size):
         self.probed.append(batch_size)

@@ -13,8 +13,9 @@ from runner.compare.verdict import Outcome
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.tracking import Workspace
-from runner.train.assemble import StageReport, Watch, assemble, setting_of
+from runner.train.assemble import assemble, setting_of
 from runner.train.run import run
+from runner.train.stage_watch import StageReport, Watch
 from runner.train.step import Step
 from runner.verify.gate import verify_recipe
 from runner.verify.options import Options

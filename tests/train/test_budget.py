@@ -1,14 +1,20 @@
 """Trainings that keep to a memory budget."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from running import tiny, train_here
+from typer.testing import CliRunner
 
+from runner.cli import app
+from runner.measure.experiment import Case, Experiment, keep_budgets
 from runner.plugin.registry import Registry
 from runner.recipe.document import RecipeError
 from runner.recipe.loader import load
 from runner.recipe.lock import read_lock
+from runner.study.worker import _TrialRun
 from runner.train.budget import keep_budget
 from runner.train.planning import plan_memory
 
@@ -92,3 +98,63 @@ def test_a_budget_that_is_no_size_is_refused(budget):
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_recipe_without_a_budget_has_the_digest_that_it_had(name):
     assert "memory_budget" not in tiny(name).values()["train"]
+
+
+GPT = ("train.batch_size=16", "model.layers=3", "optimization.amp=off")
+
+
+@pytest.fixture(scope="module")
+def gpt_budgets():
+    """Budgets of a small GPT that need a stage, and that no stage can meet."""
+    plan = plan_memory(tiny("shakespeare_gpt", *GPT))
+    return {"fits": f"{int(0.8 * plan.peak)} B", "refused": f"{plan.resident // 2} B"}
+
+
+def settings_with(size):
+    return (*GPT, f"train.memory_budget={{size: {size}, fit: true}}")
+
+
+def fit_experiment(size):
+    recipe = tiny("shakespeare_gpt", *settings_with(size))
+    experiment = Experiment(Path(), None, (Case("", recipe, (), {}),))
+    notes = []
+    (case,) = keep_budgets(experiment, Registry(), notes.append).cases
+    return case.recipe, notes
+
+
+def fit_trial(size):
+    registry = Registry()
+    recipe = tiny("shakespeare_gpt", *settings_with(size))
+    notes = []
+    trial = object.__new__(_TrialRun)
+    trial._definition = SimpleNamespace(recipe_of=lambda settled, seed: recipe, catalog=registry)
+    trial._say = notes.append
+    return trial._recipe({}), notes
+
+
+def fit_verification(size):
+    path = Path("shakespeare_gpt.yaml")
+    tiny_recipe = tiny("shakespeare_gpt", *settings_with(size))
+    path.write_text(yaml.safe_dump(tiny_recipe.values(masked=False)))
+    verified = []
+
+    def verify_recipe(recipe, *_):
+        verified.append(recipe)
+        raise RecipeError([])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runner.verify.gate.verify_recipe", verify_recipe)
+        outcome = CliRunner().invoke(app, ["verify", str(path)])
+    if not verified:
+        raise outcome.exception
+    return verified[0], [outcome.stderr]
+
+
+@pytest.mark.parametrize("fit", [fit_experiment, fit_trial, fit_verification])
+def test_ablations_trials_and_verifications_have_the_stages_of_a_training(fit, gpt_budgets, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe, notes = fit(gpt_budgets["fits"])
+    assert "gradient_accumulation" in recipe.stages
+    assert "gradient_accumulation" in "\n".join(notes)
+    with pytest.raises(RecipeError, match=r"train\.memory_budget"):
+        fit(gpt_budgets["refused"])

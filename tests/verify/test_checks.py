@@ -10,7 +10,7 @@ from runner.plugin.check import Check
 from runner.plugin.registry import Registry
 from runner.system.errors import UsageError
 from runner.verify.checks import CHECKS, checks_of
-from runner.verify.checks.trainings import Trainings
+from runner.verify.checks.trainings import TrainingsCheck
 from runner.verify.explanation import explain, list_checks
 from runner.verify.gate import Gate
 from runner.verify.options import Options
@@ -33,10 +33,10 @@ def gate_of(registry, name="digits_classifier", *sets):
 def test_the_page_lists_the_checks_in_their_order():
     page = (DOCS / "proof.md").read_text()
     listed = page.partition("<!-- checks -->\n")[2].partition("<!-- end -->")[0]
-    assert listed.strip() == list_checks([*CHECKS, Trainings]).strip()
+    assert listed.strip() == list_checks([*CHECKS, TrainingsCheck]).strip()
 
 
-@pytest.mark.parametrize("check", [*CHECKS, Trainings])
+@pytest.mark.parametrize("check", [*CHECKS, TrainingsCheck])
 def test_a_check_says_what_it_asks_and_catches(check):
     assert check.question.endswith("?")
     assert check.name == check.name.lower()
@@ -44,16 +44,16 @@ def test_a_check_says_what_it_asks_and_catches(check):
 
 
 def test_names_of_checks_differ():
-    names = [check.name for check in (*CHECKS, Trainings)]
+    names = [check.name for check in (*CHECKS, TrainingsCheck)]
     assert len({*names}) == len(names)
 
 
 @pytest.mark.parametrize("name", STAGED)
 def test_checks_and_their_cost_are_explained_without_running_one(name, monkeypatch):
-    for check in (*CHECKS, Trainings):
+    for check in (*CHECKS, TrainingsCheck):
         monkeypatch.setattr(check, "run", None)
     explanation = explain(tiny(name), Registry(), Options())
-    assert [check.name for check in explanation.checks] == [check.name for check in (*CHECKS, Trainings)]
+    assert [check.name for check in explanation.checks] == [check.name for check in (*CHECKS, TrainingsCheck)]
     assert {*explanation.sets.values()} >= {STAGED[name][0]}
     costs = {check.name: check.costs for check in explanation.checks}
     assert costs["updates"].keys() == {*explanation.sets.values()}

@@ -14,8 +14,8 @@ from runner.plugin.lr_scheduler import CosineConfig, LinearConfig, OneCycleConfi
 from runner.plugin.progress import Progress
 from runner.plugin.registry import Registry
 from runner.recipe.loader import load
-from runner.verify.checks.epoch import Epoch
-from runner.verify.checks.schedules import POINTS, Schedules, counts_at, find_kinks, spread_points
+from runner.verify.checks.epoch import EpochCheck
+from runner.verify.checks.schedules import POINTS, SchedulesCheck, counts_at, find_kinks, spread_points
 from runner.verify.gate import Gate
 from runner.verify.options import Options
 
@@ -46,7 +46,7 @@ def wrong(kind):
     [("slow_tenth", 30, 40), ("without_decay_soon", 10, 20), ("louder_quarter", 60, 70)],
 )
 def test_what_is_wrong_for_a_part_of_the_training_fails_with_the_part(kind, first, last):
-    verdict = Schedules().run(*pair_and_budget(wrong(kind), kind))
+    verdict = SchedulesCheck().run(*pair_and_budget(wrong(kind), kind))
     assert verdict.outcome is Outcome.FAIL
     assert first <= float(verdict.summary.partition("%")[0].removeprefix("at ")) <= last
 
@@ -60,7 +60,7 @@ def test_what_is_wrong_for_a_part_of_the_training_fails_with_the_part(kind, firs
     ],
 )
 def test_what_is_wrong_with_some_batches_of_an_epoch_fails(kind, message):
-    verdict = Epoch().run(*pair_and_budget(wrong(kind), kind))
+    verdict = EpochCheck().run(*pair_and_budget(wrong(kind), kind))
     assert verdict.outcome is Outcome.FAIL
     assert message in verdict.summary
 
@@ -70,14 +70,14 @@ def test_correct_stages_pass_both(name, kind):
     registry = Registry()
     recipe = tiny(name, f"optimization.{kind}=on", registry=registry)
     pair, budget = pair_and_budget(recipe, kind, registry, replace(OPTIONS, horizon_seconds=5.0))
-    for check in (Schedules(), Epoch()):
+    for check in (SchedulesCheck(), EpochCheck()):
         if check.applies(pair):
             verdict = check.run(pair, budget)
             assert verdict, (check.name, verdict.summary)
 
 
 def test_an_epoch_is_compared_to_its_last_batch():
-    verdict = Epoch().run(
+    verdict = EpochCheck().run(
         *pair_and_budget(tiny("digits_classifier", "optimization.fused_optimizer=on"), "fused_optimizer")
     )
     assert verdict.evidence["epochs"] >= 1
@@ -86,7 +86,7 @@ def test_an_epoch_is_compared_to_its_last_batch():
 
 def test_a_simulator_has_no_epoch():
     pair, _ = pair_and_budget(tiny("marl_baseline", "optimization.forward_cache=on"), "forward_cache")
-    assert not Epoch().applies(pair)
+    assert not EpochCheck().applies(pair)
 
 
 @given(st.integers(8, 900))

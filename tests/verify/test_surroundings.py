@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from running import tiny
 
 from runner.plugin.contract import Close
@@ -15,10 +17,11 @@ from runner.plugins.marl.uav.rewards import PRESETS, Coefficients
 from runner.proof import Outcome, clock
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
+from runner.train.step import Step
 from runner.verify.gate import Gate
 from runner.verify.options import Options
 from runner.verify.patches import belongings, patches
-from runner.verify.surroundings import Asked, answers, questions, same_evaluations
+from runner.verify.surroundings import Asked, answers, prediction_sizes, questions, same_evaluations
 
 HERE = Path(__file__).parent
 REGISTRY = Registry([HERE / "supervised.py", HERE / "around.py"])
@@ -206,11 +209,35 @@ def test_a_model_is_asked_in_other_sizes_than_the_trainings_and_in_both_modes(as
     assert asked[-1].place is asked[0].batch
 
 
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_slow_predictions_are_compared_in_all_small_sizes_and_one_beyond_every_part(prediction_batch, rows):
+    """A stage that predicts in parts of a batch, or the learner itself, has a part that is not full."""
+    sizes = prediction_sizes(prediction_batch, rows)
+    assert sizes == sorted(set(sizes))
+    assert max(sizes) == max(prediction_batch, rows) + 1
+    assert set(sizes) >= {1, min(2, max(sizes))}
+    assert prediction_sizes(None, rows) == (1, 2, 5, 200, 257)
+
+
 def test_repeated_samples_come_in_another_order_every_time(asked):
     """Or who answers in parts of the batch's size, and forgets all but the first, would be right."""
     inputs = next(each.batch.inputs for each in asked[1:] if len(each.batch.inputs) == 257)
     assert not torch.equal(inputs[:32], inputs[32:64])
     assert {tuple(row.flatten().tolist()) for row in inputs} == {tuple(row.flatten().tolist()) for row in inputs[:32]}
+
+
+def test_slow_predictions_limit_what_is_asked_and_evaluated(monkeypatch):
+    recipe = tiny("graf")
+    batch = recipe.model.prediction_batch
+    pipeline = assemble(recipe)
+    drawn = [Step(pipeline).next().batch for _ in range(2)]
+    asked = questions(pipeline, drawn, pipeline.learner.state_dict())
+    assert max(len(update.batch.inputs["label"]) for update in asked) == max(batch, 4) + 1
+
+    limits = []
+    monkeypatch.setattr(type(pipeline.source), "limit_evaluation", lambda source, samples: limits.append(samples))
+    answers(recipe, Registry(), ())()
+    assert limits == [5 * batch + 1]
 
 
 def test_latency_is_measured(recipe, asked):

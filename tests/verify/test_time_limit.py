@@ -18,9 +18,9 @@ from runner.plugin.registry import Registry
 from runner.system.errors import ExitCode, RunnerError, UsageError
 from runner.verify import training_plan as plan_module
 from runner.verify import trainings as trainings_module
-from runner.verify.checks.evaluations import Evaluations
-from runner.verify.checks.sampled_batches import SampledBatches
-from runner.verify.checks.updates import Updates
+from runner.verify.checks.evaluations import EvaluationsCheck
+from runner.verify.checks.sampled_batches import SampledBatchesCheck
+from runner.verify.checks.updates import UpdatesCheck
 from runner.verify.gate import Gate, verify_recipe
 from runner.verify.options import Options
 from runner.verify.time_limit import Interrupted, OutOfTime, TimeLimit, interruptible
@@ -184,10 +184,10 @@ RECORDED = ["torch's settings", "declared slots", "process state"]
 @pytest.mark.parametrize(
     ("slow", "covered", "missed"),
     [
-        (Updates, [], "updates, torch's settings"),
-        (Evaluations, ["updates", *RECORDED, "predictions"], "evaluations, sampled batches"),
+        (UpdatesCheck, [], "updates, torch's settings"),
+        (EvaluationsCheck, ["updates", *RECORDED, "predictions"], "evaluations, sampled batches"),
         (
-            SampledBatches,
+            SampledBatchesCheck,
             ["updates", *RECORDED, "predictions", "evaluations"],
             "sampled batches, a resumed training",
         ),

@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 
 class LazyR1Config(StageConfig):
-    """Computes the discriminator's gradient penalty (R1) in every n-th update, with n times the weight.
+    """Computes the gradient penalty (R1) in every n-th update, with n times the weight.
 
-    Over n updates, the penalty weighs as much as without the stage (StyleGAN2, arXiv 1912.04958, appendix B). The
-    number of the update decides, so a resumed run continues the rhythm. Logged values of ``r1`` average to the same.
+    Over n updates, the penalty weighs as much as without the stage (StyleGAN2, arXiv 1912.04958,
+    appendix B). The number of the update decides, so a resumed run continues the rhythm. Logged
+    values of ``r1`` average to the same.
 
-    When it helps: the penalty needs a backward pass through a backward pass. Where the discriminator takes a good part
-    of an update, most of that is saved.
-    When it hurts: the penalty comes in bursts, which an optimizer without momentum does not spread. With the small
-    discriminator of ``graf``, little is saved: 0.97 [0.91, 1.05] times the CPU time (one core, November 2026).
+    When it helps: the penalty needs a backward pass through a backward pass. Where the
+    discriminator takes a good part of an update, most of that is saved.
+    When it hurts: the penalty comes in bursts, which an optimizer without momentum does not spread.
+    With the small discriminator of ``graf``, little is saved: 0.97 [0.91, 1.05] times the CPU time
+    (one core, November 2026).
     """
 
     kind: ClassVar[str] = "lazy_r1"
@@ -36,14 +38,16 @@ class LazyR1Config(StageConfig):
     """Updates from one penalty to the next, and the factor of its weight."""
 
     def contract(self, setting: Setting) -> Statistical:
-        """The same penalty in the mean, at other times."""
+        """Returns Statistical: the mean penalty is the same, in fewer updates."""
         return Statistical()
 
     def inactive(self, setting: Setting) -> str | None:
         """Returns why there is nothing to save, or None."""
         if cast("RadianceGanConfig", setting.model).r1 == 0:
             return "model.r1 is 0: there is no penalty"
-        return "every: 1 computes the penalty in each update" if self.every == 1 else None
+        if self.every == 1:
+            return "every: 1 computes the penalty in each update"
+        return None
 
     def implementation(self) -> type[Stage]:
         """Imports and returns the stage."""
@@ -54,7 +58,7 @@ class LazyR1(Stage):
     """Replaces the penalty by zero in most updates."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Wraps the penalty, and the update to know its number."""
+        """Wraps the penalty, and the update, which has its number."""
         self.updates = 0
         pipeline.slots.wrap("update", self._numbered)
         pipeline.slots.wrap("gradient_penalty", self._lazy)
@@ -68,6 +72,7 @@ class LazyR1(Stage):
 
     def _lazy(self, penalize: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def gradient_penalty(real: Tensor, condition: Tensor) -> Tensor:
+            # Zero, so that what logs the penalty finds a number in every update.
             if self.updates % self.config.every:
                 return real.new_zeros(())
             every: int = self.config.every

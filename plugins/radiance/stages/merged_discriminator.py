@@ -17,18 +17,19 @@ PROBES = 4
 TOLERANCE = 1e-9
 """Relative difference of logits in float64 that is rounding."""
 PERTURBATION = 0.1
-"""Standard deviation of what is added to parameters, so that a gate that begins at zero is open."""
+"""Standard deviation of the change of parameters, so that gates of zero do not hide mixing."""
 
 
 class MergedDiscriminatorConfig(StageConfig):
     """Passes real and rendered patches through the discriminator as one batch.
 
-    Logits are those of two passes only if a sample's does not depend on the others of its batch. A discriminator that
-    mixes samples (batch norm, the standard deviation of a minibatch) or changes buffers in a forward pass is refused.
+    Logits are those of two passes only if a sample's does not depend on the others of its batch. A
+    discriminator that mixes samples (batch norm, the standard deviation of a minibatch) or changes
+    buffers in a forward pass is refused.
 
     When it helps: GPUs, where a small batch waits for its kernels to be started.
-    When it hurts: activations of both halves are in memory together. On a CPU little changes: 0.97 [0.96, 1.01] times
-    the CPU time of an update of ``graf`` (one core, November 2026).
+    When it hurts: activations of both halves are in memory together. On a CPU little changes: 0.97
+    [0.96, 1.01] times the CPU time of an update of ``graf`` (one core, November 2026).
     """
 
     kind: ClassVar[str] = "merged_discriminator"
@@ -36,7 +37,7 @@ class MergedDiscriminatorConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"judge_pair"})
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra: gradients of both halves are added up in another order."""
+        """Returns Close: gradients of both halves are added up in another order."""
         return Close()
 
     def implementation(self) -> type[Stage]:
@@ -60,11 +61,15 @@ class MergedDiscriminator(Stage):
         self.slots = pipeline.slots
         pipeline.slots.replace("judge_pair", self.judge_pair)
 
-    def judge_pair(self, real: Tensor, fake: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+    def judge_pair(
+        self, real: Tensor, fake: Tensor, condition: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Returns the logits [B] of real patches, and of rendered ones."""
         import torch
 
-        logits = self.slots.judge(torch.cat([fake, real]), torch.cat([condition, condition]))
+        patches = torch.cat([fake, real])
+        conditions = torch.cat([condition, condition])
+        logits = self.slots.judge(patches, conditions)
         fake_logit, real_logit = logits.split([len(fake), len(real)])
         return real_logit, fake_logit
 
@@ -75,7 +80,14 @@ def probes(learner: RadianceGan) -> tuple[Tensor, Tensor]:
 
     generator = torch.Generator().manual_seed(0)
     count, size = 2 * PROBES, learner.config.patch
-    patch = torch.randn(count, 3, size, size, generator=generator, dtype=torch.float64)
+    patch = torch.randn(
+        count,
+        3,
+        size,
+        size,
+        generator=generator,
+        dtype=torch.float64,
+    )
     noise = {
         "scale": torch.rand(count, generator=generator).to(learner.device),
         "shift": torch.rand(count, 2, generator=generator).to(learner.device),
@@ -89,7 +101,7 @@ def probes(learner: RadianceGan) -> tuple[Tensor, Tensor]:
 
 
 def mixing(network: nn.Module, *inputs: Tensor) -> str | None:
-    """Returns why a network's answers for a batch are not those for its samples, or None if they are.
+    """Returns why a network mixes the samples of a batch; None if it does not.
 
     Args:
         network: A network. It stays as it is: a copy is examined.
@@ -100,23 +112,29 @@ def mixing(network: nn.Module, *inputs: Tensor) -> str | None:
 
     for name, layer in network.named_modules():
         if isinstance(layer, _BatchNorm):
-            return f"the discriminator's layer '{name}' ({type(layer).__name__}) mixes the samples of a batch"
+            kind = type(layer).__name__
+            return f"the discriminator's layer '{name}' ({kind}) mixes the samples of a batch"
 
+    # In float64, where differences by rounding are far smaller than those by mixing.
     examined = copy.deepcopy(network).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad(), torch.random.fork_rng():
         for parameter in examined.parameters():
-            shift = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            shift = torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
             parameter.add_(PERTURBATION * shift.to(parameter.device))
         buffers = [buffer.clone() for buffer in examined.buffers()]
-        together = examined(*inputs)
-        if any(not torch.equal(*pair) for pair in zip(buffers, examined.buffers(), strict=True)):
+        merged = examined(*inputs)
+        pairs = zip(buffers, examined.buffers(), strict=True)
+        if any(not torch.equal(*pair) for pair in pairs):
             return (
-                "a forward pass of the discriminator changes its buffers, and one pass changes them otherwise than two"
+                "a forward pass of the discriminator changes its buffers, "
+                "and one pass changes them otherwise than two"
             )
         halves = zip(*(table.chunk(2) for table in inputs), strict=True)
         separate = torch.cat([examined(*half) for half in halves])
     scale = float(separate.abs().max())
-    if not torch.allclose(together, separate, rtol=0, atol=TOLERANCE * scale):
+    if not torch.allclose(merged, separate, rtol=0, atol=TOLERANCE * scale):
         return "the discriminator's logit of a sample changes with the other samples of its batch"
     return None

@@ -1,4 +1,4 @@
-"""Rays of whole images that are computed once for each camera."""
+"""Rays of entire images that are computed once for each camera."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ CastRays = Callable[["Tensor"], "tuple[Tensor, Tensor]"]
 
 
 class RayCacheConfig(StageConfig):
-    """Computes the rays of a whole image once for each camera of the source.
+    """Computes the rays of an entire image once for each camera of the source.
 
-    Rays are found again by the numbers of their camera, never by their position in a batch. Only whole images have
-    rays that come again. Those of a training depend on the position and the scale of a patch, which are new in every
-    update, so an update computes what it computed before.
+    Rays are found again by the numbers of their camera, never by their position in a batch. Only
+    whole images have rays that come again. Those of a training depend on the position and the scale
+    of a patch, which are new in every update, so an update computes what it computed before.
 
-    When it helps: evaluations that render the same poses again, by the time of a matrix product for each image, which
-    is little beside the network's.
-    When it hurts: it holds 12 bytes for each pixel of each pose that was rendered, 7 MB for 144 images of 64 x 64.
+    When it helps: evaluations that render the same poses again, by the time of a matrix product for
+    each image, a small part of the network's time.
+    When it hurts: it holds 12 bytes for each pixel of each pose that was rendered, 7 MB for 144
+    images of 64 x 64.
     """
 
     kind: ClassVar[str] = "ray_cache"
@@ -34,7 +35,7 @@ class RayCacheConfig(StageConfig):
     wraps: ClassVar[frozenset[str]] = frozenset({"image_rays"})
 
     def contract(self, setting: Setting) -> Exact:
-        """The same bits: the rays of an image do not depend on the others in its batch."""
+        """Returns Exact: the rays of an image do not depend on the others in its batch."""
         return Exact()
 
     def implementation(self) -> type[Stage]:
@@ -46,16 +47,18 @@ class RayCache(Stage):
     """Keeps the directions of rays by camera."""
 
     def attach(self, pipeline: Pipeline) -> None:
-        """Wraps what computes the rays of whole images.
+        """Wraps the slot that computes the rays of entire images.
 
         Raises:
             UsageError: The source has no cameras in memory.
         """
-        datasets = (getattr(pipeline.source, name, None) for name in ("train", "held_out"))
-        tables = [getattr(dataset, "tensors", {}).get("camera") for dataset in datasets]
-        cameras = [camera for table in tables if table is not None for camera in table]
+        cameras: list[Tensor] = []
+        for name in ("train", "held_out"):
+            dataset = getattr(pipeline.source, name, None)
+            cameras += getattr(dataset, "tensors", {}).get("camera", ())
         if not cameras:
-            raise UsageError(f"ray_cache: a {type(pipeline.source).__name__} keeps no cameras")
+            source = type(pipeline.source).__name__
+            raise UsageError(f"ray_cache: a {source} keeps no cameras")
         self.cameras = {tuple(camera.flatten().tolist()) for camera in cameras}
         self.directions: dict[Key, Tensor] = {}
         self.hits = 0
@@ -66,6 +69,7 @@ class RayCache(Stage):
         import torch
 
         def image_rays(camera: Tensor) -> tuple[Tensor, Tensor]:
+            # By value: the same tensor may be filled with another camera later.
             numbers = [tuple(row) for row in camera.flatten(1).tolist()]
             # Poses that the source does not have, as a server gets them, have no end.
             if camera.requires_grad or not self.cameras.issuperset(numbers):
@@ -75,11 +79,16 @@ class RayCache(Stage):
                 if key in self.directions:
                     self.hits += 1
                 else:
-                    self.directions[key] = cast_rays(camera[index : index + 1])[1][0]
-            return camera[:, None, :, 3], torch.stack([self.directions[key] for key in keys])
+                    _, direction = cast_rays(camera[index : index + 1])
+                    self.directions[key] = direction[0]
+            origin = camera[:, None, :, 3]
+            directions = [self.directions[key] for key in keys]
+            return origin, torch.stack(directions)
 
         return image_rays
 
     def closing_notes(self) -> Sequence[str]:
         """Reports how many images needed no new rays."""
-        return (f"rays of {len(self.directions)} poses kept, used again {self.hits:,} times",)
+        return (
+            f"rays of {len(self.directions)} poses kept, used again {self.hits:,} times",
+        )

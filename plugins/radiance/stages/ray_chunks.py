@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 
 class RayChunksConfig(StageConfig):
-    """Renders patches in two passes, so that the activations of one chunk of rays are in memory at a time.
+    """Renders patches in two passes, with the activations of one chunk of rays in memory at a time.
 
-    The first pass renders without a gradient. When the gradient of the image is known, each chunk is rendered again and
-    its gradient is computed and added up. ``model.ray_chunk`` is how the plain update adds up gradients. With chunks of
-    the same size the results are the same bits, with other chunks they are rounded otherwise.
+    The first pass renders without a gradient. When the gradient of the image is known, each chunk
+    is rendered again and its gradient is computed and added up. ``model.ray_chunk`` is how the
+    plain update adds up gradients. With chunks of the same size the results are the same bits, with
+    other chunks they are rounded otherwise.
 
-    When it helps: large patches, many samples along rays, wide fields. Memory no longer grows with the number of rays.
-    When it hurts: always in time, by about one forward pass of the generator. Measured with ``graf`` and chunks of 256
-    rays (one core, November 2026): 29 % of the memory of an update, and 1.28 times its CPU time.
+    When it helps: large patches, many samples along rays, wide fields. Memory no longer grows with
+    the number of rays.
+    When it hurts: always in time, by about one forward pass of the generator. Measured with
+    ``graf`` and chunks of 256 rays (one core, November 2026): 29 % of the memory of an update, and
+    1.28 times its CPU time.
     """
 
     kind: ClassVar[str] = "ray_chunks"
@@ -35,7 +38,7 @@ class RayChunksConfig(StageConfig):
     claims: ClassVar[frozenset[str]] = frozenset({"render_rays"})
 
     rays: Annotated[int, Field(ge=1)] | None = None
-    """Rays of all images of a batch that are in memory at a time; ``model.ray_chunk`` unless given."""
+    """Rays of all images that are in memory at a time; ``model.ray_chunk`` if unset."""
 
     @classmethod
     def memory_choices(cls, batch_size: int) -> Sequence[MemoryChoice]:  # noqa: ARG003 (some depend on it)
@@ -43,7 +46,7 @@ class RayChunksConfig(StageConfig):
         return (MemoryChoice({}, 1.3, "the generator renders every ray twice"),)
 
     def contract(self, setting: Setting) -> Exact | Close:
-        """The same bits if chunks are those of the model, else the same algebra."""
+        """Returns Exact if chunks are those of the model, else Close."""
         model = cast("RadianceGanConfig", setting.model)
         return Exact() if self.rays in (None, model.ray_chunk) else Close()
 
@@ -74,5 +77,6 @@ class RayChunks(Stage):
         chunks = ray_batch.chunks(self.rays)
         parameters = self.generator.parameters()
         if not torch.is_grad_enabled() or not parameters:
-            return torch.cat([self.slots.render_chunk(*chunk) for chunk in chunks], 1)
+            colours = [self.slots.render_chunk(*chunk) for chunk in chunks]
+            return torch.cat(colours, 1)
         return render_and_replay(self.slots.render_chunk, chunks, parameters)

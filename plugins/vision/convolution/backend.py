@@ -1,4 +1,4 @@
-"""What every algorithm for convolutions offers."""
+"""Base classes of the algorithms for convolutions."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from .workspace import Workspace
 
 
 class Fft(PlainBackend):
-    """Multiplies the Fourier transforms of input and kernel. Its cost hardly depends on the size of the kernel.
+    """Multiplies the Fourier transforms of input and kernel. Its cost depends little on the size of the kernel.
 
     Images are padded to a length whose transform is fast. The circular convolution of that length is the plain one
     where it is used: no sum reaches beyond the padded image.
@@ -59,8 +59,10 @@ class Fft(PlainBackend):
         gradients = _spectrum(gradient, lengths, geometry.groups, 1)
         weights = _spectrum(w, lengths, geometry.groups, 0)
         x = _inverse(gradients @ weights, lengths, 1)
-        top, left = geometry.padding
-        return x[:, :, top : top + size[2], left : left + size[3]].contiguous()
+        first_row, first_column = geometry.padding
+        rows = slice(first_row, first_row + size[2])
+        columns = slice(first_column, first_column + size[3])
+        return x[:, :, rows, columns].contiguous()
 
     def weight_gradient(
         self, gradient: Tensor, x: Tensor, geometry: ConvGeometry, size: Sequence[int], workspace: Workspace
@@ -74,8 +76,8 @@ class Fft(PlainBackend):
 
 
 def _padded(x: Tensor, geometry: ConvGeometry) -> Tensor:
-    top, left = geometry.padding
-    return F.pad(x, (left, left, top, top))
+    rows, columns = geometry.padding
+    return F.pad(x, (columns, columns, rows, rows))
 
 
 @cache

@@ -12,7 +12,7 @@ from runner.api import RunnerError
 
 from .backend import Backend
 from .geometry import ConvGeometry
-from .key import DIRECTIONS, ConvKey
+from .key import ConvKey, keys_of
 from .native import convolution
 from .registry import NATIVE
 from .workspace import Workspace, new_workspace
@@ -39,13 +39,12 @@ def convolve(
         workspace: Gives buffers for intermediate results.
     """
     x, w, bias = _autocast(x, w, bias)
-    key = ConvKey.of(x, w, geometry)
+    key, data_key, weight_key = keys_of(x, w, geometry)
     forward = choose(key)
     data = weight = NATIVE
     if torch.is_grad_enabled():
-        _, to_data, to_weight = DIRECTIONS
-        data = choose(key.towards(to_data)) if x.requires_grad else forward
-        weight = choose(key.towards(to_weight)) if w.requires_grad else data
+        data = choose(data_key) if x.requires_grad else forward
+        weight = choose(weight_key) if w.requires_grad else data
         data = data if x.requires_grad else weight
     if forward is data is weight is NATIVE:
         return convolution(x, w, *geometry, bias)
@@ -91,8 +90,8 @@ class _Convolution(torch.autograd.Function):
         geometry: ConvGeometry = ctx.geometry
         needs_data, needs_weight = ctx.needs_input_grad[:2]
         if needs_data and needs_weight and data is weight:
-            both = data.backward(gradient, x, w, geometry, ctx.workspace)
-            return *both, None, None, None
+            gradients = data.backward(gradient, x, w, geometry, ctx.workspace)
+            return *gradients, None, None, None
         x_gradient = w_gradient = None
         if needs_data:
             x_gradient = data.backward_data(gradient, w, geometry, ctx.size, ctx.workspace)

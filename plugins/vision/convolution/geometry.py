@@ -10,7 +10,7 @@ Pair = tuple[int, int]
 
 
 class ConvGeometry(NamedTuple):
-    """How a kernel moves over an image, as in ``torch.nn.functional.conv2d`` and ``conv_transpose2d``.
+    """Parameters of ``torch.nn.functional.conv2d`` and ``conv_transpose2d`` that move the kernel.
 
     Attributes:
         stride: Steps of the kernel.

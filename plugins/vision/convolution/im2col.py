@@ -58,7 +58,8 @@ class Im2Col(PlainBackend):
         """Returns the gradient of a plain convolution's weight."""
         columns = _by_group(_columns(x, size, geometry, workspace), geometry.groups, 1)
         gradients = _by_group(gradient.flatten(2), geometry.groups, 1)
-        return (gradients @ columns.transpose(2, 3)).sum(0).view(*size)
+        # One product with samples and pixels as its inner dimension.
+        return torch.einsum("ngkp,ngcp->gkc", gradients, columns).reshape(*size)
 
 
 def _columns(x: Tensor, w_size: Sequence[int], geometry: ConvGeometry, workspace: Workspace) -> Tensor:

@@ -1,9 +1,9 @@
-"""Everything on which the time and the result of a convolution depend."""
+"""Keys that identify a convolution, with all that its time and its bits depend on."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, cast
 
 import torch
@@ -18,7 +18,7 @@ Layout = Literal["contiguous", "channels_last", "strided"]
 
 @dataclass(frozen=True)
 class ConvKey:
-    """One convolution in one direction, on one machine with its settings.
+    """Identifies a convolution in one direction, on a machine with its settings.
 
     Attributes:
         n: Samples of the batch.
@@ -65,14 +65,7 @@ class ConvKey:
     @classmethod
     def of(cls, x: Tensor, w: Tensor, geometry: ConvGeometry, direction: Direction = "forward") -> ConvKey:
         """Returns the key of the convolution of a tensor with a weight."""
-        k = w.shape[1] * geometry.groups if geometry.transposed else w.shape[0]
-        n, c, height, width = x.shape
-        stride, padding, dilation, groups, transposed, output_padding = geometry
-        return cls(
-            n, c, height, width, k, (w.shape[2], w.shape[3]), stride, padding, dilation, groups, transposed,
-            output_padding, str(x.dtype).removeprefix("torch."), layout_of(x), direction, _device_name(x.device),
-            torch.get_num_threads(), math_mode(x.device.type), _library(x.device.type),
-        )  # fmt: skip
+        return keys_of(x, w, geometry)[DIRECTIONS.index(direction)]
 
     def towards(self, direction: Direction) -> ConvKey:
         """Returns the key of the same convolution in another direction."""
@@ -139,11 +132,41 @@ class ConvKey:
         Raises:
             ValueError: The text is not that of a key.
         """
-        values = dict(part.partition("=")[::2] for part in text.split(" "))
+        values = dict(entry.partition("=")[::2] for entry in text.split(" "))
         expected = [field.name for field in fields(cls)]
         if list(values) != expected:
             raise ValueError(f"the key of a convolution has {', '.join(expected)}; got {text!r:.200}")
         return cls(**{field.name: _value(str(field.type), values[field.name]) for field in fields(cls)})
+
+
+def keys_of(x: Tensor, w: Tensor, geometry: ConvGeometry) -> tuple[ConvKey, ConvKey, ConvKey]:
+    """Returns the keys of the convolution of a tensor with a weight, in the order of ``DIRECTIONS``."""
+    device = x.device
+    threads = torch.get_num_threads()
+    return _keys(x.shape, w.shape, geometry, x.dtype, layout_of(x), device, threads, math_mode(device.type))
+
+
+# To make a key takes longer than a small convolution.
+@lru_cache(maxsize=4096)
+def _keys(
+    x_size: tuple[int, ...],
+    w_size: tuple[int, ...],
+    geometry: ConvGeometry,
+    dtype: torch.dtype,
+    layout: Layout,
+    device: torch.device,
+    threads: int,
+    math: str,
+) -> tuple[ConvKey, ConvKey, ConvKey]:
+    n, c, height, width = x_size
+    k = w_size[1] * geometry.groups if geometry.transposed else w_size[0]
+    stride, padding, dilation, groups, transposed, output_padding = geometry
+    key = ConvKey(
+        n, c, height, width, k, (w_size[2], w_size[3]), stride, padding, dilation, groups, transposed, output_padding,
+        str(dtype).removeprefix("torch."), layout, "forward", _device_name(device), threads, math,
+        _library(device.type),
+    )  # fmt: skip
+    return key, key.towards("backward_data"), key.towards("backward_weight")
 
 
 def _text(value: Any) -> str:

@@ -120,7 +120,7 @@ class ChannelsLastKernels(Native):
 class WithoutOneDnn(Native):
     """Torch's loops over products of matrices, with oneDNN switched off.
 
-    The switch is one for the whole process. While it is off, a convolution of another thread is computed without
+    The switch is global. While it is off, a convolution of another thread is computed without
     oneDNN, too: its result is rounded otherwise. It is switched on again when the last thread leaves.
     """
 
@@ -138,7 +138,7 @@ class _Switch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth = 0
-        self._before = True
+        self._is_enabled = True
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -146,7 +146,7 @@ class _Switch:
         # Two threads that each restore what they have found would leave it off for good.
         with self._lock:
             if self._depth == 0:
-                self._before = self._set(False)
+                self._is_enabled = self._set(False)
             self._depth += 1
         try:
             yield
@@ -154,14 +154,14 @@ class _Switch:
             with self._lock:
                 self._depth -= 1
                 if self._depth == 0:
-                    self._set(self._before)
+                    self._set(self._is_enabled)
 
     @staticmethod
     def _set(enabled: bool) -> bool:
         # ``flags(enabled=...)`` would also reset determinism and precision to its defaults.
         mkldnn: Any = torch.backends.mkldnn
-        before: bool = mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)[0]
-        return before
+        was_enabled: bool = mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)[0]
+        return was_enabled
 
 
 _SWITCH = _Switch()
@@ -175,19 +175,19 @@ class CudnnHeuristic(Native):
     benchmark: ClassVar[bool] = False
 
     def geometry_refusal(self, key: ConvKey) -> str | None:
-        """Returns that there is no cuDNN where there is none."""
+        """Returns that torch needs cuDNN."""
         cudnn: Any = torch.backends.cudnn
         return None if cudnn.is_available() else "torch was built without cuDNN"
 
     @contextmanager
     def settings(self) -> Iterator[None]:
         """Returns a context in which cuDNN selects algorithms this way."""
-        before = torch.backends.cudnn.benchmark
+        benchmark = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = self.benchmark
         try:
             yield
         finally:
-            torch.backends.cudnn.benchmark = before
+            torch.backends.cudnn.benchmark = benchmark
 
 
 class CudnnBenchmark(CudnnHeuristic):

@@ -12,10 +12,10 @@ from .fft import Fft
 from .im2col import Im2Col
 from .key import ConvKey
 from .native import ChannelsLastKernels, CudnnBenchmark, CudnnHeuristic, Native, WithoutOneDnn
-from .winograd import LargeWinograd, Winograd
+from .winograd import Winograd
 
 _ALL: tuple[Backend, ...] = (
-    Native(), ChannelsLastKernels(), Im2Col(), Fft(), Winograd(), LargeWinograd(), WithoutOneDnn(), CudnnHeuristic(),
+    Native(), ChannelsLastKernels(), Im2Col(), Fft(), Winograd(), WithoutOneDnn(), CudnnHeuristic(),
     CudnnBenchmark(),
 )  # fmt: skip
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})

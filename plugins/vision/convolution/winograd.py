@@ -23,6 +23,7 @@ class Winograd(PlainBackend):
 
     Tiles of 4 x 4 inputs and the kernel are transformed by constant matrices, multiplied element by element with the
     sum over channels, and transformed back. Sums of the transforms round more than the definition does.
+    F(4x4, 3x3) is not offered: with 512 channels its error in float32 was 5.5e-6, above the tolerance.
     """
 
     name: ClassVar[str] = "winograd"
@@ -58,7 +59,7 @@ class Winograd(PlainBackend):
     def workspace_bytes(self, key: ConvKey) -> int:
         """Returns the bytes of the tiles, and of their transforms and products."""
         size = (key.h, key.w) if key.transposed else key.y_size[2:]
-        channels, outputs = (key.k, key.c) if key.transposed else (key.c, key.k)
+        channels, outputs = key.w_size[1] * key.groups, key.w_size[0]
         # The gradient of the input is a convolution whose outputs are the input's pixels.
         if (key.direction == "backward_data") != (key.transposed and key.direction != "backward_weight"):
             size = key.y_size[2:] if key.transposed else (key.h, key.w)
@@ -147,35 +148,6 @@ class Winograd(PlainBackend):
         """Shapes of tiles, their transforms, the gradient's tiles and their transforms."""
         area = (self.outputs + KERNEL - 1) ** 2
         return [(area, c, count), (area, c, count), (self.outputs**2, k, count), (area, k, count)]
-
-
-class LargeWinograd(Winograd):
-    """F(4x4, 3x3): 36 products for 16 outputs, where the definition has 144. It rounds more."""
-
-    name: ClassVar[str] = "winograd4"
-    outputs: ClassVar[int] = 4
-    input_matrix: ClassVar[tuple[tuple[float, ...], ...]] = (
-        (4, 0, -5, 0, 1, 0),
-        (0, -4, -4, 1, 1, 0),
-        (0, 4, -4, -1, 1, 0),
-        (0, -2, -1, 2, 1, 0),
-        (0, 2, -1, -2, 1, 0),
-        (0, 4, 0, -5, 0, 1),
-    )
-    kernel_matrix: ClassVar[tuple[tuple[float, ...], ...]] = (
-        (1 / 4, 0, 0),
-        (-1 / 6, -1 / 6, -1 / 6),
-        (-1 / 6, 1 / 6, -1 / 6),
-        (1 / 24, 1 / 12, 1 / 6),
-        (1 / 24, -1 / 12, 1 / 6),
-        (0, 0, 1),
-    )
-    output_matrix: ClassVar[tuple[tuple[float, ...], ...]] = (
-        (1, 1, 1, 1, 1, 0),
-        (0, 1, -1, 2, -2, 0),
-        (0, 1, 1, 4, 4, 0),
-        (0, 1, -1, 8, -8, 1),
-    )
 
 
 def _square(matrix: tuple[tuple[float, ...], ...], like: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def _aligned(count: int) -> int:
 
 
 class GrowingWorkspace:
-    """One buffer for each thread, device and stream, which grows to the largest need and never shrinks.
+    """Keeps a buffer for each thread, device and stream, which grows to the largest need.
 
     Threads do not share a buffer even on one stream: a kernel of one thread would overwrite what the next kernel of
     another thread is to read.

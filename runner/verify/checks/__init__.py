@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from runner.plugin.check import Check
 from runner.plugin.registry import Registry
-from runner.verify.checks.declared_slots import DeclaredSlots
-from runner.verify.checks.epoch import Epoch
-from runner.verify.checks.evaluations import Evaluations
-from runner.verify.checks.long_run import LongRun
-from runner.verify.checks.predictions import Predictions
-from runner.verify.checks.process_state import ProcessState
-from runner.verify.checks.resumed_training import ResumedTraining
-from runner.verify.checks.sampled_batches import SampledBatches
-from runner.verify.checks.schedules import Schedules
-from runner.verify.checks.torch_settings import TorchSettings
-from runner.verify.checks.trainings import Trainings
-from runner.verify.checks.updates import Updates
-from runner.verify.training_plan import TrainingPlan
+from runner.verify.checks.declared_slots import DeclaredSlotsCheck
+from runner.verify.checks.epoch import EpochCheck
+from runner.verify.checks.evaluations import EvaluationsCheck
+from runner.verify.checks.long_run import LongRunCheck
+from runner.verify.checks.predictions import PredictionsCheck
+from runner.verify.checks.process_state import ProcessStateCheck
+from runner.verify.checks.resumed_training import ResumedTrainingCheck
+from runner.verify.checks.sampled_batches import SampledBatchesCheck
+from runner.verify.checks.schedules import SchedulesCheck
+from runner.verify.checks.torch_settings import TorchSettingsCheck
+from runner.verify.checks.trainings import TrainingsCheck
+from runner.verify.checks.updates import UpdatesCheck
+
+if TYPE_CHECKING:
+    from runner.verify.training_plan import TrainingPlan
 
 CHECKS = (
-    Updates,
-    TorchSettings,
-    DeclaredSlots,
-    ProcessState,
-    Predictions,
-    Evaluations,
-    SampledBatches,
-    Epoch,
-    ResumedTraining,
-    Schedules,
-    LongRun,
+    UpdatesCheck,
+    TorchSettingsCheck,
+    DeclaredSlotsCheck,
+    ProcessStateCheck,
+    PredictionsCheck,
+    EvaluationsCheck,
+    SampledBatchesCheck,
+    EpochCheck,
+    ResumedTrainingCheck,
+    SchedulesCheck,
+    LongRunCheck,
 )
 """In the order in which they run: the cheapest first, after updates."""
 
@@ -37,4 +41,4 @@ CHECKS = (
 def checks_of(registry: Registry, plan: TrainingPlan) -> list[Check]:
     """Returns all checks in their order; trainings are last, because they take longest."""
     added = [check() for check in registry.checks]
-    return [*(check() for check in CHECKS), *added, Trainings(plan)]
+    return [*(check() for check in CHECKS), *added, TrainingsCheck(plan)]

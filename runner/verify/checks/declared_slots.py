@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class DeclaredSlots(Check):
+class DeclaredSlotsCheck(Check):
     """Compares the slots that stages attach to with those that they declare."""
 
     name = "declared slots"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
-from runner.verify.checks.sampled_batches import chooses_batches
 from runner.verify.epoch import same_epoch, samples
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ SHARE_OF_LONG_RUN = 0.4
 """Seconds of this check, as a share of a long run's."""
 
 
-class Epoch(Check):
+class EpochCheck(Check):
     """Compares the batches of an epoch without making updates, to its last batch and into the next epoch."""
 
     name = "an epoch"
@@ -31,7 +30,7 @@ class Epoch(Check):
         """Returns False without epochs or a long run, and where a source depends on what was learned."""
         baseline = pair.baseline
         has_promise = isinstance(pair.contract, Exact | Close)
-        if not (baseline.options.horizon and has_promise) or pair.is_inactive or chooses_batches(pair):
+        if not (baseline.options.horizon and has_promise) or pair.is_inactive or pair.chooses_batches:
             return False
         return baseline.has_fixed_epochs
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
-from runner.verify.baseline import UPDATES_BETWEEN_EVALUATIONS
+from runner.verify.options import UPDATES_BETWEEN_EVALUATIONS
 from runner.verify.surroundings import answers, same_evaluations
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class Evaluations(Check):
+class EvaluationsCheck(Check):
     """Compares two evaluations, with updates between them and one after them."""
 
     name = "evaluations"

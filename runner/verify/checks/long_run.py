@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class LongRun(Check):
+class LongRunCheck(Check):
     """Compares many updates on batches that candidate and baseline sample themselves."""
 
     name = "a long run"

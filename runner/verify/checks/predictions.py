@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class Predictions(Check):
+class PredictionsCheck(Check):
     """Compares predictions on inputs of several sizes, in both modes of the modules."""
 
     name = "predictions"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class ProcessState(Check):
+class ProcessStateCheck(Check):
     """Looks for functions, hooks, kernels and constants that a candidate has replaced for the whole process."""
 
     name = "process state"

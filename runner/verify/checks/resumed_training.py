@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from runner.compare.subject import Build
 from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
-from runner.verify.checks.sampled_batches import chooses_batches
 from runner.verify.drawing import GOING_ON, draws, same_when_resumed
 from runner.verify.subjects import built
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class ResumedTraining(Check):
+class ResumedTrainingCheck(Check):
     """Interrupts a training, stores it, resumes it, and compares it with itself."""
 
     name = "a resumed training"
@@ -27,7 +26,7 @@ class ResumedTraining(Check):
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False for stages that are inactive or choose the batch size."""
-        return not pair.is_inactive and not chooses_batches(pair)
+        return not pair.is_inactive and not pair.chooses_batches
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""

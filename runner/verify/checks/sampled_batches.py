@@ -17,13 +17,7 @@ SHARE_OF_LONG_RUN = 0.2
 """Seconds of this check, as a share of a long run's."""
 
 
-def chooses_batches(pair: StagePair) -> bool:
-    """Returns whether a stage changes the batches before anything is built, so that none can be compared."""
-    stages = pair.recipe.stages
-    return any(stages[kind].prepares for kind in pair.stages if kind in stages)
-
-
-class SampledBatches(Check):
+class SampledBatchesCheck(Check):
     """Compares batches, noise, counts and the state of generators, update by update."""
 
     name = "sampled batches"
@@ -32,7 +26,7 @@ class SampledBatches(Check):
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False for stages that are inactive or choose the batch size."""
-        return not pair.is_inactive and not chooses_batches(pair)
+        return not pair.is_inactive and not pair.chooses_batches
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates."""

@@ -26,7 +26,7 @@ _FINE = 10
 """Intervals between two points in which kinks are searched."""
 
 
-class Schedules(Check):
+class SchedulesCheck(Check):
     """Compares one update from one state, as if it was made at many points of the training."""
 
     name = "schedules"

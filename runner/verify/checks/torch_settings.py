@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class TorchSettings(Check):
+class TorchSettingsCheck(Check):
     """Compares the settings of torch that a candidate leaves behind, or changes while it calls other code."""
 
     name = "torch's settings"

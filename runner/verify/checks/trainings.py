@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runner.verify.training_plan import TrainingPlan
 
 
-class Trainings(Check):
+class TrainingsCheck(Check):
     """Compares the objective of trainings with and without the stages.
 
     Args:

@@ -10,7 +10,7 @@ from runner.compare.verdict import Outcome, Verdict
 from runner.compare.verify import health, verify
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Exact
-from runner.verify.baseline import LATE
+from runner.verify.options import LATE
 from runner.verify.variants import beyond_updates
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runner.verify.pair import StagePair
 
 
-class Updates(Check):
+class UpdatesCheck(Check):
     """Compares updates on recorded batches, by the contract."""
 
     name = "updates"

@@ -8,7 +8,9 @@ from running import tiny
 from torch import nn
 
 from runner.measure.memory import MemoryMeter, gradient_bytes
-from runner.measure.memory_tracker import CallStack, Holder, living_tensors
+from runner.measure.tracked_update import living_tensors, track_update
+from runner.memory.call_stack import CallStack
+from runner.memory.kinds import Holder
 from runner.train.assemble import assemble
 
 LEARNERS = ("marl_baseline", "shakespeare_gpt", "graf")
@@ -116,3 +118,24 @@ def test_tensors_of_a_compiler_do_not_count():
     assert id(real) in addresses
     assert not addresses & {id(fake), id(meta)}
     gc.collect()
+
+
+@pytest.mark.parametrize("count", [1, 50, 3_000])
+def test_a_measurement_keeps_no_tensor_alive(count):
+    """Gradients that an update frees do not count any more, as they would if the tracker held them."""
+    measured = meter("shakespeare_gpt")
+    parameters = [parameter for _, parameter in measured.pipeline.learner.named_parameters()]
+    gradients = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
+    kept = []
+
+    def free_and_allocate():
+        for parameter in parameters:
+            parameter.grad = None
+        kept.append(torch.ones(count))
+
+    peak = track_update(measured.pipeline, measured.stack, free_and_allocate)
+    assert gradients > 4 * 50
+    # Other tests have gradients, too, which stay.
+    first, last = peak.samples[0].bytes, peak.samples[-1].bytes
+    assert first - last == gradients - 4 * count
+    assert peak.update == max(first, last)

@@ -1,0 +1,55 @@
+"""Tuning choices of a recipe that was loaded from a lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.plugin.tuning import Setup, Tuning, machine_refusal
+from runner.recipe.recipe import Recipe
+from runner.system.errors import UsageError
+from runner.system.tuning_machine import tuning_machine
+
+if TYPE_CHECKING:
+    import torch
+
+
+def tuning_of(recipe: Recipe, device: torch.device) -> Tuning:
+    """Returns the tuning choices with which a training begins: those of its lock, if it was loaded from one.
+
+    Raises:
+        UsageError: The choices are of another machine.
+    """
+    tuning = Tuning(tuning_machine(device))
+    setup = _setup_of_stages(recipe)
+    if setup is None:
+        return tuning
+    refusal = machine_refusal(setup, tuning.machine, f"{recipe.path}: tuning")
+    if refusal is not None:
+        raise UsageError(refusal)
+    tuning.lock(setup.choices)
+    return tuning
+
+
+def fresh_tuning(device: torch.device) -> Tuning:
+    """Returns tuning without choices, where stages search and use no choice of an earlier process."""
+    return Tuning(tuning_machine(device), is_fresh=True)
+
+
+def answering_tuning(recipe: Recipe, device: torch.device) -> Tuning:
+    """Returns the tuning choices for a trained model, where nothing is searched.
+
+    A model may be evaluated on any machine. Where the choices of its training are not valid, defaults are used.
+    """
+    tuning = Tuning(tuning_machine(device), searches=False)
+    setup = _setup_of_stages(recipe)
+    if setup is not None and machine_refusal(setup, tuning.machine, "") is None:
+        tuning.lock(setup.choices)
+    return tuning
+
+
+def _setup_of_stages(recipe: Recipe) -> Setup | None:
+    """Returns the choices of the stages that the recipe switches on; None if there are none."""
+    if recipe.tuning is None:
+        return None
+    choices = {kind: of_stage for kind, of_stage in recipe.tuning.choices.items() if kind in recipe.stages}
+    return recipe.tuning._replace(choices=choices) if choices else None
