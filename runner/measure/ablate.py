@@ -150,7 +150,8 @@ def _publish(store: Store, experiment: Experiment, result: Result, log: Measurem
 
     Done again, it changes nothing but what is new.
     """
-    folder, now = log.folder, time.time_ns() // 1_000_000
+    folder = log.folder
+    now = time.time_ns() // 1_000_000
     started = now - int(1000 * result.seconds)  # all variants took turns from the first round to the last
     recipe = experiment.cases[0].recipe
     experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe, ("ratio",)))

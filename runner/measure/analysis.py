@@ -175,13 +175,16 @@ class Result:
 
 def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
     """What was measured of one case; a RunnerError if that is not even the baseline."""
-    a_a, counted, rated = log.ratio(AGAIN, [BASELINE]), log.values("cost"), log.values("rates")
+    a_a = log.ratio(AGAIN, [BASELINE])
+    counted = log.values("cost")
+    rated = log.values("rates")
     if a_a is None or not counted or not rated:
         raise RunnerError(f"{case.name or 'the ablation'}: no two processes were measured; give it a larger budget")
     rates = max((Rates(**each) for each in rated), key=lambda each: each.float32_flops)
     cost = UpdateCost.of(counted[0])
     base_s = statistics.median(each["update"][name] for each in log.rounds for name in BASELINES)
-    prepared, failed = log.by_variant("prepared"), log.failed
+    prepared = log.by_variant("prepared")
+    failed = log.failed
     results, missing = [], {}
     for variant in variants.variants:
         measured = log.ratio(variant.name)

@@ -27,7 +27,7 @@ from runner.plugin.lr_scheduler import ConstantConfig, LrSchedulerConfig
 from runner.plugin.progress import UNITS, Unit
 from runner.plugin.works import unmeasured
 from runner.recipe.document import DEFAULT, MAPPING, Place, Problem
-from runner.system.byte_size import parse_size
+from runner.recipe.safeguards import MemoryBudgetConfig, SentinelConfig, budget_of
 from runner.system.secrets import MASK, redact_values, register
 from runner.system.tree import leaves
 
@@ -39,40 +39,6 @@ if TYPE_CHECKING:
     from runner.recipe.document import Node
 
 Count = Annotated[int, Field(ge=1)]
-
-
-class MemoryBudgetConfig(Config):
-    """Memory that an update may take."""
-
-    size: str
-    """Bytes with a unit, such as 6GiB or 800 MB; a training is refused whose plan exceeds them."""
-    fit: bool = False
-    """Whether stages that save memory are switched on until the plan fits, the fastest first."""
-
-    @field_validator("size")
-    @classmethod
-    def _is_a_size(cls, size: str) -> str:
-        parse_size(size)
-        return size
-
-    @property
-    def limit(self) -> int:
-        """The size in bytes."""
-        return parse_size(self.size)
-
-
-class SentinelConfig(Config):
-    """Verification of updates while a training goes on."""
-
-    share: Annotated[float, Field(gt=0, le=0.5)] = 0.01
-    """Share of the time that it may take."""
-    on_alarm: Literal["stop", "mark"] = "stop"
-    """Whether an alarm stops the run at its last checkpoint, or only marks it."""
-
-
-def _budget_of(value: Any) -> Any:
-    """Returns a size alone as a section."""
-    return {"size": value} if isinstance(value, str) else value
 
 
 class TrainConfig(Config):
@@ -105,7 +71,7 @@ class TrainConfig(Config):
     """Seconds without an update or a finished evaluation after which the run fails; null only reports it."""
     memory_budget: Annotated[
         MemoryBudgetConfig | None,
-        BeforeValidator(_budget_of, json_schema_input_type=str | MemoryBudgetConfig | None),
+        BeforeValidator(budget_of, json_schema_input_type=str | MemoryBudgetConfig | None),
     ] = None
     """Memory that an update may take: a size, or a section with ``size`` and ``fit``; null sets no limit."""
     sentinel: SentinelConfig | None = None

@@ -22,13 +22,14 @@ from runner.train.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, pe
 from runner.train.outputs import Display, MetricLog
 from runner.train.rehearsal import OF_STAGES, check_loaded, rehearse
 from runner.train.roofline import measure_fraction
-from runner.train.sentinel import Sentinel
 from runner.train.state_schema import fitting
 from runner.train.step import Step
 
 if TYPE_CHECKING:
     from runner.plugin.source import State
+    from runner.recipe.safeguards import SentinelConfig
     from runner.train.assemble import Assembly
+    from runner.train.sentinel import Sentinel
     from runner.train.signals import Stop
 
 LOOK_EVERY = 50
@@ -79,8 +80,7 @@ class Loop:
         self.finite = FiniteGuard(pipeline.slots, pipeline.learner, run_dir)
         self.gradients = GradientGuard(pipeline.learner)
         self.step = Step(pipeline)
-        sentinel = train.sentinel
-        self.sentinel = None if sentinel is None else Sentinel(self.step, pipeline, sentinel)
+        self.sentinel = None if train.sentinel is None else self._make_sentinel(train.sentinel)
         self.begun = False  # whether there was an update in this process
         self.warm_up = ExitStack()
         self.output: dict[str, Any] = {}
@@ -160,6 +160,12 @@ class Loop:
                 self._publish({"perf/first_update_seconds": seconds})
                 self._rehearse()
         self.untimed = {unit: count - before[unit] for unit, count in self.progress.state_dict().items()}
+
+    def _make_sentinel(self, config: SentinelConfig) -> Sentinel:
+        # Few trainings need what compares updates.
+        from runner.train.sentinel import Sentinel
+
+        return Sentinel(self.step, self.pipeline, config)
 
     def _shown(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         """A slot that is shown as a phase of that name."""

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from runner.compare.difference import digest
 from runner.plugin.contract import Close, Contract, Exact, Statistical
-from runner.recipe.recipe import SentinelConfig
+from runner.recipe.safeguards import SentinelConfig
 from runner.system.errors import SentinelError
 from runner.system.tree import tensors
 from runner.train.deviation import Deviation, find_deviation
-from runner.train.replay import Baseline, GradientNoise, Snapshot, Values, values_of
+from runner.train.repetition import BaselineLearner, GradientNoise, Snapshot, Values, values_of
 
 if TYPE_CHECKING:
     from runner.train.assemble import Assembly
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FIRST = 2
 """Updates before the first one that is repeated: stages compile in them."""
 YARDSTICK_SEEDS = (1, 2, 3)
+FIRST_COST = 8
+"""Updates that the first comparison is expected to take: repetitions, copies and a second learner."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +67,7 @@ class Sentinel:
         self._clock = clock
         self._started = clock()
         self._cost = 0.0
-        self._baseline: Baseline | None = None
+        self._baseline: BaselineLearner | None = None
         self._suspicion: Deviation | None = None
         self._checksum: Tensor | None = None
 
@@ -85,10 +87,11 @@ class Sentinel:
         """Returns whether one more comparison keeps to the share of the time, or a suspicion has to be confirmed."""
         if self.updates < FIRST:
             return False
-        if self._suspicion is not None or not self.checked:
+        if self._suspicion is not None:
             return True
         elapsed = self._clock() - self._started
-        return self.seconds + self._cost <= self.config.share * elapsed
+        cost = self._cost if self.checked else FIRST_COST * elapsed / self.updates
+        return self.seconds + cost <= self.config.share * elapsed
 
     def _repeated(self, drawn: Drawn) -> dict[str, Any] | None:
         began = self._clock()
@@ -107,7 +110,7 @@ class Sentinel:
     def _compare(self, snapshot: Snapshot, output: Any) -> None:
         """Repeats an update that was trained, and raises the alarm if it deviates."""
         if self._baseline is None:
-            self._baseline = Baseline(self._pipeline)
+            self._baseline = BaselineLearner(self._pipeline)
         repeat = partial(self._baseline.repeat, self.step, snapshot)
         number = snapshot.counts["updates"] + 1
         trained = values_of(output, self.step.learner.complete_state())
@@ -180,6 +183,8 @@ class Sentinel:
         """Returns what was compared, and which faults would have been detected."""
         share = self.checked / max(1, self.updates)
         every = max(1, round(self.updates / max(1, self.checked)))
+        if not self.checked:
+            return f"none of {self.updates:,} updates was compared: the training is too short for this share"
         found = f"{len(self.alarms)} alarms" if self.alarms else "no alarm"
         if isinstance(self.contract, Statistical):
             kinds = ", ".join(statistical_stages(self._pipeline))

@@ -89,7 +89,7 @@ class GradientNoise:
         return numbers.to(tensor.device, tensor.dtype)
 
 
-class Baseline:
+class BaselineLearner:
     """A learner without stages that repeats updates of a training.
 
     Args:
