@@ -12,6 +12,13 @@ NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runn
 # Told apart also by the colour-blind (Okabe and Ito 2008); whatever a colour says, a mark or a word says too:
 BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, GREY, BLACK = "#56b4e9", "#cc79a7", "#5a5a5a", "#000000"
+VERDICT_MARKERS: dict[str | None, tuple[str, dict[str, Any]]] = {
+    "PASS": ("PASS", {"marker": "o"}),
+    "INCONCLUSIVE": ("INCONCLUSIVE", {"marker": "o", "markerfacecolor": "white"}),
+    "FAIL": ("FAIL", {"marker": "X", "markersize": 7}),
+    None: ("not judged", {"marker": "|", "markersize": 8, "markeredgewidth": 2}),
+}
+"""Label and marker of each verdict of the gate."""
 _LOOK: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
