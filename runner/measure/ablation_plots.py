@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from runner.system.plots import (
     GREEN,
     GREY,
     ORANGE,
-    PURPLE,
-    SKY,
     VERDICT_MARKERS,
     VERMILLION,
+    colours_by_name,
     draw_all,
     legend,
 )
@@ -33,8 +31,6 @@ PLOT_TITLES = {
 }
 """Texts for readers who do not see the plots, by file."""
 _COLOURS = {"draw": ORANGE, "transfer": GREEN, "update": BLUE, "other": GREY}
-_SOURCE_COLOURS = (VERMILLION, PURPLE, SKY)
-"""Colours of the activities of a source."""
 _EFFECT_COLOURS = {"faster": BLUE, "slower": VERMILLION, "unclear": GREY}
 _VISIBLE = 0.002
 """Smallest visible share of a bar."""
@@ -114,10 +110,9 @@ def _training(result: Result, figure: Any) -> None:
     largest = {
         activity: max(own.shares.get(activity, 0.0) for own in trained) for each in trained for activity in each.shares
     }
-    apart = cycle(_SOURCE_COLOURS)
-    colours = {
-        activity: _COLOURS.get(activity) or next(apart) for activity, share in largest.items() if share >= _VISIBLE
-    }
+    # A source may have activities besides those of every training.
+    visible = [activity for activity, share in largest.items() if share >= _VISIBLE]
+    colours = colours_by_name(visible, _COLOURS)
     longest = max(1e3 / own.per_second for own in trained)
     for axes, case in _panels(
         result, figure, rows, lambda case: (v.throughput.ratio for v in case.variants if v.throughput and v.stages)
