@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
+from runner.measure.ablation_plots import draw
 from runner.measure.analysis import CaseResult, Result
-from runner.measure.report import draw
 from runner.study import pictures
 from runner.study.summary import Summary
 

@@ -1,5 +1,5 @@
 """``python -m runner`` is the command line."""
 
-from runner.cli import main
+from runner.cli import command
 
-main()
+command()

@@ -20,7 +20,7 @@ from fork_server import CONTEXT, begin
 
 from runner.child import protocol, spawn
 from runner.cli import main
-from runner.cli.common import report
+from runner.cli.trouble import report
 from runner.system import faults
 from runner.system.errors import UsageError
 from runner.system.processes import safe_environment

@@ -16,7 +16,8 @@ from runner.system.errors import UsageError
 from runner.tracking import Workspace
 from runner.train.assemble import assemble
 from runner.train.outputs import NoOutput as NoDisplay
-from runner.train.run import RunResult, run
+from runner.train.result import RunResult
+from runner.train.run import run
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 SERVED = {"grasp_serve"}
@@ -53,7 +54,7 @@ TINY_CONV = (
     "device=cpu",
 )
 TINY_TEXT = (
-    *("model.layers=1", "model.width=16", "data.context=16", "data.held_out=0.005"),
+    *("data.synthetic=true", "model.layers=1", "model.width=16", "data.context=16", "data.held_out=0.005"),
     *("train.tokens=2560", "train.batch_size=4"),
     *("train.log_every=256", "train.evaluate_every=1280", "train.checkpoint_every=1280"),
     "tracking.system_metrics=false",
@@ -62,11 +63,11 @@ TINY_TEXT = (
 TINY_GPT, TINY_MAMBA2 = ("model.heads=2", *TINY_TEXT), ("model.head_width=8", *TINY_TEXT)
 QUIETLY = ("tracking.system_metrics=false", "device=cpu")
 TINY_GRAPH = (  # of digits, which scikit-learn brings
-    "data.root=nowhere", "model.width=4",
+    "data.synthetic=true", "model.width=4",
     "train={epochs: 6, batch_size: 1, log_every: 1, evaluate_every: 3, checkpoint_every: 2}", *QUIETLY,
 )  # fmt: skip
 TINY_CONTEXTS = (
-    *("data.root=nowhere", "data.context=6", "data.components=8", "data.steps=2"),
+    *("data.synthetic=true", "data.context=6", "data.components=8", "data.steps=2"),
     *("model.width=8", "model.heads=2", "model.layers=1"),
     "train={updates: 6, batch_size: 64, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",  # few batches are all
     *QUIETLY,
@@ -78,7 +79,7 @@ TINY_MOLECULES = (
     *QUIETLY,
 )
 TINY_GRASPS = (
-    *("data.root=nowhere", "data.points=32", "data.grasps=4", "data.scenes=4"),
+    *("data.synthetic=true", "data.points=32", "data.grasps=4", "data.scenes=4"),
     *("model.centres=4", "model.neighbours=4", "model.width=8", "model.heads=2", "model.layers=1"),
     "train={updates: 6, batch_size: 4, ema: 0.9, log_every: 1, evaluate_every: 3, checkpoint_every: 2}",
     *QUIETLY,

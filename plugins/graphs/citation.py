@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import zipfile
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import networkx as nx
@@ -27,10 +27,9 @@ ARRAYS = (
 )  # fmt: skip
 """Of a file: features are ones, in rows as SciPy's CSR has them; every edge stands once."""
 NEAREST = 10
-"""Neighbours of a digit in the graph that stands in for Cora."""
+"""Neighbours of a digit in the synthetic graph."""
 TRAINED, VALIDATED, TESTED = 20, 500, 1000
 """Of its nodes: for each class to train on, then in all."""
-_log = logging.getLogger(__name__)
 
 
 class Graph(NamedTuple):
@@ -49,14 +48,14 @@ class Graph(NamedTuple):
 
 
 def read(config: CitationConfig) -> Graph:
-    """Reads the graph that the settings name, or makes the one that stands in for it.
+    """Reads the configured graph, or generates the synthetic one.
 
     Raises:
         UsageError: there is no such file, it is no such graph, or scikit-learn is missing.
     """
-    path = config.locate(config.file)
-    if path is None:
+    if config.synthetic:
         return _digits(config)
+    path = config.require(config.file)
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             missing = [name for name in ARRAYS if name not in file]
@@ -79,14 +78,12 @@ def _normalised(features: Tensor) -> Tensor:
 
 
 def _digits(config: CitationConfig) -> Graph:
-    if not config.wanted():
-        raise UsageError(f"data.file: {config.nowhere(config.file)}")
+    """Returns the graph of scikit-learn's digits, each connected with its nearest ones."""
     try:
         features, labels, edges = (tensor.clone() for tensor in _nearest_digits())
     except ModuleNotFoundError as error:
-        extra = "pip install 'proven-runner[vision]' has digits that can stand in for it"
-        raise UsageError(f"data.file: {config.nowhere(config.file)}; {extra}") from error
-    _warn(config.nowhere(config.file))
+        hint = "install them with: pip install 'proven-runner[vision]'"
+        raise UsageError(f"data.synthetic: the digits of scikit-learn are missing; {hint}") from error
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train = torch.cat([order[labels[order] == each][:TRAINED] for each in range(10)])
     others = order[~torch.isin(order, train)]
@@ -111,13 +108,6 @@ def _nearest_digits() -> tuple[Tensor, Tensor, Tensor]:
     nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).topk(NEAREST, largest=False).indices
     pairs = torch.stack([torch.arange(len(features)).repeat_interleave(NEAREST), nearest.flatten()], 1)
     return features, labels, torch.unique(pairs.sort(1).values, dim=0)
-
-
-@cache
-def _warn(nowhere: str) -> None:
-    """Once, however many pipelines a process builds to compare them."""
-    text = "data.file: %s\na graph of digits stands in for it, so figures mean nothing beside those of others"
-    _log.warning(text, nowhere)
 
 
 def smoothing(graph: Graph) -> tuple[Tensor, Tensor]:
@@ -220,7 +210,7 @@ class CitationGraph(DatasetSource):
         yield batch
 
     def fingerprint(self) -> str:
-        """The file's SHA-256, or that of the edges of the graph that stands in for it."""
+        """Returns the SHA-256 of the file, or of the edges of the synthetic graph."""
         return self._digest
 
     def show_data(self, learner: Learner, canvas: Any) -> None:
@@ -231,5 +221,5 @@ class CitationGraph(DatasetSource):
         # The batch contains each edge in both directions, and an edge from each node to itself.
         edges = edge[edge[:, 0] < edge[:, 1]]
         graph = LabelledGraph(edges, tensors["label"], tensors["mask"], held_out)
-        path = self.config.locate(self.config.file)
-        draw_graph(graph, "graph of digits, instead of citations" if path is None else path.name, canvas)
+        title = "synthetic: graph of digits" if self.config.synthetic else Path(self.config.file).name
+        draw_graph(graph, title, canvas)

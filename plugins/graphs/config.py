@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -11,9 +12,9 @@ from pydantic import Field
 from runner.api import (
     DataFile,
     DataName,
-    FileDatasetConfig,
     GradientLearnerConfig,
     Objective,
+    PublishedDatasetConfig,
     SourceOutline,
     TensorOutline,
 )
@@ -59,11 +60,11 @@ class GraphSize(NamedTuple):
 PUBLISHED = {CORA.name: GraphSize(2708, 1433, 5278, 7), CITESEER.name: GraphSize(3327, 3703, 4552, 6)}
 
 
-class CitationConfig(FileDatasetConfig):
+class CitationConfig(PublishedDatasetConfig):
     """A graph whose nodes have features and a class, of which few are known in training.
 
-    Without a file of its own it is Cora. Where that is not at hand, the graph of scikit-learn's 1,797 digits stands in
-    for it, each connected with its ten nearest, with a warning.
+    The default file is Cora (``runner data get cora.npz``). With ``synthetic: true`` it is the graph of scikit-learn's
+    1,797 digits, each connected with its ten nearest.
     """
 
     headline: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -80,7 +81,9 @@ class CitationConfig(FileDatasetConfig):
         return tuple(file for file in self.files if file.name == self.file)
 
     def size(self) -> GraphSize | None:
-        """Returns the counts of the graph; None if it is not published and not there."""
+        """Returns the counts of the graph; None if it is synthetic, or neither published nor there."""
+        if self.synthetic:
+            return None
         if self.file in PUBLISHED:
             return PUBLISHED[self.file]
         if self.locate(self.file) is None:
@@ -95,9 +98,9 @@ class CitationConfig(FileDatasetConfig):
 class CitationGraphConfig(CitationConfig):
     """A graph as a whole: one batch, and one sample, which is an epoch.
 
-    Its nodes have features and a class, of which few are known in training. Without a file of its own it is Cora; where
-    that is not at hand, the graph of scikit-learn's 1,797 digits stands in for it, each connected with its ten nearest,
-    with a warning.
+    Its nodes have features and a class, of which few are known in training. The default file is Cora
+    (``runner data get cora.npz``). With ``synthetic: true`` it is the graph of scikit-learn's 1,797 digits, each
+    connected with its ten nearest.
     """
 
     kind: ClassVar[str] = "citation_graph"
@@ -152,6 +155,7 @@ class GcnConfig(GradientLearnerConfig):
     roles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"kind": "adam", "lr": 0.01, "weight_decay": 5e-4}}
     slots: ClassVar[frozenset[str]] = GradientLearnerConfig.slots | {"features", "aggregate"}
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "loss")
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"accuracy": (0, 1), "loss": (0, math.inf)}
 
     layers: Annotated[int, Field(ge=1)] = 2
     """Each reaches one edge further."""
@@ -242,9 +246,8 @@ class MoleculeGraphsConfig(MoleculesConfig):
     """Molecules as graphs of their atoms, with one measured number each, from a table of SMILES.
 
     An atom is told by element, number of bonds, aromaticity, charge, whether it is in a ring, and how likely a random
-    walk is to come back to it. Batches are padded to 16, 24, 32, 56 or more atoms. Without a file of its own it is ESOL
-    (``runner data get esol.csv``); where that is not at hand, made-up measurements stand in for it, with a
-    warning.
+    walk is to come back to it. Batches are padded to 16, 24, 32, 56 or more atoms. The default file is ESOL
+    (``runner data get esol.csv``). With ``synthetic: true`` molecules and measurements are generated.
     """
 
     kind: ClassVar[str] = "molecules"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -11,9 +12,9 @@ from runner.api import (
     Config,
     DataFile,
     DataName,
-    FileDatasetConfig,
     GradientLearnerConfig,
     Objective,
+    PublishedDatasetConfig,
     ServedRequest,
     ServedResponse,
     SourceOutline,
@@ -174,18 +175,22 @@ class AugmentConfig(Config):
     """How far cloud and grasps are turned together at most: about z, or with ``frame: random`` about any axis."""
 
 
-class CubeGraspsConfig(FileDatasetConfig):
+class CubeGraspsConfig(PublishedDatasetConfig):
     """Grasps of the LEAP hand on cubes of five sizes, which a simulator has held, and clouds of points on the cubes.
 
     A sample is a cloud that is drawn anew and a few grasps of that cube. One size is never trained on; of the others a
     tenth is held out. Evaluation samples grasps and measures them: **valid** ones go no deeper than 5 mm into the cube
-    and have two links within 5 mm, **strict** ones no deeper than 2 mm and three links. Where the files are not at
-    hand, a made-up hand and grasps stand in for them, with a warning.
+    and have two links within 5 mm, **strict** ones no deeper than 2 mm and three links. With ``synthetic: true`` a
+    hand and its grasps are generated.
     """
 
     kind: ClassVar[str] = "cube_grasps"
     provides: ClassVar[str] = "grasps"
     headline: ClassVar[tuple[str, ...]] = ("strict", "valid", "diversity_mm")
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **dict.fromkeys(("*valid", "*strict", "*coverage"), (0, 1)),
+        "*_mm": (0, math.inf),
+    }
     objective: ClassVar[Objective] = Objective("strict", "maximize", margin=0.05, unit="share")
     files: ClassVar[tuple[DataFile, ...]] = (GRASPS, BOXES)
     evaluation_seed: ClassVar[str] = "scene_seed"
@@ -218,8 +223,10 @@ class CubeGraspsConfig(FileDatasetConfig):
         """Clouds and the choice of grasps are drawn."""
         return True
 
-    def outline(self, batch_size: int) -> SourceOutline:
-        """Returns the shapes of scenes with the LEAP hand."""
+    def outline(self, batch_size: int) -> SourceOutline | None:
+        """Returns the shapes of scenes with the LEAP hand; None for the synthetic one."""
+        if self.synthetic:
+            return None
         batch = {
             "grasp": TensorOutline((batch_size, self.grasps, GRASP_NUMBERS)),
             "edge": TensorOutline((batch_size,)),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ from runner.api import Batch, Context, DatasetSource, Learner, UsageError
 
 from .geometry import Hand, six_numbers, turned, yaw
 from .scenes import Grasps, LearntScenes, Scenes, scaling
-from .stand_in import stand_in
+from .synthetic import synthetic_grasps
 
 if TYPE_CHECKING:
     from .config import CubeGraspsConfig
@@ -38,25 +36,23 @@ COVERED_MM = 20.0
 """How close to a held-out grasp a sampled one has to be in the mean of its keypoints."""
 CHUNK = 64
 """Grasps that are measured at once."""
-_log = logging.getLogger(__name__)
 
 
 def read(config: CubeGraspsConfig) -> Grasps:
-    """The grasps of the settings' files, or what stands in for them.
+    """Reads the grasps of the configured files, or generates synthetic ones.
 
     Raises:
-        UsageError: a file is missing that is nobody's but the user's, or holds something else.
+        UsageError: A file is missing, or its content is not grasps of this hand.
     """
-    paths = [config.locate(name) for name in (config.file, config.boxes)]
-    if None in paths:
-        missing = next(name for name, path in zip((config.file, config.boxes), paths, strict=True) if path is None)
-        if missing not in {file.name for file in config.files}:
-            raise UsageError(f"data.file: {config.nowhere(missing)}")
-        _warn(config.nowhere(missing))
-        arrays, digest = stand_in(), "stand-in"
+    paths: list[Path] = []
+    if config.synthetic:
+        arrays = synthetic_grasps()
+        digest = "synthetic"
     else:
-        arrays, contents = dict[str, Any](), hashlib.sha256()
-        for path in filter(None, paths):
+        paths = [config.require(name) for name in (config.file, config.boxes)]
+        arrays = {}
+        contents = hashlib.sha256()
+        for path in paths:
             arrays |= _arrays(path)
             contents.update(path.read_bytes())
         digest = contents.hexdigest()
@@ -79,7 +75,8 @@ def read(config: CubeGraspsConfig) -> Grasps:
         edge = torch.tensor(arrays["cube_edge"], dtype=dtype)
         return Grasps(edge, torch.cat([*parts, six_numbers(rotation)], 1), tables, digest)
     except (KeyError, ValueError, RuntimeError) as error:
-        raise UsageError(f"data.file: {paths[0]} and {paths[1]} hold no grasps of this hand: {error}") from error
+        files = " and ".join(map(str, paths))
+        raise UsageError(f"data.file: {files}: not the grasps of this hand: {error}") from error
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -88,14 +85,6 @@ def _arrays(path: Path) -> dict[str, Any]:
             return dict(kept)
     except (OSError, ValueError, EOFError) as error:
         raise UsageError(f"data.file: {path} is no .npz with arrays: {error or 'it is empty'}") from error
-
-
-@cache
-def _warn(nowhere: str) -> None:
-    """Once, however many pipelines a process builds to compare them."""
-    _log.warning(
-        "data.file: %s\na made-up hand stands in for it, so figures mean nothing beside those of others", nowhere
-    )
 
 
 _SCENES_APART = 1_000_003

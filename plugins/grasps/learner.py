@@ -93,6 +93,15 @@ class GraspLearner(GradientLearner):
         """From which the noise of ``inputs`` comes; other scenes that are held out have other noise."""
         return torch.Generator().manual_seed(int(batch["draw"][0]) if "draw" in batch else 0)
 
+    def example_request(self) -> Mapping[str, Any]:
+        """Returns points on the faces of a cube, and one grasp to make."""
+        half = 0.03
+        axis = torch.arange(-1, 2) * half
+        grid = torch.cartesian_prod(axis, axis, axis)
+        on_surface = grid[grid.abs().amax(1) == half]
+        cloud = [[round(value, 3) for value in point] for point in on_surface.tolist()]
+        return {"cloud": cloud, "grasps": 1, "edge": 2 * half}
+
     def refused(self, request: GraspRequest) -> str | None:
         """A cloud has at least as many points as there are neighbourhoods, and as each of these has."""
         least = max(self.config.centres, self.config.neighbours)

@@ -181,7 +181,7 @@ def digest(module: nn.Module, *settings: Any) -> str:
     for name, tensor in module.state_dict().items():
         found.update(f"{name} {tuple(tensor.shape)}".encode())
         for part in stored_tensors(tensor):
-            found.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            found.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
-import logging
 import math
 import random
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from runner.api import DataFile, DataName, FileDatasetConfig, Objective, UsageError
+from runner.api import DataFile, DataName, Objective, PublishedDatasetConfig, UsageError
+
+from .synthetic import synthetic_molecules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,6 @@ COLUMNS = {
 """Of the published tables: the molecule, and what was measured. What models answered stands in others."""
 PART = 10
 """One in so many molecules is in the test part, and as many are in the validation part."""
-_log = logging.getLogger(__name__)
 
 
 class MoleculeCounts(NamedTuple):
@@ -81,15 +80,16 @@ PUBLISHED_COUNTS = {
 }
 
 
-class MoleculesConfig(FileDatasetConfig):
+class MoleculesConfig(PublishedDatasetConfig):
     """A table of molecules, written in SMILES, with one measured number each.
 
     A tenth of the molecules is for testing and a tenth for validation, drawn at random from ``split``; molecules with
-    the same skeleton are on the same side. Without a file of its own it is ESOL (``runner data get esol.csv``); where
-    that is not at hand, made-up measurements stand in for it, with a warning.
+    the same skeleton are on the same side. The default file is ESOL (``runner data get esol.csv``). With
+    ``synthetic: true`` molecules and measurements are generated.
     """
 
     headline: ClassVar[tuple[str, ...]] = ("rmse",)
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"rmse": (0, math.inf)}
     objective: ClassVar[Objective] = Objective("rmse", "minimize", margin=0.05, unit="of the table")
     files: ClassVar[tuple[DataFile, ...]] = (ESOL, FREESOLV)
 
@@ -122,9 +122,11 @@ class MoleculesConfig(FileDatasetConfig):
             of_molecule: Returns the size of a molecule of any other table.
 
         Returns:
-            As many sizes, the smallest one first; None if the table is neither published nor
-            there. If the table has fewer molecules, they are repeated.
+            As many sizes, the smallest one first; None if the table is synthetic, or neither
+            published nor there. If the table has fewer molecules, they are repeated.
         """
+        if self.synthetic:
+            return None
         path = self.locate(self.file)
         published = {file.name: file for file in self.files}.get(self.file)
         if published is not None and (path is None or path.stat().st_size == published.size):
@@ -154,12 +156,13 @@ class Table:
         Raises:
             UsageError: there is no such file, it is no such table, or a molecule cannot be read.
         """
-        path = config.locate(config.file)
-        if path is None:
-            path, self.digest = Path("made-up molecules"), "stand-in"
-            molecules = _stand_in(config)
+        if config.synthetic:
+            path = Path("synthetic molecules")
+            self.digest = "synthetic"
+            molecules = synthetic_molecules()
             self.smiles, self.targets = list(molecules), list(molecules.values())
         else:
+            path = config.require(config.file)
             smiles, target = COLUMNS.get(path.name, ("smiles", "target"))
             self.smiles, self.targets = _rows(path, config.smiles or smiles, config.target or target)
             self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -214,24 +217,3 @@ def _parts(texts: Sequence[str], seed: int, path: Path) -> tuple[list[int], list
     if not all(parts):
         raise UsageError(f"data.file: {path} has {len(texts)} molecules, too few to hold some out")
     return parts
-
-
-def _stand_in(config: MoleculesConfig) -> dict[str, float]:
-    """Made-up measurements in place of a published table that is not at hand.
-
-    Raises:
-        UsageError: the table is nobody's but the user's.
-    """
-    from .stand_in import stand_in
-
-    if not config.wanted():
-        raise UsageError(f"data.file: {config.nowhere(config.file)}")
-    _warn(config.nowhere(config.file))
-    return stand_in()
-
-
-@cache
-def _warn(nowhere: str) -> None:
-    """Once, however many pipelines a process builds to compare them."""
-    text = "data.file: %s\nmade-up measurements stand in for it, so figures mean nothing beside those of others"
-    _log.warning(text, nowhere)

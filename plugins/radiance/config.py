@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -10,9 +11,9 @@ from pydantic import AfterValidator, Field
 from runner.api import (
     DataFile,
     DataName,
-    FileDatasetConfig,
     LearnerConfig,
     Objective,
+    PublishedDatasetConfig,
     RecipePath,
     ServedRequest,
     ServedResponse,
@@ -143,7 +144,7 @@ class RadianceGanConfig(LearnerConfig):
         return RadianceGan
 
 
-class PosedViewsConfig(FileDatasetConfig):
+class PosedViewsConfig(PublishedDatasetConfig):
     """Square images with the poses from which they were taken.
 
     An ``.npz`` has ``image`` [N, H, W, 3] in bytes or [classes, elevations, azimuths, H, W, 3] with
@@ -162,6 +163,10 @@ class PosedViewsConfig(FileDatasetConfig):
         "label_control",
         "sr_gain",
     )
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **dict.fromkeys(("iou*", "*_control"), (0, 1)),
+        "swd": (0, math.inf),
+    }
     files: ClassVar[tuple[DataFile, ...]] = (VIEWS,)
     pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
     in_memory: ClassVar[bool] = True
@@ -170,10 +175,6 @@ class PosedViewsConfig(FileDatasetConfig):
     """A path of an .npz, relative to the recipe; or the name of a file in the folders of data."""
     folder: RecipePath | None = None
     """A folder with images and ``poses.csv``, to be read instead of a file."""
-    synthetic: bool = False
-    """Whether coloured boxes are rendered instead of reading a file; figures cannot be
-    compared with those of images.
-    """
     pose: Literal["angles", "opengl", "opencv", "direction"] = "angles"
     """Columns of a pose table: ``u, v`` of a camera that looks at the origin; a
     matrix from camera to world, ``m00`` to ``m23``, in axes of OpenGL or OpenCV; or a position

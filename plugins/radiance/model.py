@@ -66,6 +66,7 @@ class RadianceModel(Learner):
                 f"and a multiple of model.factor, {config.factor}"
             )
         self.classes = context.sizes["classes"]
+        self.class_names = context.classes
         self.lens = context.tables["lens"].to(self.device)
         self.camera_radius = float(context.tables["radius"])
 
@@ -256,7 +257,9 @@ class RadianceModel(Learner):
         self, requests: Sequence[ViewRequest], outputs: Tensor
     ) -> Sequence[ViewResponse]:
         """Returns rendered views as responses."""
-        return responses_of(outputs, self.classes)
+        # A plan has no names.
+        names = self.class_names or [str(number) for number in range(self.classes)]
+        return responses_of(outputs, names)
 
     def shrink(self, image: Tensor) -> Tensor:
         """Returns images of the size that super-resolution enlarges."""

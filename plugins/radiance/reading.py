@@ -61,13 +61,7 @@ def read(config: PosedViewsConfig) -> Views:
         return synthetic_views(config.radius, tuple(lens_of(config).tolist()))
     if config.folder is not None:
         return read_folder(config.folder, config)
-    path = config.locate(config.file)
-    if path is None:
-        raise UsageError(
-            f"data.file: {config.nowhere(config.file)}; "
-            "data.synthetic: true renders coloured boxes"
-        )
-    return read_archive(path, config)
+    return read_archive(config.require(config.file), config)
 
 
 def archive_size(path: Path) -> tuple[int, int, int] | None:

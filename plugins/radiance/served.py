@@ -36,8 +36,8 @@ class ViewResponse(ServedResponse):
     """Width and height in pixels."""
     rgb: str
     """Red, green and blue of all pixels, row by row, as bytes in base64."""
-    classes: int
-    """Number of classes that can be requested."""
+    classes: list[str]
+    """Names of the classes that can be requested, in the order of their numbers."""
 
 
 def poses_of(requests: Sequence[ViewRequest]) -> Tensor:
@@ -59,7 +59,7 @@ def latents_of(requests: Sequence[ViewRequest], size: int) -> Tensor:
     return torch.stack(rows)
 
 
-def responses_of(images: Tensor, classes: int) -> list[ViewResponse]:
+def responses_of(images: Tensor, classes: Sequence[str]) -> list[ViewResponse]:
     """Returns a response for each image [B, 3, H, W] from -1 to 1."""
     levels = (images.clamp(-1, 1) + 1) * 127.5
     pixels = levels.round().byte().cpu()
@@ -71,7 +71,7 @@ def responses_of(images: Tensor, classes: int) -> list[ViewResponse]:
         response = ViewResponse(
             side=images.shape[-1],
             rgb=base64.b64encode(data).decode("ascii"),
-            classes=classes,
+            classes=[*classes],
         )
         responses.append(response)
     return responses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from runner.api import Context, DatasetSource, Learner, UsageError
+from runner.api import DatasetSource, Learner, UsageError
 
 from .alignment import best_offsets, shift_azimuth
 from .camera import angles_of, camera_from_angles
@@ -25,7 +24,7 @@ from .measures import (
     quarter_turned,
     sliced_wasserstein,
 )
-from .reading import SYNTHETIC, lens_of, read
+from .reading import lens_of, read
 from .turntable import GridSection, write_gif, write_grid
 
 if TYPE_CHECKING:
@@ -38,22 +37,12 @@ TURNTABLE_V = 0.35
 GRID_COLUMNS = 8
 FIGURE_CLASSES = 8
 """Largest number of classes in a picture."""
-_log = logging.getLogger(__name__)
 
 
 class PosedViews(DatasetSource):
     """Trains on most azimuths, and compares renders with the real views of the others."""
 
     config: PosedViewsConfig
-
-    def __init__(self, config: PosedViewsConfig, context: Context) -> None:
-        super().__init__(config, context)
-        if config.synthetic:
-            _log.warning(
-                "data.synthetic: %s are rendered; their figures cannot be compared with those "
-                "of real images",
-                SYNTHETIC,
-            )
 
     def datasets(self, config: PosedViewsConfig) -> tuple[Any, Any]:
         """Returns the training views and the held-out views.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -11,9 +12,9 @@ from pydantic import Field, ValidationInfo, field_validator
 from runner.api import (
     DataFile,
     DataName,
-    FileDatasetConfig,
     GradientLearnerConfig,
     Objective,
+    PublishedDatasetConfig,
     ServedRequest,
     ServedResponse,
     SourceOutline,
@@ -72,9 +73,11 @@ class LanguageModelConfig(GradientLearnerConfig, ABC):
         "model": {"kind": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1, "max_grad_norm": 1.0}
     }
     headline: ClassVar[tuple[str, ...]] = ("nats_per_character",)
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"nats_*": (0, math.inf), "loss": (0, math.inf)}
     objective: ClassVar[Objective] = Objective("nats_per_character", "minimize", margin=0.02, unit="nats")
     request: ClassVar[type[ServedRequest]] = TextRequest
     response: ClassVar[type[ServedResponse]] = TextResponse
+    page: ClassVar[str | None] = "page"
 
 
 class GptConfig(LanguageModelConfig):
@@ -150,12 +153,12 @@ class Mamba2Config(LanguageModelConfig):
         return Mamba2
 
 
-class TextConfig(FileDatasetConfig):
+class TextConfig(PublishedDatasetConfig):
     """Any text in UTF-8, by the character; its end is held out.
 
     Training draws windows that begin anywhere; evaluation predicts every held-out character once, in windows side by
-    side. Without a file of its own it is tiny Shakespeare (``runner data get tinyshakespeare.txt``); where that is not
-    at hand, Python's own help texts stand in for it, with a warning: for trying things out, not for comparing figures.
+    side. The default file is tiny Shakespeare (``runner data get tinyshakespeare.txt``). With ``synthetic: true`` the
+    text is Python's own help texts, for trying things out.
     """
 
     kind: ClassVar[str] = "text"
@@ -178,6 +181,8 @@ class TextConfig(FileDatasetConfig):
 
     def outline(self, batch_size: int) -> SourceOutline | None:
         """Returns the shapes of windows; the characters are counted if the text is there."""
+        if self.synthetic:
+            return None
         path = self.locate(self.file)
         if path is None:
             if not self.wanted():

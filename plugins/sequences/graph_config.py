@@ -78,8 +78,8 @@ class GraphWalksConfig(MoleculesConfig):
 
     A walk begins anywhere and turns at random, so one molecule has many. Those of held-out molecules are always the
     same. A tenth of the molecules is for testing and a tenth for validation, and molecules with the same skeleton are
-    on the same side. Without a file of its own it is ESOL (``runner data get esol.csv``); where that is not at hand,
-    made-up measurements stand in for it, with a warning.
+    on the same side. The default file is ESOL (``runner data get esol.csv``). With ``synthetic: true`` molecules and
+    measurements are generated.
     """
 
     kind: ClassVar[str] = "graph_walks"

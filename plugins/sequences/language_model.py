@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Decoder = Callable[[Tensor], Tensor]
 """Takes the next symbols of every row, [B, T], and answers with the logits of the one after them, [B, vocabulary]."""
+PROMPTS = ("To be, or not", "The ", "the ")
+"""Prompts of the example, the first that fits the vocabulary."""
 
 
 class LanguageModel(GradientLearner):
@@ -81,6 +83,14 @@ class LanguageModel(GradientLearner):
             return "this model was not trained on characters"
         unknown = sorted({*request.prompt} - {*self.characters})
         return f"prompt: this model has never seen {', '.join(map(repr, unknown))}" if unknown else None
+
+    def example_request(self) -> Mapping[str, Any] | None:
+        """Returns a short prompt of characters that the model was trained on."""
+        known = {*self.characters}
+        letters = "".join(character for character in self.characters if character.isalpha())
+        prompts = (prompt for prompt in (*PROMPTS, letters[:8], self.characters[:1]) if prompt and {*prompt} <= known)
+        prompt = next(prompts, None)
+        return None if prompt is None else {"prompt": prompt, "characters": 100}
 
     def requested(self, requests: Sequence[TextRequest]) -> Mapping[str, Tensor]:
         """What ``write`` is given."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 PROMPT, WRITTEN, TEMPERATURE = 64, 1_000, 0.8
 """Characters to begin with, characters to write, and how boldly."""
-_log = logging.getLogger(__name__)
 
 
 class Windows:
@@ -57,7 +54,7 @@ class Text(DatasetSource):
         Raises:
             UsageError: there is no such file, it is no UTF-8, or it is too short.
         """
-        path = config.locate(config.file) or _stand_in(config)
+        path = help_texts() if config.synthetic else config.require(config.file)
         content = path.read_bytes()
         self._digest = hashlib.sha256(content).hexdigest()
         try:
@@ -104,23 +101,13 @@ class Text(DatasetSource):
         return self._digest
 
 
-def _stand_in(config: TextConfig) -> Path:
-    """Python's help texts in place of a published file that is not at hand.
+def help_texts() -> Path:
+    """Returns the file with Python's help texts, which serve as synthetic data.
 
     Raises:
-        UsageError: the file is nobody's but the user's, or this Python has no help texts.
+        UsageError: This Python has no help texts.
     """
-    if not config.wanted():
-        raise UsageError(f"data.file: {config.nowhere(config.file)}")
     spec = find_spec("pydoc_data.topics")
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        raise UsageError(f"data.file: {config.nowhere(config.file)}")
-    _warn(config.nowhere(config.file))
+        raise UsageError("data.synthetic: this Python has no help texts (pydoc_data); set data.file to a text instead")
     return Path(spec.origin)
-
-
-@cache
-def _warn(nowhere: str) -> None:
-    """Once, however many pipelines a process builds to compare them."""
-    text = "data.file: %s\nPython's own help texts stand in for it, so figures mean nothing beside those of others"
-    _log.warning(text, nowhere)

@@ -135,6 +135,13 @@ class Classifier(GradientLearner):
             return None
         return f"image: should be {channels} x {height} x {width} numbers: channels, rows, columns"
 
+    def example_request(self) -> Mapping[str, Any]:
+        """Returns an image of a vertical bar."""
+        channels, height, width = self.shape
+        row = [1.0 if width // 3 <= column < width - width // 3 else 0.0 for column in range(width)]
+        rows = [row if 0 < number < height - 1 else [0.0] * width for number in range(height)]
+        return {"image": [rows] * channels}
+
     def requested(self, requests: Sequence[ImageRequest]) -> Tensor:
         """The images."""
         return torch.tensor([request.image for request in requests], device=self.device)

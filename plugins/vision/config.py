@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -65,6 +66,8 @@ class ImageClassifierConfig(GradientLearnerConfig):
     objective: ClassVar[Objective] = Objective("accuracy", "maximize", margin=0.01, unit="share")
     request: ClassVar[type[ServedRequest]] = ImageRequest
     response: ClassVar[type[ServedResponse]] = ClassesResponse
+    page: ClassVar[str | None] = "page"
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {"loss": (0, math.inf)}
 
     shift: Annotated[int, Field(ge=0)] = 0
     """Pixels by which every training image is moved at random, at most, in either direction."""

@@ -1,7 +1,8 @@
-"""The command line: verbs only, heavy imports inside the verb."""
+"""The command line: commands only. Heavy imports are inside of a command."""
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -9,9 +10,11 @@ import typer
 
 from runner import __version__
 from runner.cli import data, evaluate, models, plan, plugins, prove, recipes, runs, serve, study, workspace
-from runner.cli.common import Verb, Verbs, emit, report, say, use_own_console
+from runner.cli.common import emit, say
+from runner.cli.exit import QuickExit
+from runner.cli.help import Verb, Verbs
+from runner.cli.trouble import report, report_usage, show_warnings
 from runner.system.errors import TRACEBACK, ExitCode, RunnerError, print_traceback
-from runner.system.secrets import redact
 from runner.system.terminal import clean_streams, print_exception
 
 app = typer.Typer(
@@ -21,14 +24,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (
-    runs.run, runs.resume, evaluate.evaluate, serve.serve, workspace.ls, workspace.rm, workspace.sync, prove.verify,
-    prove.ablate, prove.profile, plan.plan, recipes.validate, recipes.show, recipes.recipes, plugins.plugins,
-    recipes.schema, workspace.compare, workspace.ui, workspace.doctor,
-):  # fmt: skip
-    app.command(cls=Verb)(verb)
-for group, verbs in (("study", study.app), ("data", data.data), ("models", models.app)):
-    app.add_typer(verbs, name=group, cls=Verbs)
+_GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "Train": (runs.run, runs.resume, evaluate.evaluate, serve.serve),
+    "Prove": (prove.verify, prove.ablate, prove.profile, plan.plan),
+    "Recipes": (recipes.recipes, recipes.validate, recipes.show, plugins.plugins, recipes.schema),
+    "Runs": (workspace.ls, workspace.compare, workspace.ui, workspace.rm, workspace.sync),
+    "This machine": (workspace.doctor,),
+}
+"""Commands by the heading under which the help lists them."""
+for heading, verbs in _GROUPS.items():
+    for verb in verbs:
+        app.command(cls=Verb, rich_help_panel=heading)(verb)
+for name, group, heading in (
+    ("study", study.app, "Prove"),
+    ("data", data.data, "Recipes"),
+    ("models", models.app, "Runs"),
+):
+    app.add_typer(group, name=name, cls=Verbs, rich_help_panel=heading)
 
 _OPTION = "--traceback"
 
@@ -45,36 +57,49 @@ def runner(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     complete: Annotated[
-        bool, typer.Option("--traceback", help="After an error, print the complete traceback; also after a verb.")
+        bool, typer.Option("--traceback", help="After an error, print the complete traceback. Also after a command.")
     ] = False,
 ) -> None:
-    """Runs PyTorch training experiments that are declared in YAML, and proves their speed-ups.
+    """Train PyTorch models from recipes in YAML, and prove that speed-ups are real and harmless.
 
-    A recipe is a YAML file, or the bare name of one that ships:
+    A recipe is a YAML file, or the bare name of a recipe that ships.
 
-        [bold]runner recipes[/]                              list them
+    Exit codes: 0 done, 1 the run failed, 2 wrong command line or recipe, 3 a gate failed, 4
+    inconclusive, 5 storage unavailable, 6 diverged, 7 no usable checkpoint, 75 preempted, 129 hung
+    up, 130 interrupted, 143 terminated.
 
-        [bold]runner run marl_phase2[/]                      train one
+    [bold]runner recipes[/] list the recipes that ship
 
-        [bold]runner validate marl_phase2[/]                 check one
+    [bold]runner run marl_phase2[/] train one
 
-        [bold]runner show marl_phase2 --origin[/]            where does every value come from?
+    [bold]runner validate marl_phase2[/] check one
 
-        [bold]runner show marl_phase2 train.batch_size=256[/]
+    [bold]runner show marl_phase2 --origin[/] print the origin of values
 
-    Exit codes: 0 done, 1 the run failed, 2 the command line or the recipe is wrong, 3 a gate failed, 4 inconclusive,
-    5 storage unavailable, 6 diverged, 7 no usable checkpoint, 75 preempted, 129 hung up, 130 interrupted,
-    143 terminated.
+    [bold]runner show marl_phase2 train.batch_size=256[/] change a value
     """
 
 
+def command() -> NoReturn:
+    """The ``runner`` program: as ``main``, and ends without the second that tearing down torch would take."""
+    ending = QuickExit()
+    try:
+        main()
+    except SystemExit as error:
+        ending.code = error.code
+        raise
+
+
 def main() -> NoReturn:
-    """The ``runner`` command; a failure becomes one message on stderr and its exit code, and no secret is printed."""
+    """Runs a command line. A failure becomes one message on stderr and its exit code, and no secret is printed."""
     # Measures from here on what other programs take of the processor.
     import_module("runner.system.contention")
     clean_streams()
+    show_warnings()
     os.environ["PYTHONSAFEPATH"] = "1"  # for what starts Python by itself, as data loaders do
     words = sys.argv[1:]
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     if _OPTION in words:
         words.remove(_OPTION)
         os.environ[TRACEBACK] = "1"  # also for child processes
@@ -90,7 +115,7 @@ def main() -> NoReturn:
         code = ExitCode.INTERRUPTED if is_interrupted else ExitCode.FAILED
     except Exception as error:
         # Only errors of the command line itself have this method and came through no plugin.
-        code = _refuse(error) if hasattr(error, "format_message") and not _is_of_plugin(error) else _fail(error)
+        code = report_usage(error) if hasattr(error, "format_message") and not _is_of_plugin(error) else _fail(error)
     sys.exit(code)
 
 
@@ -111,13 +136,3 @@ def _fail(error: Exception) -> int:
         print_traceback(error)
         report(message)
     return ExitCode.FAILED
-
-
-def _refuse(error: Any) -> int:
-    """Says what is wrong with the command line; masked before it is wrapped, which would tear a secret in two."""
-    from typer.rich_utils import rich_format_error
-
-    use_own_console()
-    error.message = redact(error.message)
-    rich_format_error(error)
-    return int(error.exit_code)

@@ -1,4 +1,4 @@
-"""Verbs of data: ``data list``, ``get`` and ``where`` for published files, and ``data show`` for a recipe's data."""
+"""Commands for data: ``data list``, ``get``, ``where`` and ``show``."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,6 @@ from runner.cli.common import (
     Quiet,
     RecipeName,
     Sets,
-    Verb,
     emit,
     load_recipe,
     print_json,
@@ -24,6 +23,7 @@ from runner.cli.common import (
     tell,
     working,
 )
+from runner.cli.help import Verb
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import suggestion
 
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 data = Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="""List, fetch and find the published files that data sources read, and draw the data of a recipe.
+    help="""List, fetch and locate published data files, and draw the data of a recipe.
 
-They are looked for in a recipe's [bold]data.root[/], then in RUNNER_DATA, then in the user's cache; they are fetched
-into RUNNER_DATA if it is set, or else into the cache.
+Files are searched in the recipe's data.root, then in RUNNER_DATA, then in the user's cache. They are fetched into
+RUNNER_DATA if it is set, otherwise into the cache.
 
 [bold]runner data get tinyshakespeare.txt[/]
 
 [bold]runner data show graf --out cameras.png[/]
 """,
 )
-FileName = Annotated[str, Argument(metavar="NAME", help="The name of a file that 'runner data list' shows.")]
+FileName = Annotated[str, Argument(metavar="NAME", help="Name of a file that 'runner data list' prints.")]
 Out = Annotated[
     Path | None,
-    Option("--out", metavar="FILE.png", help="File to draw into; default NAME_data.png in the current folder."),
+    Option("--out", metavar="FILE.png", help="File of the plot; by default NAME_data.png in the current folder."),
 ]
 
 
 @data.command("list", cls=Verb)
 def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """List the files: what each is, which sources read it, and whether it is here."""
+    """List the files: content, sources that read them, and path if present."""
     from runner.plugin.files import find
 
     shown: list[dict[str, Any]] = []
@@ -64,20 +64,20 @@ def list_files(plugin: Plugins = None, as_json: AsJson = False) -> None:
         print_json({"files": shown})
         return
     for each in shown:
-        where = each["path"] or "not here"
+        where = each["path"] or "not on this machine"
         tell(f"{each['name']}  {each['size']:,} bytes, for {', '.join(each['sources'])}: {where}")
         tell(f"    {each['about']}")
 
 
 @data.command(cls=Verb)
 def get(name: FileName, plugin: Plugins = None) -> None:
-    """Download a file from its pinned address, and check its SHA-256; prints its path."""
+    """Download a file from its pinned address, check its SHA-256, and print its path."""
     emit(fetched(_named(name, registry_of(plugin))))
 
 
 @data.command(cls=Verb)
 def where(name: FileName, plugin: Plugins = None) -> None:
-    """Print the path of a file that is here."""
+    """Print the path of a file on this machine."""
     from runner.plugin.files import find, folders
 
     path = find(name, None, [_named(name, registry_of(plugin))])
@@ -91,7 +91,7 @@ def show(
     recipe: RecipeName, bare: Bare = None, out: Out = None, sets: Sets = None, plugin: Plugins = None,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Draw the training data of a recipe, before anything is trained; prints the path of the picture.
+    """Draw the training data of a recipe, and print the path of the plot.
 
     Images with poses are drawn with their cameras and with rays, so that a wrong convention is visible.
 
@@ -134,5 +134,5 @@ def _files(registry: "Registry") -> "dict[DataFile, list[str]]":
 def _named(name: str, registry: "Registry") -> "DataFile":
     files = {file.name: file for file in _files(registry)}
     if name not in files:
-        raise UsageError(f"no source reads a published file '{name}'{suggestion(name, files)}")
+        raise UsageError(f"'{name}' is not a published file of any source{suggestion(name, files)}")
     return files[name]

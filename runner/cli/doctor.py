@@ -1,4 +1,4 @@
-"""What this machine offers, and what to do about what it lacks."""
+"""Checks of this machine, each with a hint."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _torch() -> Iterator[Diagnosis]:
             yield Diagnosis("GPU metrics", "warn", "not logged, because pynvml is not installed", remedy)
     elif Path("/proc/driver/nvidia/version").exists():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build for the CPU only"
-        lack = f"an NVIDIA driver is there, but torch {torch.__version__} ({build}) sees no GPU"
+        lack = f"an NVIDIA driver is installed, but torch {torch.__version__} ({build}) sees no GPU"
         yield Diagnosis("cuda", "warn", lack, "install a torch build that fits the driver")
     else:
         yield Diagnosis("cuda", "ok", "no NVIDIA GPU; recipes run on the CPU")
@@ -126,8 +126,8 @@ def _processor_use(cores: int, threads: int) -> Iterator[Diagnosis]:
     remedy = f"set OMP_NUM_THREADS={cores}"
     yield _warn_if(use.threads > cores, "threads", f"{use.threads}: {use.threads_reason}", remedy)
     is_shared = contention.is_high(cores)
-    load = describe(contention, cores) if is_shared else "no other program needs the cores"
-    remedy = "end other programs, or expect runs to get a part of the cores"
+    load = describe(contention, cores) if is_shared else "no other program uses the cores"
+    remedy = "end other programs, or expect runs to get only a part of the cores"
     if use.wait == "active" and is_fixed_by(use.variables):
         name = next(name for name in WAIT_VARIABLES if name in use.variables)
         remedy = f"unset {name}: with it, threads that wait for each other spin"
@@ -168,14 +168,14 @@ def _workspace(workspace: Workspace) -> Iterator[Diagnosis]:
         lack = f"{nearest} cannot be written: {error.strerror}"
         yield Diagnosis("workspace", "fail", lack, f"name a writable folder in {VARIABLE}")
         return
-    yield Diagnosis("workspace", "ok", str(root) if nearest == root else f"{root}, made by the first run")
+    yield Diagnosis("workspace", "ok", str(root) if nearest == root else f"{root}, created by the first run")
     free = psutil.disk_usage(str(nearest)).free / _GIB
     yield _warn_if(free < _DISK_GIB, "disk", f"{free:.1f} GiB free", f"free some, or name another disk in {VARIABLE}")
 
 
 def _store(workspace: Workspace) -> Iterator[Diagnosis]:
     if "MLFLOW_TRACKING_URI" not in os.environ and not workspace.database.exists():
-        yield Diagnosis("tracking", "ok", f"{workspace.database}, made by the first run")
+        yield Diagnosis("tracking", "ok", f"{workspace.database}, created by the first run")
         return
     try:
         Store(workspace)
@@ -194,7 +194,7 @@ def _runs(workspace: Workspace) -> Iterator[Diagnosis]:
     found = folders(workspace.runs)
     known = [folder for folder in found if folder.record() is not None]
     counted = f"{len(found)} in {workspace.runs}" if found else "none yet"
-    ended = f"; {len(reaped)} had died without a word: {_names(reaped)}" if reaped else ""
+    ended = f"; {len(reaped)} had crashed: {_names(reaped)}" if reaped else ""
     yield Diagnosis("runs", "ok", counted + ended)
     waiting = [folder.name for folder in known if unsent(folder.spool) and not folder.alive()]
     if waiting:

@@ -1,4 +1,4 @@
-"""The verb ``evaluate``: what a run has learnt, measured once more."""
+"""The command ``evaluate``: measures the model of a run again."""
 
 import json
 from collections.abc import Sequence
@@ -25,28 +25,34 @@ from runner.cli.common import (
 from runner.cli.runs import Run
 from runner.system.errors import UsageError
 from runner.system.lines import figure, print_wrapped
+from runner.system.synthetic import SYNTHETIC_REMARK
 
 if TYPE_CHECKING:
     from runner.plugin.faces import SourceConfig
     from runner.system.console import Console
     from runner.train.evaluate import Evaluation
 
-Checkpoint = Annotated[Literal["best", "last"], Option(help="The one with the best objective, or the last one.")]
+Checkpoint = Annotated[
+    Literal["best", "last"], Option(help="Use the checkpoint with the best objective, or the last one.")
+]
 Size = Annotated[
     int | None,
-    Option(min=1, metavar="N", help="How much to evaluate, where its data can tell."),
+    Option(min=1, metavar="N", help="Number of evaluated items, for data that have such a setting."),
 ]
-Seed = Annotated[int | None, Option(min=0, help="Evaluate other data than the run did, where a seed draws them.")]
-Render = Annotated[Path | None, Option(metavar="FILE", help="Draw the evaluation, where its data can be drawn.")]
+Seed = Annotated[int | None, Option(min=0, help="Seed of the evaluated data, for data that are drawn from a seed.")]
+Render = Annotated[
+    Path | None, Option(metavar="FILE", help="Draw the evaluation to a file, for data that can be drawn.")
+]
 
 
 def evaluate(
     run: Run = "latest", bare: Bare = None, checkpoint: Checkpoint = "best", size: Size = None, seed: Seed = None,
     render: Render = None, sets: Sets = None, plugin: Plugins = None, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Evaluate what a run has learnt, with the stages that it was trained with.
+    """Evaluate the model of a run, with the stages that it was trained with.
 
-    On a CPU the digits are those of the run's own evaluation, which are shown beside them. 'latest' is the newest run.
+    The run's own evaluation is printed next to it; on a CPU the digits are the same. 'latest' is
+    the newest run.
 
     [bold]runner evaluate[/]
 
@@ -81,7 +87,7 @@ def _settings(data: "SourceConfig", size: int | None, seed: int | None) -> list[
     found = []
     for option, value, name in (("--size", size, data.evaluation_size), ("--seed", seed, data.evaluation_seed)):
         if value is not None and name is None:
-            raise UsageError(f"'{data.kind}' always evaluates the same data: it has no setting for {option}")
+            raise UsageError(f"{option}: '{data.kind}' has no such setting; it always evaluates the same data")
         if value is not None:
             found.append(f"data.{name}={json.dumps(value)}")
     return found
@@ -94,16 +100,19 @@ def _show(evaluation: "Evaluation", headline: Sequence[str], unit: str, console:
     metrics, recorded = evaluation.metrics, evaluation.recorded or {}
     place = f"{Path(evaluation.checkpoint).name}, at {evaluation.step:,} {unit}"
     table = Table(box=None, pad_edge=False)
-    for title in ("", "now", "the run")[: 3 if recorded else 2]:
+    for title in ("", "now", "then")[: 3 if recorded else 2]:
         table.add_column(title, justify="right" if title else "left", overflow="fold")
     for name in [*(name for name in headline if name in metrics), *sorted(metrics.keys() - set(headline))]:
         values = [each.get(name) for each in (metrics, recorded) if each]
         table.add_row(name, *("-" if value is None else figure(value) for value in values))
-    said = [f"{evaluation.seconds:.1f} s"]
-    if evaluation.picture is not None:
-        said.append(f"drawn into {evaluation.picture}")
+    remark = f"Took {evaluation.seconds:.1f} s."
     if evaluation.same_digits is not None:
-        said.insert(0, f"{'' if evaluation.same_digits else 'not '}the digits of the run's own evaluation")
+        relation = "Same digits as" if evaluation.same_digits else "Digits differ from"
+        remark = f"{relation} the run's own evaluation ({evaluation.seconds:.1f} s)."
+    if evaluation.picture is not None:
+        remark = f"{remark} Picture: {evaluation.picture}"
     print_wrapped(f"{evaluation.run_name}: {place}", console)
+    if evaluation.synthetic:
+        print_wrapped(f"data {SYNTHETIC_REMARK}", console)
     console.print(table)
-    print_wrapped("; ".join(said), console)
+    print_wrapped(remark, console)

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from datetime import timedelta
 from typing import NamedTuple, Self
 
 from rich.console import Group, RenderableType
@@ -36,9 +35,12 @@ class Phase(NamedTuple):
 class LiveBar(ExitStack):
     """Says on stderr what is being done, and how much of it: seconds, of so many in all if that is known.
 
-    On a terminal it is a bar with lines below it, which are gone at the end; elsewhere a line every few seconds, later
-    every minute, the first at once. It is drawn by a thread.
+    On a terminal it is a bar with lines below it, which are gone at the end; elsewhere a line every
+    few seconds, later every minute, the first at once. It is drawn by a thread.
     """
+
+    shown = 0
+    """Number of bars that are shown in this process."""
 
     def __init__(self, console: Console, name: str, total: float | None = None, doing: str = "starting") -> None:
         """Begins to count; it is shown inside the ``with``."""
@@ -48,6 +50,8 @@ class LiveBar(ExitStack):
         self.innermost = Phase(doing, self.started)
 
     def __enter__(self) -> Self:
+        LiveBar.shown += 1
+        self.callback(self._leave)
         if self.console.is_terminal and not self.console.quiet:
             drawn = Live(
                 console=self.console, get_renderable=self.drawn, refresh_per_second=DRAWINGS_A_SECOND, transient=True,
@@ -59,6 +63,9 @@ class LiveBar(ExitStack):
             self.print_line()  # here, for the thread may have to wait for what is imported next
             self.callback(Periodic("progress", LINE_SECONDS, self._print_next).stop)
         return self
+
+    def _leave(self) -> None:
+        LiveBar.shown -= 1
 
     def _print_above(self, drawn: Live) -> None:
         """Prints above the bar what the rest of the process writes to stdout and stderr."""
@@ -77,7 +84,7 @@ class LiveBar(ExitStack):
         try:
             yield
         finally:  # what was said at the beginning is not true for ever
-            self.innermost = outer if outer.outer else Phase("working", time.monotonic())
+            self.innermost = outer if outer.outer else Phase("preparing", time.monotonic())
 
     def say(self, text: str) -> None:
         """Prints a line that stays; on a terminal no word of it is torn."""
@@ -126,8 +133,3 @@ class LiveBar(ExitStack):
         bar.add_row(CleanText(self.name), ProgressBar(total, done, pulse=total is None), CleanText(self.counted()))
         parts = (part for line in self.lines() for part in wrapped(line, self.console.width))
         return Group(bar, *(CleanText(part, no_wrap=True, overflow="ellipsis") for part in parts))
-
-
-def shown_seconds(seconds: float) -> str:
-    """``0:01:10``."""
-    return str(timedelta(seconds=round(seconds)))

@@ -1,11 +1,12 @@
-"""The verbs of ``runner models``: versions of what runs have trained."""
+"""Commands of ``runner models``: versions of trained models."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, Typer
 
-from runner.cli.common import AsJson, Quiet, Verb, output, say, working
+from runner.cli.common import AsJson, Quiet, output, say, working
+from runner.cli.help import Verb
 from runner.cli.runs import Run
 
 if TYPE_CHECKING:
@@ -14,25 +15,27 @@ if TYPE_CHECKING:
     from runner.system.console import Console
     from runner.tracking.versions import Version
 
+_TITLES = ("version", "alias", "verified", "run", "created", "weights")
+_ENDLESS = 10_000
 app = Typer(no_args_is_help=True, rich_markup_mode="rich")
-Name = Annotated[str | None, Option("--name", metavar="NAME", help="Of the model; the recipe's unless told.")]
-Only = Annotated[str | None, Argument(metavar="[NAME]", help="Versions of this model alone.", show_default=False)]
-Promoted = Annotated[str, Argument(metavar="NAME", help="Of the model.")]
-Number = Annotated[int, Argument(metavar="VERSION", min=1, help="Which of its versions.")]
+Name = Annotated[str | None, Option("--name", metavar="NAME", help="Name of the model; by default that of the recipe.")]
+Only = Annotated[str | None, Argument(metavar="[NAME]", help="List only versions of this model.", show_default=False)]
+Promoted = Annotated[str, Argument(metavar="NAME", help="Name of the model.")]
+Number = Annotated[int, Argument(metavar="VERSION", min=1, help="Number of the version.")]
 
 
 @app.callback()
 def models() -> None:
-    """Give the models of runs versions, and say which is the champion.
+    """Register trained models as versions, and promote a version to champion.
 
-    A version is named [bold]NAME/3[/], the champion [bold]NAME@champion[/], wherever a trained model is named:
-    runner serve, runner verify --of, runner.load_model.
+    A version is named [bold]NAME/3[/], the champion [bold]NAME@champion[/]. Both names work
+    wherever a trained model is named: runner serve, runner verify --of, runner.load_model.
     """
 
 
 @app.command(cls=Verb)
 def register(run: Run = "latest", name: Name = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Give the model of a finished run a version, with the digest of its weights.
+    """Register the model of a finished run as a version, with the digest of its weights.
 
     [bold]runner models register grasp_diffusion-3f2a91c0 --name grasps[/]
     """
@@ -45,21 +48,24 @@ def register(run: Run = "latest", name: Name = None, quiet: Quiet = False, as_js
 
 @app.command("list", cls=Verb)
 def list_versions(name: Only = None, as_json: AsJson = False) -> None:
-    """List versions: number, aliases, run, what ``runner verify`` said, digest of the weights."""
+    """List the versions with aliases, run, result of ``runner verify``, and digest of the weights."""
     with working("models list", "asking MLflow"):
         from runner.tracking import Workspace
-        from runner.tracking.store import Store
+        from runner.tracking.store import EmptyError, Store
         from runner.tracking.versions import Versions
 
-        found = Versions(Store(Workspace(), reading=True)).all(name)
-    output(as_json, lambda: {"versions": [each.data() for each in found]}, _show, found)
+        try:
+            versions = Versions(Store(Workspace(), reading=True)).all(name)
+        except EmptyError:
+            versions = []
+    output(as_json, lambda: {"versions": [version.data() for version in versions]}, _show, versions)
 
 
 @app.command(cls=Verb)
 def promote(name: Promoted, version: Number, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Make a version the champion of its model, if ``runner verify RECIPE --of NAME/VERSION`` has passed it.
+    """Promote a version to champion, if ``runner verify RECIPE --of NAME/VERSION`` has passed it.
 
-    The exit code is 3 if it has not.
+    The exit code is 3 if it has not been passed.
 
     [bold]runner models promote grasps 3[/]
     """
@@ -74,15 +80,31 @@ def _show(versions: "Sequence[Version]", console: "Console") -> None:
     """Prints a row for every version."""
     from rich.table import Table
 
+    from runner.system.lines import print_wrapped
+
     if not versions:
-        say("no model has a version yet; give one to a run's: runner models register RUN")
+        say("no model is registered yet; register one with: runner models register RUN")
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("version", "alias", "run", "verified", "weights", "since"):
-        table.add_column(title, overflow="fold")
-    for each in versions:
-        told = each.judgement
-        verified = "-" if told is None else f"{told.outcome} ({told.recipe})"
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.created))
-        table.add_row(each.reference, ", ".join(each.aliases), each.run, verified, each.weights[:12], since)
-    console.print(table)
+    rows = [_row(version) for version in versions]
+    # Words are never split: a narrow screen gets fewer columns.
+    for titles in (_TITLES, _TITLES[:-1], _TITLES[:-2]):
+        table = Table(box=None, pad_edge=False)
+        for title in titles:
+            table.add_column(title, no_wrap=True)
+        for row in rows:
+            table.add_row(*row[: len(titles)])
+        if console.measure(table, options=console.options.update(width=_ENDLESS)).maximum <= console.width:
+            console.print(table)
+            return
+    for row in rows:
+        for number, (title, cell) in enumerate(zip(_TITLES, row, strict=True)):
+            print_wrapped(cell if not number else f"    {title}: {cell or '-'}", console, hang=8)
+
+
+def _row(version: "Version") -> list[str]:
+    """Returns the cells of a version, the most important first."""
+    judgement = version.judgement
+    verified = "-" if judgement is None else f"{judgement.outcome} ({judgement.recipe})"
+    created = time.strftime("%Y-%m-%d %H:%M", time.localtime(version.created))
+    aliases = ", ".join(version.aliases)
+    return [version.reference, aliases, verified, version.run, created, version.weights[:12]]

@@ -1,4 +1,4 @@
-"""The verb ``plan``."""
+"""The command ``plan``."""
 
 import platform
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Predict the memory of an update, without data and without a GPU.
 
-    Prints the bytes at the highest point of an update, by use and by module. If a finished run of
-    the same recipe is in the workspace, also the time of the first 1,000 updates.
+    It prints the bytes at the peak of an update, by use and by module; and the time of the first
+    1,000 updates, if the workspace contains a finished run of the same recipe.
 
     [bold]runner plan shakespeare_gpt[/]
 

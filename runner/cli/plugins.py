@@ -1,4 +1,4 @@
-"""The verb ``plugins``: what is registered, and the card of each plugin."""
+"""The command ``plugins``: the registered plugins and their cards."""
 
 import inspect
 import json
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from typer import Argument
 
 from runner.cli import completion
-from runner.cli.common import AsJson, Plugins, print_json, registry_of, results, tell
+from runner.cli.common import AsJson, Plugins, print_json, registry_of, tell
+from runner.cli.results import results
 from runner.system.errors import RunnerError, UsageError
 from runner.system.names import suggestion
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from runner.plugin.registry import Registry, Section
 
 Kind = Annotated[
-    str | None, Argument(metavar="[KIND]", help="Show the card of this plugin.", autocompletion=completion.kinds)
+    str | None, Argument(metavar="[KIND]", help="Print the card of this plugin.", autocompletion=completion.kinds)
 ]
 # What a card shows above the settings.
 _FACTS = ("learns_from", "roles", "provides", "units", "phase", "contract", "promise", "replaces", "wraps", "requires")
@@ -26,7 +27,7 @@ MEASURED = "measured.json"  # what stages were worth where their authors measure
 
 
 def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """List the plugins, or show the card of one: what it does, when it helps, when it hurts, its settings.
+    """List the plugins, or print the card of one: purpose, when it helps, when it hurts, settings.
 
     [bold]runner plugins amp[/]
     """
@@ -36,18 +37,52 @@ def plugins(kind: Kind = None, plugin: Plugins = None, as_json: AsJson = False) 
     names = [(section, each) for section in SECTIONS for each in registry.kinds(section)]
     cards = [_card(section, each, registry) for section, each in names if kind in (None, each)]
     if not cards and kind is not None:
-        raise UsageError(f"no plugin is called '{kind}'{suggestion(kind, [each for _, each in names])}")
+        raise UsageError(f"there is no plugin '{kind}'{suggestion(kind, [each for _, each in names])}")
     if as_json:
         print_json({"plugins": cards})
         return
+    if kind is None:
+        _list(cards)
+        return
+    for title, card in _merged(cards):
+        _print(title, card)
+
+
+def _list(cards: list[dict[str, Any]]) -> None:
+    """Prints a line for every plugin: on a terminal in groups with headings, elsewhere with all columns."""
+    sections = list(dict.fromkeys(card["section"] for card in cards))
     width = max((len(card["kind"]) for card in cards), default=0)
-    for card in cards:
-        if kind is not None:
-            _print(card)
-            continue
+    heading = ""
+    for card in sorted(cards, key=lambda card: (sections.index(card["section"]), card.get("phase", 0))):
         summary = card["error"] if "error" in card else card["card"].partition("\n")[0]
         phase = f"phase {card['phase']}" if "phase" in card else ""
-        tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip(), hang=25 + width)
+        if not results.stream.isatty():
+            tell(f"{card['section']:12}  {card['kind']:{width}}  {phase:7}  {summary}".rstrip())
+            continue
+        group = ", ".join(filter(None, (card["section"], phase)))
+        if group != heading:
+            tell(f"{'' if not heading else chr(10)}{group}")
+            heading = group
+        tell(f"  {card['kind']:{width}}  {_plain(summary)}", hang=width + 2)
+
+
+def _merged(cards: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the cards with all their names; a plugin that is registered in two sections has one card."""
+    names: list[list[str]] = []
+    merged: list[dict[str, Any]] = []
+    for card in cards:
+        facts = {key: value for key, value in card.items() if key != "section"}
+        same = next((n for n, item in enumerate(merged) if {**item, "section": ""} == {**facts, "section": ""}), None)
+        if same is None:
+            merged.append(card)
+            names.append([])
+        names[-1 if same is None else same].append(f"{card['section']}.{card['kind']}")
+    return [(", ".join(own), card) for own, card in zip(names, merged, strict=True)]
+
+
+def _plain(text: str) -> str:
+    """Returns a docstring without the marks of code, which a terminal does not render."""
+    return text.replace("``", "")
 
 
 def _card(section: "Section", kind: str, registry: "Registry") -> dict[str, Any]:
@@ -110,10 +145,11 @@ def _type(annotation: Any) -> str:
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", name).replace("NoneType", "None").replace("Ellipsis", "...")
 
 
-def _print(card: dict[str, Any]) -> None:
+def _print(names: str, card: dict[str, Any]) -> None:
+    """Prints the card of a plugin."""
     from runner.recipe.document import dump_inline
 
-    tell(f"{card['section']}.{card['kind']} ({card['provider']})\n")
+    tell(f"{names} ({card['provider']})\n")
     if "error" in card:
         tell(card["error"])
         return
@@ -135,8 +171,10 @@ def _print(card: dict[str, Any]) -> None:
 
 
 def _flowing(text: str) -> str:
-    """On a terminal, a docstring whose lines end where paragraphs and points do, and not where they were full."""
-    return re.sub(r"(?<=\S)\n(?!\s|- |[A-Z][a-z ]+: )", " ", text) if results.stream.isatty() else text
+    """Returns a docstring for the output: on a terminal, paragraphs and list items are single lines without marks."""
+    if not results.stream.isatty():
+        return text
+    return _plain(re.sub(r"(?<=\S)\n(?!\s|- |[A-Z][a-z ]+: )", " ", text))
 
 
 def _worth(measured: dict[str, Any]) -> str:

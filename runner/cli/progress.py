@@ -1,4 +1,4 @@
-"""What is shown of a training: how it goes, and what it has come to."""
+"""Progress display and closing table of a training."""
 
 import time
 from collections import deque
@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.cli.live import LiveBar, shown_seconds
+from runner.cli.live import LiveBar
 from runner.system.console import CleanText, Console
-from runner.system.lines import figure, labelled
+from runner.system.lines import duration, figure, labelled
 from runner.system.names import shown_path
+from runner.system.synthetic import SYNTHETIC_REMARK
 
 if TYPE_CHECKING:
     from runner.recipe.recipe import Recipe
-    from runner.train.run import RunResult
+    from runner.train.result import RunResult
 
 WARM_UP = "warm-up"
 RECENT_SECONDS, SAMPLE_SECONDS = 10.0, 0.5
@@ -64,8 +65,8 @@ class ProgressDisplay(LiveBar):
         parts = [self.doing(self.progressed)]
         if speeds := self.speeds():
             recent, mean = speeds
-            parts.append(f"{figure(recent, 3)} {self.unit}/s now, {figure(mean, 3)} in all")
-            parts.append(f"{shown_seconds(((self.total or 0) - self.step) / mean)} left")
+            parts.append(f"{figure(recent, 2)} {self.unit}/s (mean {figure(mean, 2)})")
+            parts.append(f"{duration(((self.total or 0) - self.step) / mean)} left")
         return [", ".join(parts), *filter(None, (self.shown_metrics(label) for label in ("eval", "train")))]
 
     def speeds(self) -> tuple[float, float] | None:
@@ -87,7 +88,7 @@ class ProgressDisplay(LiveBar):
 
 
 def show(result: "RunResult", headline: Sequence[str], console: Console) -> None:
-    """Prints what was learnt, how fast, with which stages, and where to find it."""
+    """Prints the result, the time, the stages and the location of a run."""
     evaluated = {name[5:]: value for name, value in result.metrics.items() if name.startswith("eval/")}
     ordered = [name for name in headline if name in evaluated] + sorted(set(evaluated) - set(headline))
     learnt = [f"{name} {figure(evaluated[name])}" for name in ordered]
@@ -103,13 +104,14 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     kept = []
     if best := result.best:
         place = f"checkpoints/{Path(best.checkpoint).name}"
-        kept = [f"{best.metric[5:]} {figure(best.value)} at {best.step:,} {best.unit}: {place}"]
+        kept = [f"{best.metric[5:]} {figure(best.value)} after {best.step:,} {best.unit}: {place}"]
     console.print(CleanText(f"{result.run_name}: {result.status}", style="italic"), soft_wrap=True)
     for label, lines in (
-        ("learnt", learnt or ["nothing was evaluated"]),
+        ("result", learnt or ["nothing was evaluated"]),
         ("best", kept),
-        ("speed", _speed(result)),
-        ("stages", stages or ["none: this is the baseline"]),
+        ("data", [SYNTHETIC_REMARK] if result.synthetic else []),
+        ("time", _time(result)),
+        ("stages", stages or ["none (baseline)"]),
         *([("sentinel", [result.sentinel])] if result.sentinel else []),
         ("run", [f"MLflow id {result.run_id}", shown_path(Path(result.run_dir))]),
         ("next", following),
@@ -118,16 +120,21 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
             console.print(CleanText.assemble((beginning, "bold"), part), soft_wrap=True)
 
 
-def _speed(result: "RunResult") -> list[str]:
+def _time(result: "RunResult") -> list[str]:
+    """Returns lines about the time of the command, of an update, and of every activity."""
     metrics = result.metrics
-    resumed = "" if result.resumed_at is None else f" since it was resumed at {result.resumed_at:,}"
-    lines = [f"{result.seconds:.0f} s in all{resumed}"]
+    resumed = ""
+    if result.resumed_at is not None:
+        unit = "" if result.best is None else f"{result.best.unit.removesuffix('s').replace('_', ' ')} "
+        resumed = f" since resuming at {unit}{result.resumed_at:,}"
+    startup = result.startup_seconds
+    training = duration(result.seconds - startup)
+    lines = [f"{duration(result.seconds)}{resumed}: start-up {duration(startup)}, training {training}"]
     if "perf/update_ms" in metrics:
         first = metrics.get("perf/first_update_seconds", 0.0)
         lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {first:.1f} s")
     if "perf/roofline_fraction" in metrics:
-        lines.append(f"{metrics['perf/roofline_fraction']:.0%} of what this machine can do at best (its roofline)")
-    shares = {name: value for name, value in metrics.items() if name.startswith("perf/") and name.endswith("_share")}
-    if shares:
-        lines.append(", ".join(f"{name[5:-6]} {value:.0%}" for name, value in sorted(shares.items())))
+        lines.append(f"{metrics['perf/roofline_fraction']:.0%} of this machine's limit (its roofline)")
+    shares = sorted(result.shares.items(), key=lambda item: -item[1])
+    lines.append("shares of all: " + ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
     return lines

@@ -1,4 +1,4 @@
-"""The verbs that prove: ``verify``, ``ablate`` and ``profile``."""
+"""Commands that prove and measure: ``verify``, ``ablate`` and ``profile``."""
 
 import shlex
 import signal
@@ -36,38 +36,46 @@ if TYPE_CHECKING:
 
 StageNames = Annotated[
     list[str] | None,
-    Option(help="Only this stage, or 'all' for the recipe; may be repeated.", autocompletion=completion.stages),
+    Option(help="Judge only this stage, or 'all' for all together. Repeatable.", autocompletion=completion.stages),
 ]
 Horizon = Annotated[
-    int, Option("--horizon", min=0, help="Updates of a long run, which says how rare an error may be to be missed.")
+    int,
+    Option(
+        "--horizon", min=0, help="Updates of the long run; errors rarer than one in this many updates may be missed."
+    ),
 ]
-Compared = Annotated[int, Option(min=2, help="Updates that are compared for Exact and Close stages.")]
+Compared = Annotated[int, Option(min=2, help="Compared updates for Exact and Close stages.")]
 Steps = Annotated[
     int | None,
     Option(
-        min=1, help="Length of a training for Statistical stages; as much of the recipe's as the budget has room for."
+        min=1,
+        help="Length of a training for Statistical stages; by default, as much of the recipe's as the budget allows.",
     ),
 ]
-Seeds = Annotated[int, Option(min=8, help="The most pairs of trainings for one stage.")]
-Patience = Annotated[
-    float, Option(min=0, metavar="SECONDS", help="Time for all of it, in which trainings have to fit.")
-]
+Seeds = Annotated[int, Option(min=8, help="Largest number of pairs of trainings for a stage.")]
+Patience = Annotated[float, Option(min=0, metavar="SECONDS", help="Time for the whole verification.")]
 Of = Annotated[
     str | None,
-    Option("--of", metavar="RUN", help="Look at the recipe's inference section, on the model of this run."),
+    Option("--of", metavar="RUN", help="Use the recipe's inference section, with the model of this run."),
 ]
 Explain = Annotated[bool, Option("--explain", help="Print the checks and what they cost, and run none.")]
 Experiment = Annotated[
     str,
     Argument(
         metavar="EXPERIMENT|RECIPE",
-        help="A file of kind ablation, a recipe, or a recipe that ships.",
+        help="File of kind ablation, recipe file, or name of a recipe that ships.",
         autocompletion=completion.recipes,
     ),
 ]
-Budget = Annotated[float | None, Option(min=1.0, metavar="SECONDS", help="Time for all of it, instead of the file's.")]
-ResultFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the result goes, instead of the workspace.")]
-Fresh = Annotated[bool, Option("--fresh", help="Begin anew, although an interrupted ablation could be continued.")]
+Budget = Annotated[
+    float | None, Option(min=1.0, metavar="SECONDS", help="Time for the whole ablation; replaces the file's.")
+]
+ResultFolder = Annotated[
+    Path | None, Option(metavar="FOLDER", help="Folder for the result; by default in the workspace.")
+]
+Fresh = Annotated[
+    bool, Option("--fresh", help="Start from the beginning instead of continuing an interrupted ablation.")
+]
 
 
 class Metric(StrEnum):
@@ -77,13 +85,13 @@ class Metric(StrEnum):
     MEMORY = "memory"
 
 
-MetricOption = Annotated[Metric, Option("--metric", help="Measure the time or the memory of an update.")]
-ProfilesMemory = Annotated[
-    bool, Option("--memory", help="Show which slots and modules hold the memory at its peak, instead of the time.")
+MetricOption = Annotated[Metric, Option("--metric", help="What is measured: the time or the memory of an update.")]
+ProfilesMemory = Annotated[bool, Option("--memory", help="Show which slots and modules use the memory at its peak.")]
+Profiled = Annotated[int, Option(min=1, max=1000, help="Number of profiled updates.")]
+Warmup = Annotated[float, Option(min=0, metavar="SECONDS", help="Longest wait for steady updates after compilation.")]
+TraceFolder = Annotated[
+    Path | None, Option(metavar="FOLDER", help="Folder for the trace; by default in the workspace.")
 ]
-Profiled = Annotated[int, Option(min=1, max=1000, help="Updates that are profiled.")]
-Warmup = Annotated[float, Option(min=0, metavar="SECONDS", help="Longest wait, once compiled, for steady updates.")]
-TraceFolder = Annotated[Path | None, Option(metavar="FOLDER", help="Where the trace goes, instead of the workspace.")]
 
 
 def verify(
@@ -92,15 +100,17 @@ def verify(
     seeds: Seeds = Options.seeds, budget: Patience = Options.budget, of: Of = None, explain: Explain = False,
     quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Say whether the stages of a recipe keep what they promise, each alone and all together.
+    """Check whether the stages of a recipe keep their contracts, each stage alone and all together.
 
-    Exact: the same bits as without. Close: the same algebra in float64, and no more rounding than the baseline in
-    float32. Statistical: whole trainings with paired seeds, until it is clear that no more than the margin is lost.
-    With --of, the stages are those of the recipe's section inference, and what is compared are the answers of a run's
-    model, and its objective.
+    Exact: the same bits as without the stage. Close: the same algebra in float64, and in float32 no
+    more rounding than the baseline has. Statistical: trainings with paired seeds, until it is clear
+    that the objective is not worse by more than the margin.
 
-    The exit code is 0 if all pass, 3 if one fails, 4 if something is not clear. What the budget does not cover is
-    named in the verdict; a budget of 0 trains nothing and has no limit.
+    With --of, the stages of the recipe's inference section are judged: the answers and the
+    objective of a run's model.
+
+    Exit codes: 0 all pass, 3 a stage fails, 4 inconclusive. The verdict names what the budget does
+    not cover. A budget of 0 trains nothing and has no limit.
 
     [bold]runner verify marl_phase1[/]
 
@@ -108,7 +118,7 @@ def verify(
 
     [bold]runner verify marl_phase3 --explain[/]
 
-    [bold]runner verify digits_served --of latest[/]
+    [bold]runner verify grasp_serve --of latest[/]
     """
     with working("verify", "reading the recipe", quiet) as bar:
         loaded, registry = load_recipe("verify", recipe, settings(sets, bare), plugin)
@@ -117,6 +127,9 @@ def verify(
             with bar.phase("listing the checks"):
                 _explain(loaded, registry, options, as_json)
             return
+        bar.name = loaded.name
+        if of is None:
+            bar.total = budget or None
         with bar.phase(f"verifying {loaded.name}"):
             from runner.verify.verification import show
 
@@ -177,17 +190,20 @@ def ablate(
     metric: MetricOption = Metric.TIME, out: ResultFolder = None, fresh: Fresh = False, of: Of = None,
     quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Measure what every stage is worth on this machine.
+    """Measure the speed-up of every stage on this machine.
 
-    The baseline (twice), each stage alone, each phase, all, and all but each run in child processes that take turns.
-    What does not fit into the budget is said and left out before the first round; if nothing does, the exit code is 2.
-    The report, with tables, plots and the recipe to use, is in [bold].runner/ablations[/]; --out names another folder.
-    Given again after an interruption, the same command goes on.
-    With --of, the stages of the recipe's section inference are measured, on a run's model: how long an answer takes,
-    how many bytes it has, and what becomes of its objective.
-    With --metric memory, it measures what an update holds at its peak: each stage alone and all together.
+    Child processes measure alternately: the baseline (twice), each stage alone, each phase, all
+    stages, and all stages but one. Variants that do not fit the budget are printed and left out
+    before the first round; if none fits, the exit code is 2. The report, with tables, plots and the
+    recommended recipe, is in [bold].runner/ablations[/] or in the folder of --out. After an
+    interruption, the same command continues.
 
-    Exit codes: 0 done, 3 the gate failed a variant, 4 this machine is too noisy to tell.
+    With --of, the stages of the recipe's inference section are measured with a run's model: the
+    time of an answer, the size of the model and its objective.
+
+    With --metric memory, the peak memory of an update is measured: each stage alone and all together.
+
+    Exit codes: 0 done, 3 the gate failed a variant, 4 this machine is too noisy.
 
     [bold]runner ablate experiments/marl_phases/marl_phases.yaml[/]
 
@@ -197,7 +213,7 @@ def ablate(
     """
     with working("ablate", "starting", quiet) as bar:
         if of is not None and metric is Metric.MEMORY:
-            raise UsageError("--metric memory measures updates, and a run's model makes none; remove --of")
+            raise UsageError("--metric memory measures updates, which a trained model does not make; remove --of")
         if metric is Metric.MEMORY:
             _ablate_memory(experiment, settings(sets, bare), plugin, budget, out, fresh, bar, as_json)
         if of is not None:
@@ -264,11 +280,12 @@ def profile(
     warmup: Warmup = 60.0, memory: ProfilesMemory = False, out: TraceFolder = None, quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Say where the time of an update goes: slots, operators and kernels, host syncs.
+    """Profile updates: time by slot, operators and kernels, host syncs.
 
-    A few updates are profiled once they are steady, and timed without the profiler, too. Their Chrome trace is in
-    [bold].runner/profiles[/]; --out names another folder.
-    With --memory, it shows where the memory of an update goes: slots, modules, and a plot over the update.
+    A few steady updates are profiled, and timed without the profiler as well. Their Chrome trace is in
+    [bold].runner/profiles[/], or in the folder of --out.
+
+    With --memory, the memory of an update is profiled by slot and module, with a plot over the update.
 
     [bold]runner profile marl_phase2[/]
 

@@ -1,4 +1,4 @@
-"""Verbs that read recipes: ``validate``, ``show``, ``recipes`` and ``schema``."""
+"""Commands that read recipes: ``validate``, ``show``, ``recipes`` and ``schema``."""
 
 import json
 from enum import StrEnum
@@ -20,13 +20,13 @@ from runner.cli.common import (
     output,
     print_json,
     registry_of,
-    report,
-    results,
     run_folders,
     say,
     settings,
     tell,
 )
+from runner.cli.results import results
+from runner.cli.trouble import report
 from runner.system.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ RecipeOrRun = Annotated[
     str,
     Argument(
         metavar="RECIPE|RUN",
-        help="A recipe as for run, or a run by name, digits, MLflow id, or 'latest'.",
+        help="Recipe as for run; or a run by name, digits, MLflow id or 'latest'.",
         autocompletion=completion.recipes_and_runs,
     ),
 ]
@@ -56,19 +56,20 @@ class FileSort(StrEnum):
     ablation = "ablation"
 
 
-SchemaOf = Annotated[FileSort, Argument(help="Of which files.")]
-Origin = Annotated[bool, Option("--origin", help="Say after every value where it was written.")]
+SchemaOf = Annotated[FileSort, Argument(help="Kind of file.")]
+Origin = Annotated[bool, Option("--origin", help="Print where every value was written.")]
 Copied = Annotated[
     str | None,
-    Option(metavar="NAME", help="Copy this one to NAME.yaml in the current folder.", autocompletion=completion.recipes),
+    Option(
+        metavar="NAME", help="Copy this recipe to NAME.yaml in the current folder.", autocompletion=completion.recipes
+    ),
 ]
 
 
 def validate(recipe: Recipes, sets: Sets = None, plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """Check recipes and say everything that is wrong with them.
+    """Check recipes and print every problem, with file, line and column.
 
-    Every problem is shown with its file, line and column; the exit code is 2 if there is any. A.B.C=VALUE among them is
-    a setting, as after --set.
+    The exit code is 2 if there is a problem. Arguments of the form A.B.C=VALUE are settings, as with --set.
 
     [bold]runner validate recipes/*.yaml[/]
     """
@@ -106,7 +107,7 @@ def show(
     recipe: RecipeOrRun, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, origin: Origin = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Print a recipe with nothing left to extends, --set and defaults; or say what a run is.
+    """Print a recipe with all its values resolved, or the summary of a run.
 
     [bold]runner show marl_phase2 --origin[/]
 
@@ -161,7 +162,7 @@ def _run_of(reference: str) -> "RunFolder | None":
 
 
 def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
-    """List the recipes that ship, or copy one to start your own.
+    """List the recipes that ship, or copy one as a start.
 
     [bold]runner recipes --copy marl_phase2[/]
     """
@@ -192,7 +193,7 @@ def recipes(copy: Copied = None, as_json: AsJson = False) -> None:
 
 
 def schema(of: SchemaOf = FileSort.recipe, plugin: Plugins = None) -> None:
-    """Print the JSON Schema of recipes, from the plugins that are registered, or of files for ablate or study.
+    """Print the JSON Schema of recipes, with all registered plugins, or of ablation or study files.
 
     [bold]runner schema > recipe.schema.json[/]
 

@@ -1,4 +1,4 @@
-"""Verbs that train: ``run`` and ``resume``."""
+"""Commands that train: ``run`` and ``resume``."""
 
 import os
 import shlex
@@ -25,6 +25,7 @@ from runner.cli.common import (
     settings,
 )
 from runner.cli.data import fetched
+from runner.cli.timing import process_start
 from runner.system.errors import KEEP_BATCH, CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -34,28 +35,29 @@ if TYPE_CHECKING:
     from runner.plugin.registry import Registry
     from runner.recipe.lock import Drift
     from runner.recipe.recipe import Recipe
-    from runner.train.run import RunResult
+    from runner.tracking import RunFolder
+    from runner.train.result import RunResult
 
-GoOn = Annotated[bool, Option("--resume", help="Go on with the newest unfinished run of this recipe, if there is one.")]
-Seeds = Annotated[int, Option("--seeds", min=1, help="Train with so many seeds, the recipe's own and those after it.")]
-Parallel = Annotated[int, Option("--parallel", min=1, help="How many of them train at a time.")]
+GoOn = Annotated[bool, Option("--resume", help="Continue the newest unfinished run of this recipe, if there is one.")]
+Seeds = Annotated[int, Option("--seeds", min=1, help="Train with N seeds: the recipe's and the next ones.")]
+Parallel = Annotated[int, Option("--parallel", min=1, help="Number of seeds that train at the same time.")]
 AllowDrift = Annotated[bool, Option("--allow-drift", help="Resume although recipe, code or packages have changed.")]
 Takeover = Annotated[
-    bool, Option("--takeover", help="Take the run over from another machine, on which it must not be running any more.")
+    bool, Option("--takeover", help="Take the run over from another machine, where it must have stopped.")
 ]
 Retune = Annotated[
     bool, Option("--retune", help="Search again for tuning choices, instead of taking over those of the lock.")
 ]
-Download = Annotated[bool, Option("--download", help="Fetch the published files that its data need.")]
+Download = Annotated[bool, Option("--download", help="Fetch the published files that the data need.")]
 Tags = Annotated[
-    list[str] | None, Option("--tag", metavar="NAME=VALUE", help="A tag of the run, in MLflow too; may be repeated.")
+    list[str] | None, Option("--tag", metavar="NAME=VALUE", help="Tag of the run, also in MLflow. Repeatable.")
 ]
-Note = Annotated[str, Option(metavar="TEXT", help="What to remember about the run; its description in MLflow.")]
-KeepBatch = Annotated[bool, Option("--keep-batch", help="Keep the batch as a file if an update runs out of memory.")]
+Note = Annotated[str, Option(metavar="TEXT", help="Note about the run; its description in MLflow.")]
+KeepBatch = Annotated[bool, Option("--keep-batch", help="Write the batch to a file if an update runs out of memory.")]
 Run = Annotated[
     str,
     Argument(
-        metavar="[RUN]", help="Name, digits or MLflow id, a beginning of these, or 'latest'.",
+        metavar="[RUN]", help="Name, digits or MLflow id of a run, a unique beginning of one, or 'latest'.",
         autocompletion=completion.runs,
     ),
 ]  # fmt: skip
@@ -69,14 +71,14 @@ def run(
 ) -> None:  # fmt: skip
     """Train a recipe and log it to MLflow.
 
-    The run's folder, with its lock, metrics and checkpoints, is in [bold].runner/runs[/]; RUNNER_WORKSPACE names
-    another workspace, MLFLOW_TRACKING_URI another MLflow store.
+    The folder of the run, with lock, metrics and checkpoints, is in [bold].runner/runs[/].
+    RUNNER_WORKSPACE names another workspace, MLFLOW_TRACKING_URI another MLflow store.
 
-    With --resume the same command can be given again and again, by a scheduler for example: it goes on where the last
-    one was killed, and begins anew only if there is nothing to go on with.
+    With --resume, the same command can be repeated, for example by a scheduler: it continues where
+    the previous one was killed, and starts from the beginning only if there is nothing to continue.
 
-    With --seeds each seed is a run of its own, and the means of all have an interval; --resume goes on with those that
-    are not finished.
+    With --seeds, every seed is a run, and the means have confidence intervals. --resume continues
+    the seeds that are not finished.
 
     [bold]runner run marl_phase2[/]
 
@@ -87,15 +89,16 @@ def run(
     from runner.recipe.document import is_lock
     from runner.recipe.loader import find, secret_assignments
 
-    registry, given, path = registry_of(plugin), settings(sets, bare), find(recipe)
+    registry = registry_of(plugin, quiet)
+    given = settings(sets, bare)
+    path = find(recipe)
     own_tags = dict(map(_tag, tag or ()))
     changes: list[Drift] = []
     if is_lock(path):
         loaded, registry, changes = load_lock(path, given, registry, f"runner run {recipe}")
     else:
         loaded = _load(path, given, registry)
-    for file in loaded.data.absent() if download else ():
-        fetched(file)
+    _download(loaded, download)
     if seeds > 1:
         from runner.cli.seeds import run_seeds
 
@@ -103,22 +106,20 @@ def run(
         run_folders("run", quiet)
         recipes = _by_seed(loaded, path, given, registry, seeds, retune)
         more = ["--seeds", str(seeds), "--parallel", str(parallel), "--resume"]
-        words = [part for each in given for part in ("--set", each)]
-        again = registry.command(shlex.join(["runner", "run", recipe, *words, *more]))
+        again = _command(registry, recipe, given, more)
         run_seeds(recipes, registry, parallel, go_on, own_tags, note, again, quiet, as_json, takeover)
-    if go_on:
-        for folder in run_folders("run", quiet):
-            record = folder.record()
-            if record is not None and record.digest == loaded.digest and not folder.obstacle(takeover):
-                given = [*secret_assignments(loaded), *given]  # what the lock does not have
-                resume(folder.name, given, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
+    if go_on and (folder := _unfinished(loaded, takeover, quiet)) is not None:
+        # The lock does not contain secrets.
+        given = [*secret_assignments(loaded), *given]
+        resume(folder.name, given, None, allow_drift, plugin, takeover, keep_batch, retune, quiet, as_json)
     _say_drift(changes)
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.tracking import Workspace
         from runner.train.run import run as train
 
-        return train(loaded, registry, Workspace(), display, own_tags=own_tags, note=note, retune=retune)
+        start = process_start()
+        return train(loaded, registry, Workspace(), display, own_tags=own_tags, note=note, retune=retune, started=start)
 
     _train(loaded, quiet, as_json, begin, keep_batch)
 
@@ -128,10 +129,11 @@ def resume(
     plugin: Plugins = None, takeover: Takeover = False, keep_batch: KeepBatch = False, retune: Retune = False,
     quiet: Quiet = False, as_json: AsJson = False,
 ) -> NoReturn:  # fmt: skip
-    """Go on with a run that was killed, stopped or failed, from its newest checkpoint that is whole.
+    """Continue a run that was killed, stopped or failed, from its newest undamaged checkpoint.
 
-    On a CPU it comes out bit for bit as if it had never been interrupted. 'latest' is the newest run that can be
-    resumed. A run of another machine that may still be training is refused without --takeover.
+    On a CPU the result is bit for bit that of a run without the interruption. 'latest' is the
+    newest run that can be resumed. A run of another machine that may still be training is refused
+    without --takeover.
 
     [bold]runner resume[/]
 
@@ -146,7 +148,8 @@ def resume(
     if folder is None:
         why = "".join(f"\n    {each.name}: {each.resumable}" for each in found[:8])
         raise UsageError(f"no run in {runs} can be resumed{':' + why if why else ''}")
-    lock, registry = folder.path / LOCK_NAME, registry_of(plugin)
+    lock = folder.path / LOCK_NAME
+    registry = registry_of(plugin, quiet)
     if reason := folder.obstacle(takeover):
         error = UsageError if lock.exists() else CheckpointError
         raise error(f"run {folder.name} cannot be resumed: {reason}")
@@ -156,20 +159,19 @@ def resume(
     drifted = [str(change) for change in changes if change.matters]
     if drifted and not allow_drift:
         raise UsageError(
-            f"run {folder.name} would not go on as it began: {len(drifted)} of the changes above matter; undo them, or "
-            "accept them with --allow-drift"
+            f"run {folder.name} would not continue as it started: {len(drifted)} of the changes above matter; "
+            "undo them, or accept them with --allow-drift"
         )
     record, done, (unit, goal) = folder.record(), folder.last_checkpoint or 0, recipe.length
     if record is not None and record.unit == unit and record.goal != goal <= done:  # it was complete
-        left = f"is at {done:,} already, so that nothing is left to train up to {goal:,}"
-        raise UsageError(f"train.{unit}: run {folder.name} {left}")
+        raise UsageError(f"train.{unit}: run {folder.name} has already reached {done:,}, which is beyond {goal:,}")
 
     def begin(display: "ProgressDisplay") -> "RunResult":
         from runner.train.run import run as train
 
         return train(
             recipe, registry, Workspace(), display, folder, drifted, takeover=takeover, allow_drift=allow_drift,
-            retune=retune,
+            retune=retune, started=process_start(),
         )  # fmt: skip
 
     say(f"resuming {folder.name}")
@@ -199,11 +201,32 @@ def _by_seed(
     return recipes
 
 
+def _unfinished(recipe: "Recipe", takeover: bool, quiet: bool) -> "RunFolder | None":
+    """Returns the newest run of the same recipe that can be resumed."""
+    for folder in run_folders("run", quiet):
+        record = folder.record()
+        if record is not None and record.digest == recipe.digest and not folder.obstacle(takeover):
+            return folder
+    return None
+
+
+def _download(recipe: "Recipe", wanted: bool) -> None:
+    """Fetches the published files that the recipe's data need, if that was requested."""
+    for file in recipe.data.absent() if wanted else ():
+        fetched(file)
+
+
+def _command(registry: "Registry", recipe: str, given: Sequence[str], options: Sequence[str]) -> str:
+    """Returns the command that trains a recipe with these assignments and options."""
+    assignments = [word for assignment in given for word in ("--set", assignment)]
+    return registry.command(shlex.join(["runner", "run", recipe, *assignments, *options]))
+
+
 def _tag(text: str) -> tuple[str, str]:
-    """What --tag says."""
+    """Returns name and value of a --tag option."""
     name, equals, value = text.partition("=")
     if not equals or not name or name.startswith("mlflow."):
-        raise UsageError(f"--tag '{text}': should be NAME=VALUE, and NAME not begin with 'mlflow.', as MLflow's own do")
+        raise UsageError(f"--tag '{text}': should be NAME=VALUE; names that begin with 'mlflow.' are MLflow's own")
     return name, value
 
 
@@ -215,7 +238,7 @@ def _say_drift(changes: "Sequence[Drift]") -> None:
 def _train(
     recipe: "Recipe", quiet: bool, as_json: bool, train: "Callable[[ProgressDisplay], RunResult]", keep_batch: bool
 ) -> NoReturn:
-    """Trains before a person's eyes, shows what came of it, and exits."""
+    """Trains with a progress display, prints the result, and exits."""
     from runner.cli.progress import ProgressDisplay, show
     from runner.system.console import Console
 

@@ -11,6 +11,7 @@ from typer import Exit
 from runner.cli.common import output
 from runner.system.console import CleanText, Console
 from runner.system.lines import figure, print_wrapped
+from runner.system.synthetic import SYNTHETIC_REMARK
 
 if TYPE_CHECKING:
     from runner.plugin.registry import Registry
@@ -39,10 +40,19 @@ def run_seeds(
 
 
 def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Console) -> None:
-    """Prints the mean of every metric with its interval, and the value of every seed where there is room for them."""
+    """Prints the mean of every metric with its interval, and the values of all seeds if they fit."""
     names = [name for name in headline if name in result.means] + sorted(result.means.keys() - set(headline))
     console.print(CleanText(f"{result.name}: {result.status}, {len(result.runs)} seeds"))
-    tables = [_table(result, names, seeds) for seeds in (list(result.runs), [])]
+    if result.synthetic:
+        print_wrapped(f"data {SYNTHETIC_REMARK}", console, style="yellow")
+    seeds = list(result.runs)
+    # The first table that fits: the values of all seeds contain the smallest and the largest.
+    tables = [
+        _table(result, names, seeds, extremes=True),
+        _table(result, names, seeds, extremes=False),
+        _table(result, names, [], extremes=True),
+        _table(result, names, [], extremes=False),
+    ]
     endless = console.options.update(width=10_000)
     fitting = [table for table in tables if console.measure(table, options=endless).maximum <= console.width]
     told = (fitting or tables[-1:])[0] if names else CleanText("not all were evaluated at the same step", style="dim")
@@ -54,21 +64,25 @@ def show(result: "SeedsResult", headline: Sequence[str], again: str, console: Co
         print_wrapped(line, console)
 
 
-def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int]) -> Table:
-    """Means, and the values of these seeds."""
+def _table(result: "SeedsResult", names: Sequence[str], seeds: Sequence[int], *, extremes: bool) -> Table:
+    """Returns a table of the means, of their smallest and largest value, and of the values of these seeds."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("metric", "mean [95 %]", *map(str, seeds)):
+    for title in ("metric", "mean [95 %]", *(["min to max"] * extremes), *(f"seed {seed}" for seed in seeds)):
         table.add_column(title, no_wrap=True)
     for name in names:
         mean = result.means[name]
         interval = f"{figure(mean.mean)} [{figure(mean.low)}, {figure(mean.high)}]"
-        table.add_row(name, interval, *(figure(result.values[name][seed]) for seed in seeds))
+        values = result.values[name]
+        limits = f"{figure(min(values.values()))} to {figure(max(values.values()))}"
+        table.add_row(name, interval, *([limits] * extremes), *(figure(values[seed]) for seed in seeds))
     return table
 
 
 def show_comparison(compared: "Mapping[str, Any]", console: Console) -> None:
     """Prints the means of two groups, and whether they differ."""
     one, other = compared["groups"]
+    if compared["synthetic"]:
+        print_wrapped(f"{', '.join(compared['synthetic'])}: data {SYNTHETIC_REMARK}", console, style="yellow")
     console.print(CleanText(f"{one} and {other}, {'paired by seed' if compared['paired'] else 'with other seeds'}"))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("metric", "first", "second", "difference [95 %]", ""):

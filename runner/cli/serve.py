@@ -1,4 +1,4 @@
-"""The verb ``serve``: a run's model, answering over HTTP."""
+"""The command ``serve``: answers requests to a model over HTTP."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ LIBRARIES = ("fastapi", "prometheus_client", "uvicorn")
 Model = Annotated[
     str,
     Argument(
-        metavar="MODEL", help="A run (name, digits or MLflow id), NAME@ALIAS or NAME/VERSION.",
+        metavar="MODEL", help="Run (name, digits or MLflow id), NAME@ALIAS or NAME/VERSION.",
         autocompletion=completion.runs,
     ),
 ]  # fmt: skip
@@ -25,24 +25,25 @@ RecipeAndSettings = Annotated[
     list[str] | None,
     Argument(
         metavar="[RECIPE] [A.B.C=VALUE...]", show_default=False, autocompletion=completion.recipes,
-        help="A recipe whose sections inference and serve are used instead of the model's own; settings.",
+        help="Recipe whose sections inference and serve replace those of the model; settings.",
     ),
 ]  # fmt: skip
 Host = Annotated[str | None, Option(help="The same as serve.host=HOST.")]
-Port = Annotated[int | None, Option(min=0, max=2**16 - 1, help="The same as serve.port=PORT; 0 takes a free one.")]
+Port = Annotated[int | None, Option(min=0, max=2**16 - 1, help="The same as serve.port=PORT; 0 chooses a free port.")]
 
 
 def serve(
     model: Model, bare: RecipeAndSettings = None, host: Host = None, port: Port = None, sets: Sets = None,
     plugin: Plugins = None, quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Serve a model over HTTP until SIGTERM or Ctrl-C; what was asked before is still answered then.
+    """Serve a model over HTTP until SIGTERM or Ctrl-C, after which pending requests are still answered.
 
-    POST /predict asks it, in the form that /openapi.json describes; requests that come together are answered together.
-    There are /health, /ready and /metrics, and at / the model's own page, if it has one. There is no password: it
-    listens on 127.0.0.1 unless told.
+    The page at / sends requests from a browser, /docs documents the API, and a working curl command
+    is printed. POST /predict answers requests; requests that arrive together are computed as one
+    batch. Other paths: /health, /ready, /metrics. There is no password: the server listens on
+    127.0.0.1 unless serve.host is another address.
 
-    The exit code is 0 after SIGTERM, 130 after Ctrl-C, and 143 if an answer took longer than serve.drain_s.
+    Exit codes: 0 after SIGTERM, 130 after Ctrl-C, 143 if an answer took longer than serve.drain_s.
 
     [bold]runner serve grasp_diffusion-3f2a91c0[/]
 
@@ -55,16 +56,22 @@ def serve(
     own = {"serve.host": host, "serve.port": port}
     chosen = [*settings(sets, given), *(f"{name}={value}" for name, value in own.items() if value is not None)]
     with working("serve", f"loading {model}", quiet):
+        from runner.serve.example import curl_command
         from runner.serve.load import load
         from runner.serve.server import bound
         from runner.serve.server import serve as answer
 
         served, loaded = load(model, recipe, chosen, registry_of(plugin))
         listener = bound(loaded.serve)
+
+    def announce(address: str) -> None:
+        say(f"{served.name} answers on {address}")
+        say(f"try it: {curl_command(address, served.example)}")
+
     with sharing_processor(loaded):
-        code = answer(served, loaded.serve, listener, lambda address: say(f"{served.name} answers on {address}"))
+        code = answer(served, loaded.serve, listener, announce)
     if code is ExitCode.TERMINATED:  # a batch is still being computed, in a thread that nothing can end
-        say("the model took too long: some requests were not answered")
+        say("some requests were not answered: the model took longer than serve.drain_s")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -1,4 +1,4 @@
-"""The verbs that search: ``study plan``, ``run``, ``worker``, ``show`` and ``best``."""
+"""Commands that search: ``study plan``, ``run``, ``worker``, ``show`` and ``best``."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,7 +14,6 @@ from runner.cli.common import (
     Plugins,
     Quiet,
     Sets,
-    Verb,
     emit,
     output,
     registry_of,
@@ -22,6 +21,7 @@ from runner.cli.common import (
     settings,
     working,
 )
+from runner.cli.help import Verb
 from runner.system.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
@@ -38,23 +38,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="""Search stages and hyperparameters of a recipe together, with Optuna.
 
-[bold]runner study plan experiments/marl_search.yaml[/]   what will be tried, and what it will cost
+[bold]runner study plan experiments/marl_search.yaml[/] print the space and the cost
 
-[bold]runner study run experiments/marl_search.yaml[/]    try it; the same command goes on after any interruption
+[bold]runner study run experiments/marl_search.yaml[/] search; the same command continues after an interruption
 """,
 )
-StudyFile = Annotated[str, Argument(metavar="STUDY", help="A file of kind study.")]
+StudyFile = Annotated[str, Argument(metavar="STUDY", help="File of kind study.")]
 Forecast = Annotated[
-    bool, Option("--forecast/--no-forecast", help="Train the recipe for half a minute, to say how long it takes.")
+    bool, Option("--forecast/--no-forecast", help="Train the recipe for half a minute to forecast the time.")
 ]
 Budget = Annotated[
-    float | None, Option(min=1.0, metavar="SECONDS", help="Time for trials, instead of the file's budget.seconds.")
+    float | None, Option(min=1.0, metavar="SECONDS", help="Time for trials; replaces the file's budget.seconds.")
 ]
-Fresh = Annotated[bool, Option("--fresh", help="Forget what the study has tried, and begin anew.")]
-TrialNumber = Annotated[int | None, Option(min=0, metavar="NUMBER", help="This trial, instead of the best one.")]
+Fresh = Annotated[bool, Option("--fresh", help="Delete the trials of the study and start from the beginning.")]
+TrialNumber = Annotated[int | None, Option(min=0, metavar="NUMBER", help="Number of a trial; by default the best one.")]
 StudyName = Annotated[
     str,
-    Argument(metavar="STUDY", help="A file of kind study, or the name of a study.", autocompletion=completion.studies),
+    Argument(metavar="STUDY", help="File of kind study, or name of a study.", autocompletion=completion.studies),
 ]
 
 
@@ -63,7 +63,7 @@ def plan(
     study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
     forecast: Forecast = True, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Say what a study will try, what it will cost, and what stands in its way."""
+    """Print what a study will try, what it will cost, and what prevents it."""
     with working("study plan", "reading the study", quiet) as bar:
         from runner.study.definition import FORECAST_SECONDS, load_study
         from runner.study.definition import plan as look_ahead
@@ -82,11 +82,11 @@ def run(
     study: StudyFile, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
     fresh: Fresh = False, quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Search; given again after an interruption, the same command goes on.
+    """Search; after an interruption, the same command continues.
 
-    Every trial runs in a process of its own; one that runs out of memory, diverges, hangs or crashes is recorded as
-    that, and the study goes on. Report and best recipes are in [bold].runner/studies[/], trials in
-    [bold].runner/optuna.db[/], or where OPTUNA_STORAGE says.
+    Every trial has its own process. A trial that runs out of memory, diverges, hangs or crashes is
+    recorded with that cause, and the study continues. Report and best recipes are in
+    [bold].runner/studies[/], trials in [bold].runner/optuna.db[/] or in OPTUNA_STORAGE.
 
     [bold]runner study run experiments/marl_search.yaml[/]
     """
@@ -116,9 +116,9 @@ def worker(
     study: StudyName, bare: Bare = None, sets: Sets = None, plugin: Plugins = None, budget: Budget = None,
     quiet: Quiet = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Join a study as one more worker, on this machine or on another with the same OPTUNA_STORAGE.
+    """Join a study as a worker, on this machine or on another one with the same OPTUNA_STORAGE.
 
-    Any launcher can start it; CUDA_VISIBLE_DEVICES gives each worker its device.
+    Any launcher can start workers; CUDA_VISIBLE_DEVICES gives each worker its device.
 
     [bold]CUDA_VISIBLE_DEVICES=1 runner study worker experiments/marl_search.yaml[/]
     """
@@ -141,7 +141,7 @@ def worker(
 
 @app.command(cls=Verb)
 def show(study: StudyName, as_json: AsJson = False) -> None:
-    """Show the best trials, what decided, what every stage was worth, failures by cause, and the budget."""
+    """Print the best trials, the importance of settings, the effect of stages, failures by cause, and the budget."""
     with working("study show", "reading the study"):
         from runner.study.report import write_report
         from runner.study.summary import find
@@ -161,7 +161,7 @@ def show(study: StudyName, as_json: AsJson = False) -> None:
 def best(study: StudyName, trial: TrialNumber = None) -> None:
     """Print the recipe of the best trial, as YAML that runner run accepts.
 
-    With several objectives it is the one of the Pareto front that is best in the first.
+    With several objectives, it is the trial of the Pareto front with the best first objective.
 
     [bold]runner study best marl_search > best.yaml[/]
     """
@@ -172,7 +172,9 @@ def best(study: StudyName, trial: TrialNumber = None) -> None:
 
         summary = find(study, Workspace())
     if trial is None and not summary.best:
-        raise RunnerError(f"study '{summary.name}' has no trial that counts yet; --trial names any")
+        raise RunnerError(
+            f"study '{summary.name}' has no trial with a valid result yet; choose any trial with --trial NUMBER"
+        )
     number = summary.best[0].number if trial is None else trial
     emit(recipe_text(summary, number), nl=False)
 
@@ -202,12 +204,12 @@ def _searched(
 def _end(summary: "Summary", ended: str, stop: "Stop", here: "Workspace", as_json: bool) -> NoReturn:
     """Shows what came of a search, and exits."""
     if stop:
-        say("not all trials are finished; the same command goes on")
+        say("not all trials are finished; the same command continues")
     elif ended:
-        say(f"not all trials are finished: {ended}; a larger budget goes on")
+        say(f"not all trials are finished: {ended}; continue with a larger budget")
     _show(summary, here.studies / summary.name, as_json)
     if not summary.best and not stop:
-        raise RunnerError("no trial counts: what became of them is above")
+        raise RunnerError("no trial has a valid result; the causes are printed above")
     raise typer.Exit(128 + int(stop.asked) if stop.asked else ExitCode.DONE)
 
 
@@ -217,6 +219,6 @@ def _show(summary: "Summary", folder: "Path", as_json: bool) -> None:
 
     where = [f"report: {folder / REPORT}"]
     if summary.best:
-        where.append(f"the recipe to use: runner study best {folder.name} > best.yaml")
+        where.append(f"best recipe: runner study best {folder.name} > best.yaml")
     where.append(f"in a browser: {summary.dashboard}")
     output(as_json, summary.data, lambda console: show_summary(summary, console, where))

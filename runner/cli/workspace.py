@@ -1,4 +1,4 @@
-"""Verbs that look after runs, their workspace and the machine."""
+"""Commands for runs, their workspace and the machine."""
 
 import os
 import shlex
@@ -14,15 +14,17 @@ from runner.system.errors import ExitCode, StorageError, UsageError
 
 Sent = Annotated[
     list[str] | None,
-    Argument(metavar="[RUN...]", help="By default all that have something to send.", autocompletion=completion.runs),
+    Argument(
+        metavar="[RUN...]", help="Runs to send; by default all with something to send.", autocompletion=completion.runs
+    ),
 ]
 Removed = Annotated[
     list[str] | None,
-    Argument(metavar="[RUN...]", help="Names, digits or ids, as for resume.", autocompletion=completion.removable),
+    Argument(metavar="[RUN...]", help="Names, digits or MLflow ids of runs.", autocompletion=completion.removable),
 ]
-Purge = Annotated[bool, Option("--purge", help="Delete for good; without a run, what is in the trash.")]
+Purge = Annotated[bool, Option("--purge", help="Delete permanently; without a run, empty the trash.")]
 Takeover = Annotated[
-    bool, Option("--takeover", help="Also what another machine is at, on which it must not be running any more.")
+    bool, Option("--takeover", help="Also remove runs of another machine, where they must have stopped.")
 ]
 Runs = Annotated[
     list[str],
@@ -33,27 +35,34 @@ Runs = Annotated[
 ]  # fmt: skip
 Where = Annotated[
     list[str] | None,
-    Option(metavar="METRIC>NUMBER", help="Whose newest value is so; <, <=, >=, = and != too; may be repeated."),
+    Option(
+        metavar="METRIC>NUMBER", help="Only runs whose newest value fulfils this; also <, <=, >=, = and !=. Repeatable."
+    ),
 ]
 OfRecipe = Annotated[
     str | None,
     Option(
-        "--recipe", metavar="NAME", help="Of this recipe; * stands for anything.", autocompletion=completion.recipes
+        "--recipe",
+        metavar="NAME",
+        help="Only runs of this recipe; * matches anything.",
+        autocompletion=completion.recipes,
     ),
 ]
 OfKind = Annotated[
-    Literal["run", "ablation", "study", "seeds"] | None, Option("--kind", help="Only these; seeds are groups of runs.")
+    Literal["run", "ablation", "study", "seeds"] | None,
+    Option("--kind", help="Only this kind; seeds are groups of runs."),
 ]
 Since = Annotated[
-    str | None, Option(metavar="AGE|DATE", help="Begun no longer ago than 2d, 3h or 30min, or since 2026-01-31.")
+    str | None,
+    Option(metavar="AGE|DATE", help="Only runs that started at most 2d, 3h or 30min ago, or since 2026-01-31."),
 ]
 Everything = Annotated[
-    bool, Option("--all", help="Also what is another every time, or cannot matter: speed, load, process, tools.")
+    bool, Option("--all", help="Also show what always differs or cannot matter: speed, load, process, tools.")
 ]
 Browser = Annotated[bool, Option("--open/--no-open", help="Open the page in a browser.")]
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Environment variables of which one tells that a browser can be shown."""
-Port = Annotated[int, Option(min=1, max=65535, help="The next free one is taken if it is busy.")]
+Port = Annotated[int, Option(min=1, max=65535, help="Port; another free port is used if it is taken.")]
 
 
 def ls(
@@ -61,10 +70,10 @@ def ls(
 ) -> None:  # fmt: skip
     """List the runs, ablations, studies and groups of seeds of this workspace.
 
-    Status, progress, objective and what was overridden are shown. A group of seeds has the mean of its runs, with how
-    far the 95 % interval reaches on either side; its runs are below it.
+    The list contains status, progress, objective and overridden settings. A group of seeds has the
+    mean of its runs with the 95 % interval; its runs are listed below it.
 
-    Runs whose process died without a word are set to KILLED, here and in MLflow.
+    Runs whose process has crashed are set to KILLED, here and in MLflow.
 
     [bold]runner ls[/]
 
@@ -77,16 +86,16 @@ def ls(
     run_folders("ls")
     known = listing(Workspace())
     runs = select(known, where or (), recipe, since, kind)
-    none = f"none of {len(known)} fits" if known else ""
+    none = f"none of {len(known)} matches" if known else ""
     output(as_json, lambda: {"runs": runs}, show, runs, none)
 
 
 def rm(runs: Removed = None, purge: Purge = False, takeover: Takeover = False, as_json: AsJson = False) -> None:
-    """Remove runs: their folders go to the workspace's trash, and MLflow deletes its own.
+    """Remove runs: move their folders to the workspace's trash, and delete them in MLflow.
 
-    A group of seeds goes with all its runs. MLflow can restore what it has deleted, and forgets it with
-    [bold]mlflow gc[/]. A run that is being trained is refused. --purge deletes for good, and without a name it empties
-    the trash.
+    A group of seeds is removed with all its runs. MLflow can restore deleted runs until
+    [bold]mlflow gc[/]. A run that is training is refused. --purge deletes permanently; without a
+    name, it empties the trash.
 
     [bold]runner rm 3f2a91c0[/]
 
@@ -108,17 +117,17 @@ def rm(runs: Removed = None, purge: Purge = False, takeover: Takeover = False, a
         return
     where = "" if "MLFLOW_TRACKING_URI" in os.environ else f"MLFLOW_TRACKING_URI={shlex.quote(here.tracking_uri)} "
     for each in removals:
-        tell(f"{each.run}: {each.trash or 'gone for good'}; {each.mlflow}")
+        tell(f"{each.run}: {each.trash or 'deleted permanently'}; {each.mlflow}")
         for run_id in each.run_ids:
             say(f"MLflow restores it with: {where}mlflow runs restore --run-id {run_id}")
     for name in purged:
-        tell(f"{name}: gone for good")
+        tell(f"{name}: deleted permanently")
     if not removals and not purged:
         say("the trash is empty")
 
 
 def sync(runs: Sent = None, as_json: AsJson = False) -> None:
-    """Send MLflow what it lacks of runs whose process is dead; sending twice changes nothing.
+    """Upload to MLflow what crashed runs left behind; repeating it changes nothing.
 
     [bold]runner sync[/]
 
@@ -139,20 +148,21 @@ def sync(runs: Sent = None, as_json: AsJson = False) -> None:
             what = each.problem or ("its own process sends it" if each.alive else f"{each.sent_bytes} bytes sent")
             tell(f"{each.run}: {what}")
         if not deliveries:
-            say("nothing to send: MLflow has everything")
+            say("nothing to send: MLflow is complete")
     if any(delivery.problem for delivery in deliveries):
-        raise StorageError("not everything could be sent; what is left stays in the runs' folders")
+        raise StorageError("not everything could be sent; the remaining metrics stay in the folders of the runs")
 
 
 def compare(runs: Runs, everything: Everything = False, as_json: AsJson = False) -> None:
-    """Print what differs between runs: headline metrics, settings, environment, other metrics; and MLflow's page.
+    """Print the differences between runs: primary metrics, settings, environment, other metrics.
 
-    Of two groups that were trained with --seeds, by how much their means differ, and how sure that is.
+    For two groups that were trained with --seeds, it prints the difference of the means with a
+    confidence interval.
 
     [bold]runner compare latest 3f2a91c0[/]
     """
     with working("compare", "reading the runs"):
-        from runner.tracking import Workspace, comparison, seeds
+        from runner.tracking import Workspace, comparison, comparison_view, seeds
 
         groups = seeds.compare(Workspace(), runs)
         compared = {} if groups is not None else comparison.compare(Workspace(), runs)
@@ -161,35 +171,35 @@ def compare(runs: Runs, everything: Everything = False, as_json: AsJson = False)
 
         output(as_json, lambda: groups, show_comparison, groups)
         return
-    output(as_json, lambda: compared, comparison.show, compared, everything)
+    output(as_json, lambda: compared, comparison_view.show, compared, everything)
 
 
 def ui(port: Port = 5000, browser: Browser = True) -> None:
-    """Open MLflow's own page for this workspace, on 127.0.0.1, until Ctrl-C.
+    """Open MLflow's page for this workspace, on 127.0.0.1, until Ctrl-C.
 
-    The browser shows it, if this is a terminal on a machine with a screen.
+    A browser opens it if this is a terminal on a machine with a screen.
 
     [bold]runner ui --port 5001[/]
     """
     import webbrowser
 
-    say("starting MLflow's server")
+    with working("ui", "importing MLflow") as bar:
+        from runner.tracking import Workspace
+        from runner.tracking.ui import serve
 
-    from runner.tracking import Workspace
-    from runner.tracking.ui import serve
+        def announce(address: str) -> None:
+            bar.close()
+            say(address)
+            if browser and sys.stderr.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))):
+                webbrowser.open(address)
 
-    def announce(address: str) -> None:
-        say(address)
-        if browser and sys.stderr.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, _SCREENS))):
-            webbrowser.open(address)
-
-    serve(Workspace(), announce, port)
+        serve(Workspace(), announce, port, bar.phase)
 
 
 def doctor(plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """Say what this machine offers: devices, threads, bf16, packages, writable workspace, store reachable.
+    """Check this machine: devices, threads, bf16, packages, workspace, tracking store.
 
-    The exit code is 1 if something that every run needs is missing.
+    The exit code is 1 if something is missing that every run needs.
     """
     with working("doctor", "looking at this machine"):
         from runner.cli.doctor import examine, show

@@ -98,15 +98,22 @@ class Effect(StrEnum):
     INVALID = "invalid"  # the candidate does not do the baseline's work
 
 
-def effect(of: Ratio, a_a: Ratio) -> Effect:
-    """Faster or slower, if the interval says so and the effect is larger than that of A/A; else unclear.
+def noise_factor(a_a: Ratio) -> float:
+    """Returns the factor up to which a ratio is noise: the band of A/A is from 1 / factor to factor.
 
-    A/A is the baseline against itself, on the same machine at the same time. Of one process, whose luck no interval
-    holds, the effect has to be larger than all that A/A's interval reaches; of several, than A/A. With fewer than five
-    rounds nothing is said.
+    A/A is the baseline against itself, on the same machine at the same time. With several processes, whose differences
+    are in every interval, the factor is that of A/A's value. With one process, no interval contains the differences
+    between processes, so the factor is the farther end of A/A's interval.
+    """
+    return a_a.spread if a_a.processes == 1 else max(a_a.value, 1 / a_a.value)
+
+
+def effect(of: Ratio, a_a: Ratio) -> Effect:
+    """Returns faster or slower if the interval excludes 1 and the ratio is outside of the band of A/A; else unclear.
+
+    With fewer than five rounds the effect is unclear.
     """
     few = min(of.rounds, a_a.rounds) < FEWEST_ROUNDS
-    reached = a_a.spread if a_a.processes == 1 else max(a_a.value, 1 / a_a.value)
-    if few or of.low <= 1 <= of.high or max(of.value, 1 / of.value) <= reached:
+    if few or of.low <= 1 <= of.high or max(of.value, 1 / of.value) <= noise_factor(a_a):
         return Effect.UNCLEAR
     return Effect.FASTER if of.value > 1 else Effect.SLOWER

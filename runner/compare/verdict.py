@@ -24,7 +24,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 def excluded(updates: int) -> str:
     """What so many updates without an error exclude: the rule of three (Hanley and Lippman-Hand, JAMA 1983)."""
-    return f"an error in more than 1 of {max(1, updates // 3):,} updates is excluded with 95 %"
+    return f"errors more frequent than 1 update in {max(1, updates // 3):,} are ruled out (95 %)"
 
 
 @dataclass(frozen=True, repr=False)

@@ -94,6 +94,8 @@ class InferenceResult:
     """When it began."""
     seconds: float
     folder: Path
+    synthetic: bool = False
+    """Whether the data are synthetic."""
 
     @property
     def baseline(self) -> Answering:
@@ -152,7 +154,10 @@ def ablate_inference(found: Trained, folder: Path, budget: float, say: Callable[
     metric = recipe.objective.name if recipe.objective else None
     section, inactive = found.recipe.values()["inference"], {**possible.inactive, **idle}
     took = time.perf_counter() - started
-    result = InferenceResult(recipe.name, found.name, section, metric, rows, inactive, hardware(), load, took, folder)
+    result = InferenceResult(
+        recipe.name, found.name, section, metric, rows, inactive, hardware(), load, took, folder,
+        recipe.data.is_synthetic(),
+    )  # fmt: skip
     make_folder(folder)
     write_durably(folder / RESULT, json.dumps(redact_values(result.data()), indent=1, default=str) + "\n")
     return result

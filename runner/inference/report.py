@@ -1,4 +1,4 @@
-"""The report of what stages for inference are worth: on a terminal, as Markdown, and as a picture."""
+"""Report of an ablation of inference stages: on a terminal, as Markdown, and as a plot."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from runner.compare.ratio import Effect
+from runner.compare.ratio import Effect, noise_factor
 from runner.recipe.rendering import render
 from runner.system.console import CleanText, Console
 from runner.system.files import write_durably
 from runner.system.lines import figure, print_wrapped
-from runner.system.plots import BLACK, BLUE, GREY, NO_PLOTS, VERMILLION, draw_all, legend
+from runner.system.plots import BLACK, BLUE, GREY, NO_PLOTS, VERDICT_MARKERS, VERMILLION, draw_all, legend
 from runner.system.secrets import redact
+from runner.system.synthetic import SYNTHETIC_REMARK
 
 if TYPE_CHECKING:
     from runner.inference.ablate import Answering, InferenceResult
 
 REPORT = "README.md"
 _WIDE = 130  # columns from which on a terminal shows intervals
-_LOGARITHMIC = 4.0  # a ratio from which on others would be drawn too close to one
+_LOGARITHMIC = 4.0  # ratio from which on a linear scale would draw the others too close to 1
+_MARGIN = 1.1  # of the scale around the intervals
 _MARKS = {Effect.FASTER: (BLUE, ">"), Effect.SLOWER: (VERMILLION, "<"), Effect.UNCLEAR: (GREY, "o"),
           Effect.INVALID: (BLACK, "x")}  # fmt: skip
 _HOW_TO_READ = """\
-**x** is the time of one answer of the model without stages over that with them, for a request alone and for sixteen
-together: above 1 is faster. Both were timed in turns, in one process; the interval is that of rounds (bootstrap, 95 %),
-and does not know that others which do the same may be a few percent faster or slower. The first row is the model
-against itself. **MB** are those of the weights in a file, or of the program that answers in their place; **in memory**
-a program stands beside the network, which answers what the program cannot."""
+**x** is the time of one answer of the model without stages divided by the time with them, for a single request and for
+sixteen together: above 1 is faster. Both were timed alternately in one process. The interval is that of rounds
+(bootstrap, 95 %); it does not contain the difference of a few percent between identical processes. The first row is the
+model against itself. **MB** is the size of the weights in a file, or of the program that replaces them. **in memory**
+also counts the network that a program leaves loaded for requests that the program cannot answer."""
 
 
 def show(result: InferenceResult, console: Console) -> None:
@@ -43,7 +45,7 @@ def show(result: InferenceResult, console: Console) -> None:
     for row in rows:
         table.add_row(*map(CleanText, row.values()))
     console.print(table)
-    for line in _caught(result):
+    for line in _remarks(result):
         print_wrapped(line, console)
     for kind, reason in result.inactive.items():
         print_wrapped(f"{kind}: inactive, {reason}", console)
@@ -53,15 +55,20 @@ def show(result: InferenceResult, console: Console) -> None:
 
 def write(result: InferenceResult) -> None:
     """Leaves the report and its picture in the result's folder."""
-    pictures = draw_all({"ratios": (partial(_ratios, result), (6.4, 1.2 + 0.35 * len(result.rows)))}, result.folder)
+    panels = len(result.baseline.timings) + any(row.value is not None for row in result.rows)
+    size = 1.5 + 2.6 * panels, 1.7 + 0.4 * len(result.rows)
+    pictures = draw_all({"ratios": (partial(_plots, result), size)}, result.folder)
     rows = list(_rows(result))
     head = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     machine = ", ".join(f"{name} {value}" for name, value in result.machine.items())
     lines = [
-        f"# What stages are worth for {result.recipe}, once it is trained",
+        f"# What every inference stage is worth: {result.recipe}",
         "",
         f"`runner ablate` of a recipe with this section, in {result.seconds:.0f} s on: {machine}. Load average when it "
         f"began: {result.load:.1f}.",
+        "",
+        *(f"![Speed-up and quality of the model with every set of stages]({path.name})" for path in pictures),
+        *([] if pictures else [NO_PLOTS]),
         "",
         "```yaml",
         *render({"inference": result.stages}),
@@ -71,11 +78,8 @@ def write(result: InferenceResult) -> None:
         *("| " + " | ".join(row.values()) + " |" for row in rows),
         "",
         *(f"* {row.name}: {redact(row.verdict.summary)}" for row in result.rows if row.verdict is not None),
-        *(f"* {line}" for line in _caught(result)),
+        *(f"* {line}" for line in _remarks(result)),
         *(f"* `{kind}` is inactive: {redact(reason)}" for kind, reason in result.inactive.items()),
-        "",
-        *(f"![{each.name}]({each.name})" for each in pictures),
-        *([] if pictures else [NO_PLOTS]),
         "",
         _HOW_TO_READ,
         "",
@@ -83,8 +87,10 @@ def write(result: InferenceResult) -> None:
     write_durably(result.folder / REPORT, "\n".join(lines))
 
 
-def _caught(result: InferenceResult) -> Iterator[str]:
-    """What the clock caught, by set of stages and size of the batch."""
+def _remarks(result: InferenceResult) -> Iterator[str]:
+    """Yields lines about the data, and about what the clock caught."""
+    if result.synthetic:
+        yield f"data {SYNTHETIC_REMARK}"
     for row in result.rows:
         for size, timing in row.timings.items():
             if timing.caught:
@@ -109,21 +115,61 @@ def _rows(result: InferenceResult, intervals: bool = True) -> Iterator[Mapping[s
         }
 
 
-def _ratios(result: InferenceResult, canvas: Any) -> None:
-    """The ratio of every set of stages with its interval, a panel for each size of a batch."""
+def _plots(result: InferenceResult, canvas: Any) -> None:
+    """Draws a panel with ratios for each batch size, on one scale, and a panel with the model's quality."""
     rows: Sequence[Answering] = result.rows
-    panels = canvas.subplots(1, len(result.baseline.timings), sharey=True, squeeze=False)[0]
-    for axes, size in zip(panels, result.baseline.timings, strict=True):
-        axes.axvline(1, color=BLACK, linewidth=0.8)
-        for place, row in enumerate(rows):
-            timing = row.timings[size]
-            ratio, (colour, mark) = timing.ratio, _MARKS[timing.effect]
-            axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
-            axes.plot(ratio.value, place, mark, color=colour, markersize=5, label=str(timing.effect))
-        if max(row.timings[size].ratio.high for row in rows) > _LOGARITHMIC:
+    sizes = list(result.baseline.timings)
+    has_quality = any(row.value is not None for row in rows)
+    panels = canvas.subplots(1, len(sizes) + has_quality, sharey=True, squeeze=False)[0]
+    canvas.suptitle(f"{result.recipe}: model with stages against the model without")
+
+    timings = [row.timings[size] for row in rows for size in sizes if not row.timings[size].caught]
+    highest = max((timing.ratio.high for timing in timings), default=1.0)
+    lowest = min((timing.ratio.low for timing in timings), default=1.0)
+    for axes, size in zip(panels, sizes, strict=False):
+        _draw_ratios(axes, rows, size)
+        # Panels share the scale, so that a bar of one can be compared with a bar of another.
+        if highest > _LOGARITHMIC:
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel(f"times as fast, {'one request' if size == 1 else f'{size} together'}")
-        axes.set_yticks(range(len(rows)), [row.name for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlim(min(lowest, 1.0) / _MARGIN, max(highest, 1.0) * _MARGIN)
+    if has_quality:
+        _draw_quality(panels[-1], result)
+    panels[0].set_yticks(range(len(rows)), [row.name for row in rows])
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
     legend(canvas)
+
+
+def _draw_ratios(axes: Any, rows: Sequence[Answering], size: int) -> None:
+    """Draws the ratio of every set of stages with its interval, its value, and the band of the noise."""
+    axes.set_title("one request" if size == 1 else f"{size} requests together")
+    axes.set_xlabel("speed-up (bar: 95 % interval)")
+    axes.axvline(1, color=BLACK, linewidth=0.8)
+    for place, row in enumerate(rows):
+        timing = row.timings[size]
+        if timing.caught:
+            axes.text(1, place, "not the same work", fontsize=7, va="center")
+            continue
+        band = noise_factor(timing.a_a)
+        axes.barh(place, band - 1 / band, left=1 / band, height=0.9, color="#dddddd", zorder=0, label="noise (A/A)")
+        ratio = timing.ratio
+        colour, mark = _MARKS[timing.effect]
+        axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=2.5, solid_capstyle="butt")
+        axes.plot(ratio.value, place, mark, color=colour, markersize=5, label=str(timing.effect))
+        text = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 7}
+        axes.annotate(f"{ratio.value:.2f}", (ratio.value, place), (0, 4), **text)
+
+
+def _draw_quality(axes: Any, result: InferenceResult) -> None:
+    """Draws the objective of every set of stages."""
+    axes.set_title("quality")
+    axes.set_xlabel(result.metric or "objective")
+    axes.margins(x=0.3)
+    for place, row in enumerate(result.rows):
+        if row.value is None:
+            continue
+        outcome = None if row.verdict is None else row.verdict.outcome
+        label, marker = VERDICT_MARKERS[outcome]
+        axes.plot(row.value, place, linestyle="none", color=BLACK, label=label, **({"markersize": 6} | marker))
+        text = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 7}
+        axes.annotate(figure(row.value), (row.value, place), (0, 4), **text)

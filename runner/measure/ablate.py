@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.measure.ablation_folder import REPORT, RESULT, RUNS, choose_folder, describe_experiment
+from runner.measure.ablation_plots import draw
 from runner.measure.analysis import Result, VariantResult, analyse, slope
 from runner.measure.experiment import Experiment, keep_budgets
 from runner.measure.recommend import recommend
 from runner.measure.record import recorded
-from runner.measure.report import draw, markdown, summary, write_recipe
+from runner.measure.report import markdown, summary, write_recipe
 from runner.measure.rounds import ROUNDS, Gate, Measurement, MeasurementLog, Reporter
 from runner.plugin.registry import Registry
 from runner.recipe.lock import write_lock

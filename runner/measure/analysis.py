@@ -118,6 +118,7 @@ class CaseResult:
     refused: dict[str, str]
     missing: dict[str, str]  # variants that were not measured to the end, with the reason
     ended: str  # why no more rounds were measured
+    synthetic: bool = False  # whether the data are synthetic
 
     def named(self, name: str) -> VariantResult | None:
         """The variant of that name."""
@@ -208,7 +209,7 @@ def analyse(case: Case, variants: VariantSet, log: CaseLog) -> CaseResult:
         baseline_ms=1e3 * base_s, limit_ms=1e3 * cost.limit_s(rates), cost=cost, rates=rates,
         variants=tuple(results), worth=worth, interaction=interaction,
         inactive=dict(variants.inactive), refused=dict(variants.refused), missing=missing,
-        ended=(log.values("done") or ["interrupted"])[-1],
+        ended=(log.values("done") or ["interrupted"])[-1], synthetic=case.recipe.data.is_synthetic(),
     )  # fmt: skip
 
 

@@ -112,6 +112,7 @@ class MemoryCase:
             inactive=self.variants.inactive,
             refused=self.variants.refused,
             failed={name: entry["failed"] for name, entry in self._entries("failed").items()},
+            synthetic=self.case.recipe.data.is_synthetic(),
         )
 
     @cached_property

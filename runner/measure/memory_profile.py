@@ -29,14 +29,8 @@ from runner.system.files import make_folder, write_text
 from runner.system.lines import print_wrapped
 from runner.system.plots import (
     BLACK,
-    BLUE,
-    GREEN,
-    GREY,
     NO_PLOTS,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
+    colours_by_name,
     draw_all,
     legend,
 )
@@ -51,7 +45,6 @@ ROWS = 12
 SMALLEST_SHARE = 0.001
 """Share of the peak, or of what is held for backward, from which on a table has a row."""
 LONGEST_TIMELINE = 2000
-_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, BLACK)
 _WIDTH = 7.0
 _HEIGHT = 3.2
 
@@ -286,9 +279,7 @@ def _draw(title: str, peak: MemoryPeak, timeline: Sequence[MemorySample], canvas
     axes = canvas.subplots()
     end = timeline[-1].seconds or 1.0
     slots = dict.fromkeys(sample.slot for sample in timeline)
-    colours = {slot: _COLOURS[number % len(_COLOURS)] for number, slot in enumerate(slots)}
-    if len(slots) > len(_COLOURS):
-        colours |= dict.fromkeys([*slots][len(_COLOURS) - 1 :], GREY)
+    colours = colours_by_name(slots)
     position = 0
     for slot, group in groupby(timeline, key=lambda sample: sample.slot):
         samples = [*group]

@@ -15,6 +15,7 @@ from runner.measure.report import Row, print_table
 from runner.system.console import CleanText, Console
 from runner.system.lines import print_wrapped
 from runner.system.secrets import redact
+from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.verify.variants import BASELINE
 
 MIB = 2**20
@@ -112,6 +113,8 @@ def _row(variant: VariantMemory, wide: bool) -> dict[str, str]:
 
 def remarks(case: CaseMemory) -> Iterator[str]:
     """Yields lines below the table."""
+    if case.synthetic:
+        yield f"data {SYNTHETIC_REMARK}"
     difference = case.disagreement
     if difference is not None:
         yield from _agreement(case, difference)

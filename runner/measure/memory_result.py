@@ -65,6 +65,7 @@ class CaseMemory:
         inactive: Stages without effect on this machine, with the reason.
         refused: Variants that cannot exist, with the reason.
         failed: Variants that were not measured, with the reason.
+        synthetic: Whether the data are synthetic.
     """
 
     name: str
@@ -78,6 +79,7 @@ class CaseMemory:
     inactive: Mapping[str, str]
     refused: Mapping[str, str]
     failed: Mapping[str, str]
+    synthetic: bool = False
 
     def named(self, name: str) -> VariantMemory | None:
         """Returns the variant of that name, if it was measured."""

@@ -265,8 +265,8 @@ def show(profile: Profile, console: Console) -> None:
             console.print(CleanText(f"top {len(found[:_TOP])} of {len(found)} {what}"))
             table("calls", ({"name": each.name, "calls": f"{each.calls:g}", "self ms": f"{each.self_ms:.3f}",
                              "share": f"{each.share:.1%}"} for each in found[:_TOP]))  # fmt: skip
-    what = "values read by the host, which would wait if they were on a GPU" if on_cpu else "host syncs"
-    console.print(CleanText(f"{what}: {profile.waits:g} in one update"))
+    effect = " (each would stall a GPU)" if on_cpu else ""
+    console.print(CleanText(f"host syncs: {profile.waits:g} per update{effect}"))
     table("counted", ({"name": each.name, "slot": each.slot, "calls": f"{each.calls:g}",
                        "counted": "yes" if each.waits else ""} for each in profile.syncs))  # fmt: skip
     for line in _remarks(profile):

@@ -1,22 +1,23 @@
-"""Which stages to use: of those that passed the gate the fastest; and what is faster but not proven harmless."""
+"""Recommends the fastest stages that passed the gate, and lists faster ones that are not proven harmless."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from runner.compare.ratio import Effect, Ratio, effect
+from runner.compare.ratio import Effect, Ratio, effect, noise_factor
 from runner.compare.verdict import Outcome
 from runner.measure.analysis import CaseResult, VariantResult
 from runner.measure.experiment import Case
 from runner.plugin.registry import Registry
 from runner.recipe.loader import shipped
+from runner.system.lines import duration
 from runner.system.names import shown_path
 from runner.verify.variants import ALL, BASELINE, required
 
-NOT_ASKED = "the gate was not asked"
+NOT_JUDGED = "the gate has not judged it"
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Unproven:
     command: str  # that has the gate train where only that can tell
 
     def __str__(self) -> str:
-        said = f"the gate: {self.verdict}" if self.verdict else NOT_ASKED
-        return f"faster, but not proven harmless ({said}): {self.variant}, {self.ratio}, {self.seconds:,.0f} s"
+        verdict = f"the gate: {self.verdict}" if self.verdict else NOT_JUDGED
+        return f"faster, but not proven harmless ({verdict}): {self.variant}, {self.ratio}, {duration(self.seconds)}"
 
 
 @dataclass(frozen=True)
@@ -44,50 +45,122 @@ class Recommendation:
     stages: tuple[str, ...]
     reasons: dict[str, str]  # for every stage of the recipe that is to be off
     updates: int  # of the recipe's whole training, for which it was chosen
-    seconds: float  # that these take, compilation and warm-up included
+    seconds: float  # of these updates, including the start-up that exceeds the baseline's
     baseline_seconds: float
+    rule: str  # that decided
     unproven: tuple[Unproven, ...] = ()  # the fastest first
 
     def __str__(self) -> str:
-        case, stages = f"{self.case}: " if self.case else "", ", ".join(self.stages) or "no stage"
-        instead = f" instead of {self.baseline_seconds:,.0f} s" if self.stages else ""
-        return f"{case}use {stages}: {self.seconds:,.0f} s for the {self.updates:,} updates of a training{instead}"
+        prefix = f"{self.case}: " if self.case else ""
+        stages = ", ".join(self.stages) or "no stage"
+        time = f"{duration(self.seconds)} for the {self.updates:,} updates of a training"
+        if self.stages:
+            saved = self.baseline_seconds - self.seconds
+            share = saved / self.baseline_seconds
+            time = f"{time}, {duration(saved)} ({share:.0%}) less than without stages"
+        return f"{prefix}use {stages}: {time}. Rule: {self.rule}."
+
+
+class _Totals:
+    """Seconds of the recipe's whole training by variant, and the rule that compares them."""
+
+    def __init__(self, result: CaseResult) -> None:
+        self.updates = result.planned_updates
+        self.a_a = result.training_a_a
+        self.noise = noise_factor(result.training_a_a)
+        baseline = result.variants[0]
+        # Start-up that the baseline pays as well is no reason against a stage.
+        self.start_up = {
+            variant.name: max(0.0, variant.overhead_s - baseline.overhead_s) for variant in result.variants
+        }
+        self.start_up[BASELINE] = 0.0
+        self.seconds = {
+            variant.name: self.start_up[variant.name] + self.updates * variant.training_s for variant in result.variants
+        }
+        self.seconds[BASELINE] = self.updates * baseline.training_s
+
+    def choose(self, passed: Mapping[str, VariantResult]) -> tuple[str, str]:
+        """Returns the name of the variant to use, and the rule that decided.
+
+        Args:
+            passed: The variants that passed the gate, without the baseline.
+        """
+        faster = [item.name for item in passed.values() if item.training_effect is Effect.FASTER]
+        if not passed:
+            return BASELINE, "no measured set of stages has passed the gate"
+        if not faster:
+            best = min(passed, key=lambda name: self.seconds[name])
+            return BASELINE, f"no set that passed is faster beyond the noise; the best is {self.described(best)}"
+        stages = {name: passed[name].stages for name in faster} | {BASELINE: ()}
+        fastest = min(stages, key=lambda name: self.seconds[name])
+        limit = self.seconds[fastest] * self.noise
+        equal = [name for name in stages if self.seconds[name] <= limit]
+        chosen = min(equal, key=lambda name: (len(stages[name]), self.seconds[name]))
+
+        if chosen != fastest:
+            return chosen, f"within the noise of the fastest that passed ({self.described(fastest)}), fewer stages win"
+        if chosen != BASELINE:
+            return chosen, "the fastest that passed the gate"
+        best = min(faster, key=lambda name: self.seconds[name])
+        return chosen, f"with its start-up, no set that passed takes less time; the best is {self.described(best)}"
+
+    def described(self, name: str) -> str:
+        """Returns a variant's total, and what start-up and noise have to do with it."""
+        extra = f", {duration(self.start_up[name])} of it more start-up" if self.start_up[name] >= 0.05 else ""
+        return f"{name}: {duration(self.seconds[name])}{extra}; noise {self.noise:.2f}x"
+
+    def objection(self, name: str, chosen: str) -> str:
+        """Returns why a variant that passed was not chosen."""
+        extra = self.start_up[name] - self.start_up[chosen]
+        difference = self.seconds[name] - self.seconds[chosen]
+        if extra > 0 and 0 < difference <= extra:
+            saved = duration(extra - difference)
+            return (
+                f"it starts {duration(extra)} later, and {self.updates:,} updates save only {saved} of that "
+                f"({name}: {duration(self.seconds[name])}, {chosen}: {duration(self.seconds[chosen])})"
+            )
+        if difference <= 0:
+            return f"no gain beyond the noise, so fewer stages win ({self.described(name)})"
+        return f"a training takes longer with it ({self.described(name)})"
 
 
 def recommend(case: Case, result: CaseResult, registry: Registry) -> Recommendation:
-    """Of what the gate has passed, the variant with which the recipe's whole training takes least time.
+    """Returns, of the variants that passed the gate, the one with which the recipe's whole training takes least time.
 
     Whole training steps count, sampling and transfer included: an update that is twice as fast is worth little where
     updates are a tenth of the time. Compilation and warm-up count, so a stage that is faster in the end may still not
-    be worth it. Between variants that the machine cannot tell apart, the one with the fewest stages wins. What contains
-    something that failed, or that does not do the baseline's work, is left out.
+    be worth it. Between variants that differ by no more than the noise (``noise_factor``), the one with the fewest
+    stages wins. Variants that contain a set that failed, or that do not do the baseline's work, are left out.
     """
-    updates, start_up = result.planned_updates, result.variants[0].overhead_s  # of the baseline, which is the first
     is_failed = {variant.name: variant.verdict == Outcome.FAIL or bool(variant.caught) for variant in result.variants}
     failed = [set(variant.stages) for variant in result.variants if is_failed[variant.name]]
-    possible = [each for each in result.variants if not any(own <= set(each.stages) for own in failed)]
-    total = {
-        variant.name: max(0.0, variant.overhead_s - start_up) + updates * variant.training_s for variant in possible
-    }
-    total[BASELINE] = updates * result.variants[0].training_s
-    stages = {variant.name: variant.stages for variant in possible if variant.verdict == Outcome.PASS} | {BASELINE: ()}
-    fastest, spread = min(total[name] for name in stages), result.training_a_a.spread
-    chosen = min(
-        (name for name in stages if total[name] <= fastest * spread), key=lambda name: (len(stages[name]), total[name])
-    )
+    possible = [item for item in result.variants if not any(stages <= set(item.stages) for stages in failed)]
+    passed = {item.name: item for item in possible if item.stages and item.verdict == Outcome.PASS}
+    totals = _Totals(result)
+    chosen, rule = totals.choose(passed)
+
     proof = partial(_proof, case, registry, result.inactive)
     unproven = [
-        Unproven(each.name, each.stages, each.training_ratio, total[each.name], each.verdict, proof(each))
-        for each in possible
-        if each.name not in stages
-        and each.training_effect is Effect.FASTER
-        and total[each.name] * spread < total[chosen]
+        Unproven(item.name, item.stages, item.training_ratio, totals.seconds[item.name], item.verdict, proof(item))
+        for item in possible
+        if item.stages
+        and item.name not in passed
+        and item.training_effect is Effect.FASTER
+        and totals.seconds[item.name] * totals.noise < totals.seconds[chosen]
     ]
-    kept = stages[chosen]
-    reasons = {kind: _reason(kind, case, result, kept) for kind in case.recipe.stages if kind not in kept}
+    is_on = passed[chosen].stages if chosen in passed else ()
+    reasons = {}
+    for kind in case.recipe.stages:
+        if kind not in is_on:
+            with_kind = [item.name for item in passed.values() if kind in item.stages]
+            best = min(with_kind, key=lambda name: totals.seconds[name], default=None)
+            objection = "no set of stages with it has passed the gate"
+            if best is not None:
+                objection = totals.objection(best, chosen)
+            reasons[kind] = _reason(kind, case, result, is_on) or objection
     return Recommendation(
-        case.name, chosen, kept, reasons, updates, total[chosen], total[BASELINE],
-        tuple(sorted(unproven, key=lambda each: each.seconds)),
+        case.name, chosen, is_on, reasons, totals.updates, totals.seconds[chosen], totals.seconds[BASELINE], rule,
+        tuple(sorted(unproven, key=lambda item: item.seconds)),
     )  # fmt: skip
 
 
@@ -106,11 +179,11 @@ def _proof(case: Case, registry: Registry, inactive: Collection[str], variant: V
 
 
 def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) -> str:
-    """Why a stage is off, the strongest reason first."""
+    """Returns why a stage is off, the strongest reason first; empty if only the totals decide."""
     if kind in result.inactive:
         return f"inactive here: {result.inactive[kind]}"
     if not any(kind in variant.stages for variant in result.variants):
-        return "nothing with it was measured"
+        return "no set of stages with it was measured"
     below = required(case.recipe.stages, kind)
     alone = next((variant for variant in result.variants if set(variant.stages) == {kind} | below), None)
     if alone is not None and alone.caught:
@@ -125,7 +198,7 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
             if said is Effect.SLOWER:
                 return f"slower: {measured} {company}"
             if said is Effect.UNCLEAR:
-                return f"no gain that can be told from noise: {measured} {company}, A/A {result.a_a}"
+                return f"no gain beyond the noise: {measured} {company}; noise {noise_factor(result.a_a):.2f}x"
     with_it = result.named(ALL)
     trained = alone or with_it
     is_in_vain = trained is not None and trained.effect is Effect.FASTER is not trained.training_effect
@@ -138,9 +211,7 @@ def _reason(kind: str, case: Case, result: CaseResult, kept: tuple[str, ...]) ->
     for variant in (alone, with_it):
         if variant is not None and kind in variant.stages and variant.verdict != Outcome.PASS:
             if variant.effect is Effect.FASTER:
-                return f"faster, but not proven harmless: {variant.verdict_summary or NOT_ASKED}"
+                return f"faster, but not proven harmless: {variant.verdict_summary or NOT_JUDGED}"
             if alone is None:
-                return f"nothing but {variant.name} was measured with it, which is no gain: {variant.ratio}"
-    if with_it is not None and kind in with_it.stages and with_it.overhead_s > 1:
-        return f"its start-up of {with_it.overhead_s:.0f} s is not made up for in {result.planned_updates:,} updates"
-    return "no set of stages with it that was measured and passed was faster than this one"
+                return f"only {variant.name} was measured with it, which is not faster: {variant.ratio}"
+    return ""

@@ -91,6 +91,7 @@ def heartbeat_of(
         started=now - log.seconds,
         heartbeat=now,
         overrides=params_of(recipe.overrides),
+        synthetic=recipe.data.is_synthetic(),
     )
     with heartbeat(folder, record, lambda: {"seconds": log.seconds, "step": count()}) as ended:
         yield ended

@@ -263,18 +263,18 @@ class Measurement:
             """A budget that leaves so many seconds from here, also if the next time everything takes a bit longer."""
             return f"--budget {10 * math.ceil((budget + max(0.0, HEADROOM * needed - seconds) / self.share) / 10)}"
 
-        why = f"a process takes {pace.start_s:.1f} s to start, and each variant has {pace.processes}"
+        why = f"each variant starts {pace.processes} processes, {pace.start_s:.1f} s each"
         if not fit and not any("update" in entry for entry in self.log.entries):
             said = f"{budget:g} s are not enough to compare a single variant with the baseline"
             raise UsageError(f"{self.title}{said}: {why}; {enough(pace.needed(1, side_by_side))} would be")
         if fit == len(left):
-            self.reporter.say(f"{self.title}the budget of {budget:g} s has room for every variant")
+            self.reporter.say(f"{self.title}{budget:g} s are enough for every variant")
             return left, pace
         for name in left[fit:]:
-            self.add(variant=name, failed=f"the budget of {budget:g} s had no room for it")
+            self.add(variant=name, failed=f"did not fit the budget of {budget:g} s")
         kept, dropped = ", ".join(left[:fit]) or "the baseline alone", ", ".join(left[fit:])
-        said = f"the budget of {budget:g} s has room for: {kept}; left out: {dropped}"
-        self.reporter.say(f"{self.title}{said}. {why[0].upper()}{why[1:]}; {enough(whole)} would hold every variant")
+        message = f"{budget:g} s are enough for: {kept}. Left out: {dropped} ({why}); {enough(whole)} is enough for all"
+        self.reporter.say(f"{self.title}{message}")
         return left[:fit], pace
 
     def _compile(self, name: str, timeout: float) -> float:

@@ -67,6 +67,8 @@ class Context:
     """What the source says of its data beside shapes (how many classes, how large a vocabulary)."""
     tables: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The same as tensors (how targets are scaled, the measures of a machine)."""
+    classes: tuple[str, ...] = ()
+    """Names of the labels, as ``Source.classes``; empty if the data have none."""
     progress: Progress = field(default_factory=lambda: Progress("updates", 1))
     """Current progress of the training. Evaluation reads it, because ``metrics`` takes only a batch."""
     generators: dict[str, torch.Generator] = field(default_factory=dict)

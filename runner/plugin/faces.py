@@ -19,6 +19,7 @@ from runner.plugin.contract import HELD_OUT_LOSS, Contract, Objective
 from runner.plugin.files import Anchor, DataFile, find, folders
 from runner.plugin.memory_choice import MemoryChoice
 from runner.plugin.progress import Unit
+from runner.system.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     import torch
 
     from runner.plugin.outline import SourceOutline
+
+
+FETCH_HINT = "get it with: runner data get {name}, or add --download to runner run"
 
 
 class ServedRequest(Config):
@@ -58,6 +62,9 @@ class JudgedFace(Face, ABC):
 
     headline: ClassVar[tuple[str, ...]] = ()
     """The evaluation metrics that a person looks at first, without ``eval/``."""
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """The smallest and the largest possible value of evaluation metrics, by name; ``*`` in a name matches anything. An
+    objective whose unit is a share needs no entry."""
     objective: ClassVar[Objective | None] = None
     """By what a model is judged; of a ``GradientLearner`` on a dataset ``eval/loss`` unless one of both declares it."""
 
@@ -160,6 +167,10 @@ class SourceConfig(JudgedFace, ABC):
         """Whether its batches are made on a device of that type (``cpu``, ``cuda``), so that none has to be moved."""
         return device == "cpu"
 
+    def is_synthetic(self) -> bool:
+        """Returns whether the data are synthetic, so that results say nothing about real data."""
+        return "synthetic" in self.kind.split("_")
+
     def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:
         """What in these settings cannot be in a training of that length: pairs of a key and what is wrong with it."""
         return iter(())
@@ -198,9 +209,9 @@ class FileDatasetConfig(DatasetConfig):
         """What to say of a file that is nowhere, and what to do about it."""
         if Path(name).is_absolute():
             return f"no such file: {name}"
-        known = any(file.name == name for file in self.files)
-        remedy = f"; get it with: runner data get {name}" if known else ", nor beside the recipe"
-        return f"no '{name}' in {', '.join(map(str, folders(self.root)))}{remedy}"
+        is_published = any(file.name == name for file in self.files)
+        hint = f"; {FETCH_HINT.format(name=name)}" if is_published else ", nor beside the recipe"
+        return f"no '{name}' in {', '.join(map(str, folders(self.root)))}{hint}"
 
     def wanted(self) -> tuple[DataFile, ...]:
         """Those of ``files`` that these settings need."""
@@ -209,6 +220,34 @@ class FileDatasetConfig(DatasetConfig):
     def absent(self) -> list[DataFile]:
         """Those that are wanted and not here."""
         return [file for file in self.wanted() if self.locate(file.name) is None]
+
+
+class PublishedDatasetConfig(FileDatasetConfig):
+    """Settings of a dataset that is read from published files, or generated on request."""
+
+    synthetic: bool = False
+    """Whether to generate synthetic data instead of reading files. Runs on them are marked, and their results cannot be
+    compared with others."""
+
+    def is_synthetic(self) -> bool:
+        """Returns whether the data are synthetic."""
+        return self.synthetic or super().is_synthetic()
+
+    def absent(self) -> list[DataFile]:
+        """Returns the missing published files; none if synthetic data were configured."""
+        return [] if self.synthetic else super().absent()
+
+    def require(self, name: str) -> Path:
+        """Returns the path of a file.
+
+        Raises:
+            UsageError: The file is missing. The message names what provides it, or synthetic data.
+        """
+        path = self.locate(name)
+        if path is None:
+            hint = "; or train on generated data: data.synthetic=true" if self.wanted() else ""
+            raise UsageError(f"data.file: {self.nowhere(name)}{hint}")
+        return path
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,10 @@ class Learner(ABC):
         """Why a request of the config's ``request`` cannot be answered: a key and the reason; None if it can."""
         return None
 
+    def example_request(self) -> Mapping[str, Any] | None:
+        """Returns a request that it can answer, as JSON; None makes the server build one from the schema."""
+        return None
+
     def requested(self, requests: Sequence[Any]) -> Any:
         """What ``predict`` answers to for requests of one group; the answer to one may not depend on others."""
         raise TypeError(f"{type(self).__name__} has no requested(requests), which a server needs")

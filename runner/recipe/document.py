@@ -236,7 +236,7 @@ def _mapping(text: str, path: Path, problems: list[Problem], quotes: bool) -> No
         if quotes and has_suffix(path):
             raise
         place = replace(error.problems[-1].place, text="")
-        raise RecipeError([Problem(place, "", "is not a YAML mapping, so that it is no recipe")]) from None
+        raise RecipeError([Problem(place, "", "is not a YAML mapping, so it is not a recipe")]) from None
     return node
 
 

@@ -164,15 +164,26 @@ def stages(root: Node, name: Section, catalog: Registry, problems: list[Problem]
     return dict(sorted(found.items(), key=lambda item: (item[1].phase if item[1] else 0, item[0])))
 
 
-def optimizers(root: Node, model: LearnerConfig | None, problems: list[Problem]) -> dict[str, OptimizerSettings]:
-    """The optimizer of every role of a learner, from one section for all of them or one for each."""
+def optimizers(
+    root: Node, model: LearnerConfig | None, catalog: Registry, problems: list[Problem]
+) -> dict[str, OptimizerSettings]:
+    """Returns the optimizer of every role of a learner, from one section for all roles or one for each.
+
+    Without a valid learner, the section is validated for the learner that was probably meant.
+    """
+    if model is None:
+        guess = _face_meant(root, catalog)
+        if guess is None:
+            _validate_unknown_roles(root, problems)
+            return {}
     found: dict[str, OptimizerSettings] = {}
     nothing = replace(root, value={})
-    section, roles = root.get("optimizer") or nothing, model.roles if model is not None else {}
+    section, roles = root.get("optimizer") or nothing, model.roles if model is not None else guess.roles
     mixed = [key for key in section.children if key not in roles]
     by_role = len(mixed) < len(section.children)
     if by_role and mixed:
-        message = f"roles are given one by one here: say {', '.join(f'optimizer.{role}.{mixed[0]}' for role in roles)}"
+        keys = ", ".join(f"optimizer.{role}.{mixed[0]}" for role in roles)
+        message = f"settings are given for each role here; write {keys}"
         problems.append(Problem(section.children[mixed[0]].anchor, f"optimizer.{mixed[0]}", message))
         return found
     for role, default in roles.items():
@@ -190,6 +201,39 @@ def optimizers(root: Node, model: LearnerConfig | None, problems: list[Problem])
         if settings is not None:
             found[role] = settings
     return found
+
+
+def _face_meant(root: Node, catalog: Registry) -> Any:
+    """Returns the face of the learner that a recipe names or misspells; None without a similar name."""
+    kind = root.get("model", "kind")
+    known = catalog.kinds("model")
+    name = "" if kind is None else str(kind.value)
+    meant = name if name in known else nearest(name, known)
+    return None if meant is None else face_of(catalog, "model", meant)
+
+
+def _validate_unknown_roles(root: Node, problems: list[Problem]) -> None:
+    """Validates the optimizers of a learner that is unknown, as far as that is possible without it."""
+    section = root.get("optimizer")
+    if section is None:
+        return
+    known = {key for kind in kinds() for key in settings_of(kind).model_fields}
+    is_by_role = bool(section.children) and not section.children.keys() & (known | {"kind"})
+    parts = {f"optimizer.{role}": node for role, node in section.children.items()} if is_by_role else {}
+    certain: list[Problem] = []
+    for path, node in (parts or {"optimizer": section}).items():
+        named = _kind_of(node, path, kinds(), certain, "adamw")
+        if named is not None and str(named[0].value) in kinds():
+            fill(settings_of(str(named[0].value)), named[1], path, certain)
+            # The learner's own default may be another optimizer, which has other settings.
+            if "kind" not in node.children:
+                certain = [item for item in certain if item.path.rpartition(".")[2] not in known or _is_value(item)]
+    problems += certain
+
+
+def _is_value(problem: Problem) -> bool:
+    """Returns whether a problem is about a value and not about an unknown key."""
+    return not problem.message.startswith("unknown key")
 
 
 def _kind_of(

@@ -102,7 +102,7 @@ def fill_experiment(model: type[Model], kind: str, what: str, root: Node, proble
         message = f"is missing: this is a recipe, which is trained by: runner run {shown_path(Path(root.place.source))}"
         raise RecipeError([Problem(root.place, "kind", message)])
     if given is not None and given.value != kind:
-        message = f"{given.shown} is nothing that can be {what}: should be '{kind}'{_taken_by(given)}"
+        message = f"{given.shown} cannot be {what}; should be '{kind}'{_taken_by(given)}"
         raise RecipeError([Problem(given.place, "kind", message)])
     filled = fill(model, root, "", problems)
     problems += _names_with_secrets(root)
@@ -152,7 +152,7 @@ def _validated(path: Path, composed: Node, catalog: Registry, problems: list[Pro
     train = fill(TrainConfig, root.get("train") or replace(root, value={}), "train", problems)
     model = plugin_section(root, "model", catalog, problems)
     data = plugin_section(root, "data", catalog, problems)
-    optimizer = optimizers(root, model, problems)
+    optimizer = optimizers(root, model, catalog, problems)
     switched, answering = (stages(root, section, catalog, problems) for section in ("optimization", "inference"))
     problems += conflicts(root, model, data, train, {"optimization": switched, "inference": answering})
     if problems or head is None or train is None:
@@ -213,7 +213,7 @@ def layers(path: Path, sets: Sequence[str | Node], problems: list[Problem], mapp
         # A file that another one names may be anything; only the one on the command line is quoted whatever it holds.
         root = mapping if mapping is not None and not chain else read(path, problems, quotes=not chain)
         if (kind := root.get("kind")) is not None and (taken := _taken_by(kind)):
-            raise RecipeError([Problem(kind.place, "kind", f"{kind.shown} is no recipe{taken}")])
+            raise RecipeError([Problem(kind.place, "kind", f"{kind.shown} is not a recipe{taken}")])
         rest = dict(root.children)
         extends = rest.pop("extends", None)
         files.append(replace(root, value=rest))
@@ -239,7 +239,7 @@ def _found(name: Node, key: str, folder: Path, problems: Sequence[Problem]) -> P
         found = find(str(name.value), folder)
         wrong = "" if os.path.isfile(found) else "is not a file"
         if not wrong and not has_suffix(found):
-            wrong = f"is no recipe: a recipe's file ends in {' or '.join(SUFFIXES)}"
+            wrong = f"is not a recipe: names of recipe files end in {' or '.join(SUFFIXES)}"
     except RecipeError as error:
         found, wrong = folder, error.problems[0].message
     if wrong:
@@ -288,7 +288,7 @@ def _assignment(number: int, given: str | Node, problems: list[Problem]) -> Node
     keys = dotted.split(".")
     is_path = bool(equals) and all(keys) and dotted == "".join(dotted.split())
     if not is_path or keys[0] == "extends":
-        message = "extends can only stand in a file" if is_path else "should be a.b.c=VALUE"
+        message = "extends is only valid in a file" if is_path else "should be a.b.c=VALUE"
         raise RecipeError([*problems, Problem(at, "", message)])
     # Blanks in place of all that is before the value keep its line and columns.
     above, column = "\n" * (at.line - 1), at.column + len(dotted) + 1

@@ -357,18 +357,18 @@ def _of_length(data: SourceConfig | None, train: TrainConfig) -> Iterator[tuple[
     given = [unit for unit in UNITS if getattr(train, unit) is not None]
     offered = [unit for unit in UNITS if data is None or unit in data.units]
     if not given:
-        yield "train", f"does not say how long: give one of {', '.join(f'train.{unit}' for unit in offered)}"
+        yield "train", f"has no length: set one of {', '.join(f'train.{unit}' for unit in offered)}"
         return
     for unit in given[1:]:
-        message = f"a training is counted in one unit, and train.{given[0]} is given, too: remove one of them"
+        message = f"set either train.{given[0]} or train.{unit}, not both"
         yield f"train.{unit}", message
     if data is None:
         return
     if given[0] not in offered:
-        yield f"train.{given[0]}", f"means nothing here: '{data.kind}' counts {', '.join(offered)}"
+        yield f"train.{given[0]}", f"has no effect here: '{data.kind}' counts {', '.join(offered)}"
     for key, message in data.contradictions(*train.length):
         yield f"data.{key}", message
     largest = data.largest_batch()
     if largest is not None and train.batch_size > largest:
-        message = f"{train.batch_size:,} is more than '{data.kind}' can give at once: {largest:,}"
+        message = f"{train.batch_size:,} exceeds the largest batch of '{data.kind}' ({largest:,})"
         yield "train.batch_size", message

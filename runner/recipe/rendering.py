@@ -1,17 +1,52 @@
 """Values of a recipe as lines of YAML, each with its origin."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from runner.recipe.document import Place, dump_inline
+from runner.system.escapes import escape_line
+from runner.system.names import shown_path
 
 
 def render(values: Mapping[str, Any], origins: Mapping[str, Place] | None = None) -> list[str]:
-    """Lines of YAML that read back as nested mappings; behind every value its origin, if told, is a comment."""
+    """Returns lines of YAML that read back as nested mappings.
+
+    Args:
+        values: Nested mappings.
+        origins: Where values were written, by dotted path. A comment behind every value names its origin; comments at
+            the top give the paths of the files.
+    """
     lines = list(_lines(values, "", ""))
-    origins = origins or {}
+    if not origins:
+        return [line for line, _ in lines]
+    names = _short_names(place.source for place in origins.values())
     width = max((len(line) for line, _ in lines), default=0)
-    return [f"{line:{width}}  # {origins[path].cited()}" if path in origins else line for line, path in lines]
+    rendered = [f"# {name}: {escape_line(shown_path(path))}" for path, name in names.items()]
+    for line, path in lines:
+        place = origins.get(path)
+        rendered.append(line if place is None else f"{line:{width}}  # {_cited(place, names)}")
+    return rendered
+
+
+def _short_names(sources: Iterable[Path | str]) -> dict[Path, str]:
+    """Returns a short and unique name for every file: its own, with as many folders as that needs."""
+    paths = list(dict.fromkeys(source for source in sources if isinstance(source, Path)))
+    names: dict[Path, str] = {}
+    for path in paths:
+        others = [other.parts for other in paths if other != path]
+        count = 1
+        while count < len(path.parts) and any(parts[-count:] == path.parts[-count:] for parts in others):
+            count += 1
+        names[path] = escape_line("/".join(path.parts[-count:]))
+    return names
+
+
+def _cited(place: Place, names: Mapping[Path, str]) -> str:
+    """Returns an origin with the short name of its file."""
+    if not isinstance(place.source, Path):
+        return place.cited()
+    return f"{names[place.source]}:{place.line}:{place.column}" if place.line else names[place.source]
 
 
 def _lines(values: Mapping[str, Any], prefix: str, indent: str) -> Iterator[tuple[str, str]]:

@@ -44,7 +44,7 @@ _REFUSED = {
     "seed": "samples and random numbers of the whole run follow from it",
     "model.kind": "the checkpoint is of another model",
     "model.init_from": "the weights were read when the run started",
-    "data.kind": "the place in the data means nothing in others",
+    "data.kind": "a position in the data is not valid in other data",
     "train.batch_size": "the place in the data is counted in batches",
     "system.threads": "a resumed run keeps its number of threads",
     "tracking.experiment": "the run is in that experiment of MLflow",
@@ -99,7 +99,7 @@ def rule_of(path: str, fixed: frozenset[str] = frozenset()) -> Rule:
 
 def _rule_of_optimizer(name: str) -> Rule:
     if name == "kind":
-        return Rule("refused", "the state of one optimizer means nothing to another")
+        return Rule("refused", "the state of one optimizer is not valid for another")
     if name in _STATE_SHAPING:
         return Rule("refused", "it decides what the optimizer keeps of each update")
     if name == "spare":

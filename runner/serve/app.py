@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.routing import APIRoute
-from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +17,11 @@ from runner.recipe.recipe import ServeConfig
 from runner.serve.batching import Batcher, ClientGoneError, QueueFullError
 from runner.serve.bodies import Bodies
 from runner.serve.connections import SURPLUS
+from runner.serve.example import curl_command
 from runner.serve.guard import Guard
 from runner.serve.metrics import ServerMetrics
 from runner.serve.model import ServedModel, log_failure
+from runner.serve.pages import add_docs, add_page
 from runner.serve.reading import MalformedError, RequestReader
 from runner.serve.responses import ErrorAnswer, error_response, failure_response
 
@@ -32,7 +33,7 @@ ERRORS = {
     408: "The body did not come.",
     413: "The body is too long (serve.max_body_bytes).",
     415: "The body is not declared as application/json in UTF-8.",
-    422: "The body is not JSON, has a key twice, or is no request to this model.",
+    422: "The body is not JSON, has a key twice, or is not a request to this model.",
     500: "The model failed.",
     503: "Too many requests wait, too many clients are connected, or the server stops.",
     504: "The deadline has passed (serve.deadline_s).",
@@ -56,7 +57,7 @@ def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
         with suppress(asyncio.CancelledError):
             await work
 
-    # Documentation pages would be fetched from elsewhere; openapi.json says the same.
+    # FastAPI's own documentation page would load its scripts from another server: see add_docs.
     app = FastAPI(
         title=model.name, version=__version__, lifespan=working, docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -65,8 +66,8 @@ def make_app(model: ServedModel, settings: ServeConfig) -> FastAPI:
     app.add_exception_handler(HTTPException, _refused)
     _add_predict(app, model, _Predictor(reader, batcher, settings))
     _add_status(app, model, batcher, metrics)
-    if model.page is not None:
-        app.mount("/", StaticFiles(directory=model.page, html=True))
+    add_docs(app)
+    add_page(app, model.page)
     return app
 
 
@@ -152,7 +153,7 @@ def _add_predict(app: FastAPI, model: ServedModel, predictor: _Predictor) -> Non
         "/predict",
         predict,
         methods=["POST"],
-        summary="Ask the model",
+        summary="Send a request to the model",
         responses=_documented_answers(model),
         response_model=None,
         route_class_override=PredictRoute,
@@ -172,18 +173,25 @@ def _add_status(app: FastAPI, model: ServedModel, batcher: Batcher, metrics: Ser
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the process answers."""
+        """Reports that the process answers."""
         return {"status": "ok"}
 
     @app.get("/ready", response_model=None, responses={503: {"model": ErrorAnswer, "headers": RETRY_AFTER}})
     async def ready() -> Response | dict[str, str]:
-        """Whether a request would be taken now."""
+        """Reports whether a request would be accepted now."""
         return error_response(503, "the queue is full") if batcher.full else {"status": "ready"}
 
     @app.get("/model")
-    async def about() -> dict[str, Any]:
-        """What is served."""
-        return {"name": model.name, **model.about}
+    async def about(http: Request) -> dict[str, Any]:
+        """Name, settings and example of the model."""
+        address = str(http.base_url).rstrip("/")
+        example = {"example": model.example, "curl": curl_command(address, model.example)}
+        return {"name": model.name, **model.about, **example}
+
+    @app.get("/example", response_model=None, responses={404: {"model": ErrorAnswer}})
+    async def example() -> Response | dict[str, Any]:
+        """A request that the model can answer."""
+        return error_response(404, "there is no example of a request") if model.example is None else model.example
 
     @app.get("/metrics", response_class=Response)
     async def counted() -> Response:

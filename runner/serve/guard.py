@@ -52,7 +52,8 @@ class Guard:
                 has_started = True
                 self._answered(scope["path"], message["status"], loop.time() - start)
                 headers = MutableHeaders(scope=message)
-                headers.update(SECURITY_HEADERS)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
                 if "location" in headers:
                     headers["location"] = _relative(headers["location"])
             await send(message)

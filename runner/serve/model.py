@@ -1,4 +1,4 @@
-"""What a served model is: a learner that answers requests of its own form."""
+"""A served model: a learner that answers requests of a declared form."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from runner.plugin.faces import LearnerConfig, ServedRequest, ServedResponse
 from runner.plugin.learner import Learner
 from runner.plugin.mistakes import described, mistake
+from runner.serve.example import example_of
 from runner.system.errors import TRACEBACK, UsageError
 from runner.system.secrets import redact, redact_values
 
@@ -38,7 +39,9 @@ class ServedModel:
     page: Path | None
     """A folder with ``index.html``."""
     about: dict[str, Any]
-    """What else a client may want to know."""
+    """Further facts for clients."""
+    example: dict[str, Any] | None = None
+    """A request that the model can answer, as JSON."""
 
     def answers(self, requests: Sequence[ServedRequest]) -> list[Answer]:
         """One for each request of a group; where they cannot be had together, each is asked for alone."""
@@ -71,4 +74,5 @@ def served(name: str, learner: Learner, config: LearnerConfig, about: dict[str, 
     file = sys.modules[type(config).__module__].__file__
     page = None if config.page is None or file is None else Path(file).parent / config.page
     shown = redact_values({"kind": config.kind, **about})
-    return ServedModel(redact(name), learner, config.request, config.response, page, shown)
+    example = example_of(learner, config.request)
+    return ServedModel(redact(name), learner, config.request, config.response, page, shown, example)

@@ -79,13 +79,13 @@ def parse_json(body: bytes | bytearray) -> Any:
     try:
         return json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise MalformedError(f"the body is no JSON: {error.msg}") from None
+        raise MalformedError(f"the body is not JSON: {error.msg}") from None
     except UnicodeDecodeError as error:
-        raise MalformedError(f"the body is no JSON: byte {error.start} is not UTF-8") from None
+        raise MalformedError(f"the body is not JSON: byte {error.start} is not UTF-8") from None
     except RecursionError:
         raise MalformedError("the body is nested too deeply") from None
     except ValueError as error:  # a whole number of thousands of digits
-        raise MalformedError(f"the body is no JSON: {error}") from None
+        raise MalformedError(f"the body is not JSON: {error}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise MalformedError(f"the body is no JSON: {name}")
+    raise MalformedError(f"the body is not JSON: {name}")
 
 
 def _first_of(error: ValidationError) -> str:

@@ -116,9 +116,9 @@ class ObjectiveConfig(Config):
     @model_validator(mode="after")
     def _all_count(self) -> ObjectiveConfig:
         if self.reach is not None and self.value is not None:
-            raise ValueError("with reach the time counts, so value means nothing: leave it out")
+            raise ValueError("value has no effect with reach, which measures a time; remove it")
         if self.reach_in is not None and self.reach is None:
-            raise ValueError("reach_in means nothing without reach: leave it out")
+            raise ValueError("reach_in has no effect without reach; remove it")
         return self
 
 
@@ -148,7 +148,7 @@ class SamplerConfig(Config):
     @model_validator(mode="after")
     def _all_count(self) -> SamplerConfig:
         if self.kind == "random" and self.startup is not None:
-            raise ValueError("startup means nothing to random: leave it out")
+            raise ValueError("startup has no effect with random; remove it")
         return self
 
 
@@ -164,7 +164,7 @@ class PrunerConfig(Config):
     @model_validator(mode="after")
     def _all_count(self) -> PrunerConfig:
         if self.startup is not None and self.kind in ("off", "hyperband"):
-            raise ValueError(f"startup means nothing to {self.kind}: leave it out")
+            raise ValueError(f"startup has no effect with {self.kind}; remove it")
         return self
 
 
@@ -250,8 +250,8 @@ class StudyConfig(Config):
                 raise ValueError(f"pruner.kind: {self.pruner.kind} compares values of a metric, not the time to one")
         if self.budget.parallel > 1 and self.timed:
             raise ValueError(
-                f"budget.parallel is {self.budget.parallel}, but '{self.timed[0]}' is a matter of time: trials beside "
-                "each other would measure each other; use parallel: 1"
+                f"budget.parallel is {self.budget.parallel}, but '{self.timed[0]}' is a speed: parallel trials "
+                "would slow each other; use parallel: 1"
             )
         return self
 

@@ -34,7 +34,7 @@ _FIXED = {  # settings that cannot be searched, and why
     "name": "it names the runs",
     "seed": "the study's 'seeds' says how many there are",
     "tracking": "it says where the runs are kept",
-    "extends": "it can only stand in a recipe",
+    "extends": "it is only valid in a recipe",
 }
 # What may change while a study goes on; recipe and assignments count by what they come to:
 _UNESSENTIAL = {"budget", "limits", "retries", "recipe", "set"}
@@ -98,6 +98,7 @@ class Definition:
         whole = {
             "digest": self.digest, "file": str(self.path.resolve()), "sets": list(self.sets[len(self.config.set) :]),
             "config": self.config.model_dump(mode="json"), "recipe": self.recipe.values(),
+            "synthetic": self.recipe.data.is_synthetic(),
         }  # fmt: skip
         return dict(json.loads(json.dumps(redact_values(whole))))
 
@@ -131,7 +132,7 @@ def load_study(
     for section, metrics in (("objectives", config.objectives), ("constraints", config.constraints)):
         for name in metrics:
             if name != VERIFY and not name.startswith(_LOGGED):
-                message = f"is no metric that a training logs: their names begin with {', '.join(_LOGGED)}"
+                message = f"is not a metric of a training; their names begin with {', '.join(_LOGGED)}"
                 problems.append(Problem((root.get(section, name) or root).anchor, f"{section}.{name}", message))
     if problems:
         raise RecipeError(problems)
@@ -290,10 +291,10 @@ def _remarks(definition: Definition) -> Iterator[str]:
 
     config, recipe, space = definition.config, definition.recipe, definition.space
     if config.timed:
-        yield f"{config.timed[0]} is a matter of time: trials run one at a time on a machine"
+        yield f"{config.timed[0]} is a speed, so trials run one at a time"
         load = psutil.getloadavg()[0] / usable_cores()
         if load > _LOUD:
-            yield f"the load is {load:.1f} for each core of this machine: what is measured now says little"
+            yield f"the load is {load:.1f} per core: speeds measured now mean little"
     if config.constraints.get(VERIFY) == "pass":
         setting = setting_of(recipe, resolve_device(recipe.device))
         for stage in space.switches:

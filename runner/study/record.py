@@ -38,6 +38,7 @@ def study_record(
         tracking_uri=here.recorded_uri(shown(here.tracking_uri)), owner=Owner.this_process(),
         started=min(begun, default=now), heartbeat=now,
         run_id=study.user_attrs.get(PARENT), status=status, seconds=used.seconds,
-        overrides=params_of(recipe.overrides), headline=tuple(config.objectives),
+        overrides=params_of(recipe.overrides), synthetic=recipe.data.is_synthetic(),
+        headline=tuple(config.objectives),
         metrics=dict(zip(config.objectives, best, strict=False)),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from runner.system.files import make_folder, remove, write_durably
 from runner.system.lines import figure, print_wrapped, wrapped
 from runner.system.plots import NO_PLOTS
 from runner.system.secrets import redact
+from runner.system.synthetic import SYNTHETIC_REMARK
 
 if TYPE_CHECKING:
     from runner.study.definition import StudyPlan
@@ -39,13 +40,13 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
         title = "Pareto front" if len(summary.objectives) > 1 else "best trial"
         _print_trials(summary, summary.best[:_MOST_ROWS], f"{summary.name}: {title}", console)
         if given := [row for row in summary.rows if row.is_recipe and row.values and not row.best]:
-            _print_trials(summary, given, "the recipe as it is", console)
+            _print_trials(summary, given, "the recipe unchanged", console)
     else:
-        console.print(CleanText(f"{summary.name}: no trial counts yet", style="bold"))
+        console.print(CleanText(f"{summary.name}: no trial has a valid result yet", style="bold"))
     counting = sum(row.cause == "done" for row in summary.rows)
     for name, shares in summary.importance.items():
         told = ", ".join(f"{path} {share:.0%}" for path, share in shares.items() if share >= 0.005)
-        console.print(CleanText(f"what decides about {name}, by {counting} trials: {told}"))
+        console.print(CleanText(f"importance for {name}, from {counting} trials: {told}"))
     if summary.worth:
         columns = {"stage": False, "objective": False, "on": True, "off": True, "effect": True}
         rows = []
@@ -54,7 +55,7 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
             effect = f"{figure(each.on - each.off)} [{figure(each.low)}, {figure(each.high)}]"
             rows.append((each.stage, _title(each.objective), on, off, effect))
         _print_table("stages", columns, rows, console)
-        confounded = "Across the study, where other settings differ too: runner ablate measures a stage by itself."
+        confounded = "Other settings differ between these trials too; runner ablate measures a stage alone."
         console.print(CleanText(confounded, style="dim"))
     console.print(*map(CleanText, remarks(summary)), sep="\n")
     print_wrapped("\n".join(where), console)
@@ -62,6 +63,8 @@ def show(summary: Summary, console: Console, where: Sequence[str] = ()) -> None:
 
 def remarks(summary: Summary) -> Iterator[str]:
     """Budget, failures and doubts, a line each."""
+    if summary.synthetic:
+        yield f"data {SYNTHETIC_REMARK}"
     used, budget = summary.used, summary.budget
     pending = used.trials < budget["trials"] and summary.seconds_left is not None
     left = f"; about {_time(summary.seconds_left or 0.0)} left at this pace" if pending else ""
@@ -76,23 +79,25 @@ def remarks(summary: Summary) -> Iterator[str]:
         rows = [row for row in summary.rows if row.cause == cause]
         yield f"  {cause} ({', '.join(str(row.number) for row in rows)}): {' '.join(rows[0].reason.split())}"
     if summary.overhead_s is not None:
-        yield f"around a trial's training: {summary.overhead_s:.1f} s in the median (start, log, finish)"
+        yield f"overhead per trial: {summary.overhead_s:.1f} s (median)"
     if summary.disturbed:
-        yield f"timed while others used the processor, so that speed is in doubt: {summary.disturbed} of the trials"
+        yield f"{summary.disturbed} trials were timed while other programs computed; their speeds are doubtful"
 
 
 def show_plan(plan: StudyPlan, console: Console) -> None:
     """Prints what a study will try and cost."""
     rows = [(short(path), values, needs) for path, values, needs in plan.space]
     _print_table(f"{plan.name}: {plan.recipe}", {"setting": False, "values": False, "needs": False}, rows, console)
-    many = "endlessly many" if plan.configurations is None else f"{plan.configurations:,.0f}"
+    space = "the space is continuous"
+    if plan.configurations is not None:
+        space = f"{plan.configurations:,.0f} configurations"
     lines = [
-        f"budget: {plan.budget}, {plan.trainings} trainings in all, of {many} configurations",
+        f"budget: {plan.budget}, {plan.trainings} trainings; {space}",
         f"sampler {plan.sampler}, pruner {plan.pruner}; limits of a training: {', '.join(plan.limits)}",
     ]
     if plan.forecast is not None:
         trial, start, study = plan.forecast.trial_seconds, plan.forecast.start_seconds, plan.forecast.study_seconds
-        lines.append(f"forecast: {_time(trial)} a trial, with {start:.1f} s to start; {_time(study)} the study")
+        lines.append(f"forecast: {_time(trial)} per trial ({start:.1f} s of it start-up), {_time(study)} in total")
     console.print(*map(CleanText, lines), *(CleanText(f"* {remark}") for remark in plan.remarks), sep="\n")
 
 

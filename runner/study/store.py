@@ -175,9 +175,12 @@ class StudyStore(RDBStorage):
     def open(cls, workspace: Workspace, reading: bool = False) -> StudyStore:
         """Opens ``OPTUNA_STORAGE`` if set, else a SQLite file in the workspace; a ``StorageError`` if it cannot.
 
-        With ``reading``, a file that cannot be written is opened as a copy.
+        With ``reading``, a file that cannot be written is opened as a copy, and none is created: a ``UsageError`` if
+        there is none.
         """
         database = workspace.root / _DATABASE
+        if reading and VARIABLE not in os.environ and not is_link(database) and not database.exists():
+            raise UsageError(f"no studies in {workspace.root}; start one: runner study run STUDY.yaml")
         if reading and VARIABLE not in os.environ and not is_link(database):
             copied = copy_if_read_only(database)
             if copied is not None:

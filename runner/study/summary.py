@@ -222,6 +222,7 @@ class Summary:
     seeds: int  # trainings of a trial
     logarithmic: Sequence[str]  # settings that are searched by their logarithm
     dashboard: str  # the command that shows the study in optuna-dashboard
+    synthetic: bool = False  # whether the data are synthetic
 
     @property
     def best(self) -> list[Row]:
@@ -270,6 +271,7 @@ def summarise(study: Study, leases: Sequence[Lease] = (), dashboard: str = "") -
         overhead_s=statistics.median(overheads) if overheads else None,
         disturbed=sum(trial.user_attrs.get(NEIGHBOURS, 0.0) > DISTURBED for trial in trials),
         seeds=config.seeds, logarithmic=[path for path, each in config.space.items() if each.log], dashboard=dashboard,
+        synthetic=described.get("synthetic", False),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from rich.style import Style
 
 from runner.system.escapes import escape
 from runner.system.secrets import redact
-from runner.system.terminal import RenderedOutput, clean
+from runner.system.terminal import Rendered, RenderedOutput, clean
 
 
 class CleanText(rich.text.Text):
@@ -61,7 +61,7 @@ class PrintedLines(FileProxy):
 
     def write(self, text: str) -> int:
         """Prints the lines that the text ends."""
-        super().write(clean(text))
+        super().write(text if isinstance(text, Rendered) else clean(text))
         return len(text)
 
 

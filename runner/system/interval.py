@@ -9,11 +9,15 @@ CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean, and where the true one is with 95 %."""
+    """A mean with its 95 % confidence interval."""
 
     mean: float
     low: float
     high: float
+
+    def clipped(self, lowest: float, highest: float) -> "Interval":
+        """Returns the part of the interval with possible values."""
+        return Interval(self.mean, max(self.low, lowest), min(self.high, highest))
 
 
 def student(values: Sequence[float]) -> Interval:

@@ -42,6 +42,20 @@ def figure(value: float, digits: int = 4) -> str:
     return f"{value:,.0f}" if 10**digits - 0.5 <= abs(value) < 1e15 else f"{value:,.{digits}g}"
 
 
+def duration(seconds: float) -> str:
+    """Returns a length of time for a person: ``1.4 s``, ``23 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < 120:
+        return f"{total} s"
+    if total < 7200:
+        minutes, remainder = divmod(total, 60)
+        return f"{minutes} min {remainder} s" if remainder else f"{minutes} min"
+    hours, minutes = divmod(round(total / 60), 60)
+    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+
+
 def figures(values: Mapping[str, float]) -> str:
     """Numbers by name: ``return 874.4, success_rate 0.5``."""
     return ", ".join(f"{name} {figure(value)}" for name, value in values.items())

@@ -1,8 +1,9 @@
 """Pictures beside a report, where matplotlib is installed: one look for all of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from runner.system.files import replacing
@@ -12,6 +13,15 @@ NO_PLOTS = "No plots: matplotlib is not installed here (pip install 'proven-runn
 # Told apart also by the colour-blind (Okabe and Ito 2008); whatever a colour says, a mark or a word says too:
 BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
 SKY, PURPLE, GREY, BLACK = "#56b4e9", "#cc79a7", "#5a5a5a", "#000000"
+VERDICT_MARKERS: dict[str | None, tuple[str, dict[str, Any]]] = {
+    "PASS": ("PASS", {"marker": "o"}),
+    "INCONCLUSIVE": ("INCONCLUSIVE", {"marker": "o", "markerfacecolor": "white"}),
+    "FAIL": ("FAIL", {"marker": "X", "markersize": 7}),
+    None: ("not judged", {"marker": "|", "markersize": 8, "markeredgewidth": 2}),
+}
+"""Label and marker of each verdict of the gate."""
+PALETTE = (BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, BLACK)
+"""Colours of categories, in this order."""
 _LOOK: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
@@ -95,3 +105,21 @@ def legend(canvas: Any) -> None:
     widths = [_INCHES_A_MARK + _INCHES_A_LETTER * len(label) for label in handles]
     columns = len(handles) if sum(widths) <= canvas.get_figwidth() else int(canvas.get_figwidth() / max(widths))
     canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=max(1, columns))
+
+
+def colours_by_name(names: Iterable[str], fixed: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Returns a colour for each category of a plot.
+
+    Args:
+        names: Names of the categories.
+        fixed: Colours of some names, which no other name receives.
+
+    Returns:
+        Colours by name, those of ``PALETTE`` in their order. If there are too few, the last names are all grey.
+    """
+    names = [*names]
+    free = [colour for colour in PALETTE if colour not in fixed.values()]
+    others = [name for name in names if name not in fixed]
+    shown = len(free) if len(others) <= len(free) else len(free) - 1
+    colours = dict.fromkeys(names, GREY) | {name: fixed[name] for name in names if name in fixed}
+    return colours | dict(zip(others[:shown], free, strict=False))

@@ -6,6 +6,7 @@ from typing import Any
 
 from runner.system.console import CleanText, Console
 from runner.system.lines import figure, labelled
+from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.tracking.keys import interval_keys
 from runner.tracking.listing import metric, objective, progress, said, span
 from runner.tracking.seeds import PICTURE
@@ -23,6 +24,7 @@ def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Co
     for label, lines in (
         ("reason", run["reason"].splitlines() if run["reason"] else []),
         ("recipe", [run["recipe"]] if run["recipe"] else []),
+        ("data", [SYNTHETIC_REMARK] if run["synthetic"] else []),
         ("settings", [f"{path}={value}" for path, value in (run["overrides"] or {}).items()] or ["as in the recipe"]),
         ("said", list(said(run))),
         ("learnt" if run["kind"] == "run" else "result", list(_learnt(run))),

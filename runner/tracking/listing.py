@@ -11,6 +11,7 @@ from runner.system.console import CleanText, Console
 from runner.system.escapes import escape_line
 from runner.system.lines import figure, print_wrapped
 from runner.system.secrets import redact
+from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.tracking.keys import interval_keys
 from runner.tracking.record import Record
 from runner.tracking.selection import SECONDS
@@ -144,13 +145,14 @@ def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
 
 
 def objective(run: Mapping[str, Any]) -> str:
-    """The first of the metrics that a person looks at; of several seeds the mean, and how far its interval reaches."""
+    """Returns the first primary metric; of several seeds the mean with its interval."""
     metrics = run["metrics"] or {}
     first = next((name for name in run["headline"] or () if name in metrics), None)
     if first is None:
         return _MISSING
-    value, low = metric(first, metrics[first]), metrics.get(interval_keys(first)[0])
-    return f"{value} ±{figure(metrics[first] - low, 2)}" if run["kind"] == "seeds" and low is not None else value
+    value = metric(first, metrics[first])
+    bounds = [figure(metrics[key], 3) for key in interval_keys(first) if key in metrics]
+    return f"{value} [{', '.join(bounds)}]" if run["kind"] == "seeds" and bounds else value
 
 
 def said(run: Mapping[str, Any]) -> Iterator[str]:
@@ -167,6 +169,8 @@ def _remarks(run: Mapping[str, Any], group: Mapping[str, Any] | None) -> Iterato
     What is said of its group is not said again.
     """
     overrides, known = run["overrides"] or {}, group["overrides"] if group else {}
+    if run["synthetic"]:
+        yield f"data {SYNTHETIC_REMARK}"
     yield escape_line(" ".join(f"{path}={value}" for path, value in overrides.items() if known.get(path) != value))
     yield "; ".join(text for text in said(run) if group is None or text not in said(group))
     parts = []

@@ -43,6 +43,8 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     """Why it failed."""
     group: Annotated[str, Field(pattern=rf"^$|{_NAME}")] = ""
     """The name of those, begun together, that differ in their seeds alone, if it is one of them."""
+    bounds: dict[str, tuple[float, float]] = {}
+    """Of a group of seeds, the smallest and the largest possible value of evaluation metrics, by pattern."""
     digests: dict[int, str] = {}
     """Of a group of seeds, the digest of every run's recipe, by seed."""
     kind: Kind = "run"
@@ -54,6 +56,8 @@ class Record(BaseModel, frozen=True, ser_json_inf_nan="strings"):
     """The metrics that a person looks at first, the objective before all others."""
     metrics: dict[str, float] = {}
     """The newest value of each."""
+    synthetic: bool = False
+    """Whether the data are synthetic."""
     tags: dict[str, str] = {}
     note: str = ""
     """What a person has to say about it, as tags have."""

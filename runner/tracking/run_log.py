@@ -1,6 +1,7 @@
 """What was said while a run was trained, in ``run.log`` of its folder: on stderr, by libraries too, and its end."""
 
 import os
+import re
 import sys
 import threading
 import time
@@ -9,9 +10,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from runner.system.files import open_file
-from runner.system.terminal import clean
+from runner.system.terminal import Rendered, clean
 
 NAME = "run.log"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MOST_BYTES = 2**20
 _ENOUGH = "what is said from here on is not kept: this file is as long as it may be"
 
@@ -56,6 +58,9 @@ class RunLog:
     def write(self, text: str) -> int:
         """Passes the text on, and keeps the lines that it ends."""
         self._stderr.write(text)
+        if isinstance(text, Rendered):
+            # Colours of a console are for the terminal alone.
+            text = _COLOUR.sub("", text)
         with self._lock:
             *whole, self._unfinished = (self._unfinished + text).split("\n")
         if whole:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.system.interval import CONFIDENCE, Interval, student
 from runner.system.plots import BLUE, GREY, draw_all, legend
@@ -21,6 +23,8 @@ _SEED: Mapping[str, Any] = {"color": GREY, "linewidth": 0.7, "markersize": 3}
 _PANEL = (4.0, 3.0)  # inches
 _PANELS = 4
 
+Bounds = Mapping[str, tuple[float, float]]
+"""Smallest and largest possible value of metrics, by pattern."""
 Curves = dict[str, dict[int, dict[int, float]]]
 """Values by metric, seed and step."""
 
@@ -57,12 +61,33 @@ def last(curves: Curves) -> dict[str, dict[int, float]]:
     return {name: {seed: of[max(of)] for seed, of in by_seed.items()} for name, by_seed in curves.items()}
 
 
-def means(curves: Curves, count: int) -> Iterator[tuple[str, int, Interval]]:
-    """Metrics, steps at which so many seeds were evaluated, all of them, and the mean there."""
+def bounds_of(recipe: Recipe) -> Bounds:
+    """Returns the bounds of evaluation metrics that the recipe's plugins declare."""
+    bounds = {**recipe.model.bounds, **recipe.data.bounds}
+    if recipe.objective is not None and recipe.objective.unit == "share":
+        bounds[recipe.objective.name] = (0.0, 1.0)
+    return bounds
+
+
+def bounds_for(name: str, bounds: Bounds) -> tuple[float, float]:
+    """Returns the smallest and the largest possible value of a metric."""
+    matching = (limits for pattern, limits in bounds.items() if fnmatchcase(name, pattern))
+    return next(matching, (-math.inf, math.inf))
+
+
+def means(curves: Curves, count: int, bounds: Bounds) -> Iterator[tuple[str, int, Interval]]:
+    """Yields metrics, the steps at which all seeds were evaluated, and the means there.
+
+    Args:
+        curves: Values by metric, seed and step.
+        count: Number of seeds.
+        bounds: Smallest and largest possible value of metrics, by pattern. No interval exceeds them.
+    """
     for name, by_seed in curves.items():
         steps = set.intersection(*(set(of) for of in by_seed.values())) if len(by_seed) == count else set[int]()
         for step in sorted(steps):
-            yield name, step, student([of[step] for of in by_seed.values()])
+            interval = student([values[step] for values in by_seed.values()])
+            yield name, step, interval.clipped(*bounds_for(name, bounds))
 
 
 def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Interval:
@@ -95,12 +120,20 @@ def compare(workspace: Workspace, names: Sequence[str]) -> dict[str, Any] | None
     metrics = {
         name: {
             "values": [each[name] for each in found],
-            "difference": difference(found[0][name], found[1][name])._asdict(),
+            "difference": _possible(difference(found[0][name], found[1][name]), name, sides[0].bounds)._asdict(),
         }
         for name in shared
     }
     paired = all(found[0][name].keys() == found[1][name].keys() for name in shared)
-    return {"groups": [group.name for group in sides], "paired": paired, "metrics": metrics}
+    synthetic = [group.name for group in sides if group.synthetic]
+    names = [group.name for group in sides]
+    return {"groups": names, "paired": paired, "synthetic": synthetic, "metrics": metrics}
+
+
+def _possible(interval: Interval, name: str, bounds: Bounds) -> Interval:
+    """Returns the interval of a difference without values that no two means can have."""
+    low, high = bounds_for(name, bounds)
+    return interval.clipped(low - high, high - low)
 
 
 def _group(workspace: Workspace, name: str) -> Record | None:
@@ -111,23 +144,50 @@ def _group(workspace: Workspace, name: str) -> Record | None:
     return None
 
 
-def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path) -> list[Path]:
-    """A picture of how a few metrics went, these first: every seed, and the mean with its interval of 95 %."""
+def draw(curves: Curves, first: Sequence[str], unit: str, folder: Path, bounds: Bounds) -> list[Path]:
+    """Draws a few metrics over the training: every seed, and the mean with its 95 % interval.
+
+    Args:
+        curves: Values by metric, seed and step.
+        first: Metrics to draw before all others.
+        unit: What steps count.
+        folder: Where the plot is written.
+        bounds: Smallest and largest possible value of metrics, by pattern.
+    """
     shown = [name for name in dict.fromkeys([*first, *sorted(curves)]) if name in curves][:_PANELS]
+
+    steps = {step for name in shown for values in curves[name].values() for step in values}
 
     def picture(canvas: Any) -> None:
         for axes, name in zip(canvas.subplots(1, len(shown), squeeze=False, sharex=True)[0], shown, strict=True):
             seeds = len(curves[name])
             for of in curves[name].values():
                 axes.plot(*zip(*sorted(of.items()), strict=True), ".-", **_SEED, label="one seed")
-            at = [(step, *interval) for _, step, interval in means({name: curves[name]}, seeds)] if seeds > 1 else []
-            if at:  # seeds may share no step yet
-                steps, middle, low, high = zip(*at, strict=True)
-                axes.fill_between(steps, low, high, color=BLUE, alpha=0.2, linewidth=0, label="its 95 % interval")
-                axes.plot(steps, middle, "o-", color=BLUE, markersize=3, label="mean of the seeds")
+            # Seeds may share no step yet.
+            shared = [*means({name: curves[name]}, seeds, bounds)] if seeds > 1 else []
+            _draw_means(axes, [(step, *interval) for _, step, interval in shared])
             axes.set(title=f"{name}, {seeds} seed{'s' * (seeds > 1)}", xlabel=unit.replace("_", " "))
-            axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+            axes.xaxis.set_major_locator(_locator(steps))
             axes.xaxis.set_major_formatter("{x:,.0f}")
         legend(canvas)
 
     return draw_all({PICTURE: (picture, (_PANEL[0] * len(shown), _PANEL[1]))}, folder) if shown else []
+
+
+def _locator(steps: Collection[int]) -> Any:
+    """Returns the positions of numbers at the axis of steps: a scale would repeat the number of a single step."""
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+
+    return FixedLocator([*steps]) if len(steps) == 1 else MaxNLocator(nbins=6, integer=True)
+
+
+def _draw_means(axes: Any, shared: Sequence[tuple[int, float, float, float]]) -> None:
+    """Draws the means at shared steps with their intervals: as a band, or as a bar at a single step."""
+    if not shared:
+        return
+    steps, middle, low, high = zip(*shared, strict=True)
+    if len(shared) == 1:
+        axes.plot(steps * 2, [*low, *high], color=BLUE, alpha=0.4, linewidth=4, label="its 95 % interval")
+    else:
+        axes.fill_between(steps, low, high, color=BLUE, alpha=0.2, linewidth=0, label="its 95 % interval")
+    axes.plot(steps, middle, "o-", color=BLUE, markersize=3, label="mean of the seeds")

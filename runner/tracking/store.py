@@ -40,6 +40,10 @@ HOST, PORT = "127.0.0.1", 5000
 """Where MLflow's page is shown, unless the port is taken or a server has the page already."""
 HEADLINE = "recipe.headline"
 """The tag with the metrics that a person looks at first, the objective before all others, with commas between."""
+OBJECTIVE = "recipe.objective"
+"""The tag with direction and name of the objective: ``maximize eval/return``."""
+USER_TAGS = "recipe.tags"
+"""The tag with the names of the tags that the user gave, joined by commas."""
 VIEW = "workflowType=machine_learning"
 """Opens MLflow's pages for training rather than for language models."""
 Metric = tuple[str, float, int, int]
@@ -153,6 +157,10 @@ def _origin() -> dict[str, str]:
     return {"mlflow.user": user, "mlflow.source.type": "LOCAL", "mlflow.source.name": Path(sys.argv[0]).name}
 
 
+class EmptyError(UsageError):
+    """A workspace has no database yet, so there is nothing to read."""
+
+
 class Store:
     """An MLflow tracking store that has answered.
 
@@ -165,12 +173,15 @@ class Store:
 
         Processes that open a fresh SQLite database together wait for the first of them, because MLflow's migrations
         break the file when two run at once. A ``StorageError`` within seconds if it cannot be reached or written.
-        With ``reading``, a database that cannot be written is opened as a copy.
+        With ``reading``, a database that cannot be written is opened as a copy, and none is created: an ``EmptyError``
+        if the workspace has none.
         """
         self.uri = uri = workspace.tracking_uri
         self._artifacts = workspace.artifacts
         database = sqlite_path(uri)
         is_own = uri == sqlite_uri(workspace.database)
+        if reading and is_own and not workspace.database.exists():
+            raise EmptyError(f"no runs in {workspace.root}; start one: runner run marl_phase2")
         try:
             if database:
                 _refuse_undecodable(database)

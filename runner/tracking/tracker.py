@@ -17,11 +17,12 @@ from runner.system.errors import StorageError
 from runner.system.faults import reach
 from runner.system.files import remove_quietly
 from runner.system.processes import Owner
+from runner.system.synthetic import DATA_TAG, SYNTHETIC
 from runner.tracking.keys import mlflow_key
 from runner.tracking.periodic import Periodic
 from runner.tracking.record import Record, Status
 from runner.tracking.spool import Shipper, Spool, lines
-from runner.tracking.store import HEADLINE, Store, params_of, shown, text, user_tags
+from runner.tracking.store import HEADLINE, OBJECTIVE, USER_TAGS, Store, params_of, shown, text, user_tags
 from runner.tracking.system import SystemMonitor
 from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import RunFolder, Workspace
@@ -102,14 +103,16 @@ class Tracker(Recorder):
 
     def __init__(
         self, store: Store, folder: RunFolder, record: Record, recipe: Recipe, tags: Mapping[str, str],
-        cursor: int | None = None, step: int = 0,
+        cursor: int | None = None, step: int = 0, began: float | None = None,
     ) -> None:  # fmt: skip
         """Begins to log to the MLflow run that the record names."""
         assert record.run_id is not None
         self.run_id, self.note, self._record = record.run_id, record.note, record
         self._newest, self._seconds_before = dict(record.metrics), record.seconds
-        self.began = time.perf_counter()
-        """Since when a process is at it."""
+        self.began = time.perf_counter() if began is None else began
+        """When this process began with the run, on the clock of ``perf_counter``."""
+        self.closed = self.began
+        """When the final status was set, on the same clock."""
         super().__init__(folder.spool, cursor, step)
         self.run_name, self.run_dir, self.tracking_uri = folder.name, folder.path, shown(store.uri)
         self._store, self._folder, self._warned = store, folder, False
@@ -120,7 +123,14 @@ class Tracker(Recorder):
             self.spool.append(params=params_of(recipe.values()))
             tags = {**tags, **record.tags}
         owner = {f"process.{name}": str(value) for name, value in record.owner}
-        self.headline, place = record.headline, {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
+        self.headline = record.headline
+        place = {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
+        if record.synthetic:
+            place[DATA_TAG] = SYNTHETIC
+        if recipe.objective is not None:
+            place[OBJECTIVE] = f"{recipe.objective.direction} {mlflow_key(f'eval/{recipe.objective.name}')}"
+        if record.tags:
+            place[USER_TAGS] = ",".join(record.tags)
         self.spool.append(tags=params_of({**tags, **place, **owner}))  # as MLflow's page will have them
         self._monitor = SystemMonitor(self.run_dir) if recipe.tracking.system_metrics else None
         self._threads = [
@@ -133,36 +143,37 @@ class Tracker(Recorder):
     @classmethod
     def open(
         cls, workspace: Workspace, recipe: Recipe, tags: Mapping[str, str], own_tags: Mapping[str, str] | None = None,
-        note: str = "", group: str = "",
+        note: str = "", group: str = "", began: float | None = None,
     ) -> Self:  # fmt: skip
         """Starts an MLflow run, the folder that is named after its id, and the threads beside the training.
 
         ``tags`` say what describes the run beside the recipe; ``own_tags`` and ``note`` what its user says, which its
-        record has, too; ``group`` with which others it was begun. ``StorageError`` if MLflow's store or the workspace
-        cannot be reached or written.
+        record has, too; ``group`` with which others it was begun; ``began`` when the command began, on the clock of
+        ``perf_counter``. ``StorageError`` if MLflow's store or the workspace cannot be reached or written.
         """
         named = user_tags(own_tags or {})
         store = Store(workspace)
         experiment_id = store.experiment(recipe.tracking.experiment, view_of(recipe))
         folder = RunFolder.create(workspace.runs, recipe.name)
         (unit, goal), now = recipe.length, time.time()
+        started = now if began is None else now - (time.perf_counter() - began)
         record = Record(
             name=folder.name, recipe=recipe.name, digest=recipe.digest, goal=goal, unit=unit,
             experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
-            owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(recipe.overrides), group=group,
-            tags=named, note=text(note),
-            headline=headline_of(recipe),
+            owner=Owner.this_process(), started=started, heartbeat=now, overrides=params_of(recipe.overrides),
+            group=group, tags=named, note=text(note), headline=headline_of(recipe),
+            synthetic=recipe.data.is_synthetic(),
         )  # fmt: skip
         run_id = None
         try:
             folder.write(record)
             folder.reserve()
             reach("start.folder")
-            run_id = store.create_run(experiment_id, folder.name)
+            run_id = store.create_run(experiment_id, folder.name, round(1e3 * started))
             reach("start.tracked")
             record = folder.take_name(record, run_id)
             store.rename_run(run_id, folder.name)
-            return cls(store, folder, record, recipe, tags)
+            return cls(store, folder, record, recipe, tags, began=began)
         except (StorageError, OSError) as error:
             # Nothing is left of a run that could not begin but its status in MLflow.
             with suppress(Exception):  # whatever MLflow's drivers raise: the reason for which it could not begin counts
@@ -176,8 +187,9 @@ class Tracker(Recorder):
 
     @classmethod
     def reopen(
-        cls, workspace: Workspace, folder: RunFolder, recipe: Recipe, tags: Mapping[str, str], cursor: int, step: int
-    ) -> Self:
+        cls, workspace: Workspace, folder: RunFolder, recipe: Recipe, tags: Mapping[str, str], cursor: int, step: int,
+        began: float | None = None,
+    ) -> Self:  # fmt: skip
         """Goes on with a run whose process is dead and whose folder this process has claimed.
 
         ``cursor`` is what ``mark`` said when the checkpoint was written, or 0 without a checkpoint: then the process
@@ -208,7 +220,7 @@ class Tracker(Recorder):
         try:
             folder.write(begun)
             folder.reserve()
-            return cls(store, folder, begun, recipe, tags, cursor, step)
+            return cls(store, folder, begun, recipe, tags, cursor, step, began)
         except OSError as error:
             with suppress(OSError):
                 folder.write(record)
@@ -231,7 +243,8 @@ class Tracker(Recorder):
         """Logs what the run learns from: the ``data`` of its recipe, and what tells these data from others."""
         profile = json.dumps({**settings, "fingerprint": fingerprint} if fingerprint else settings)
         digest = hashlib.sha256(profile.encode()).hexdigest()[:8]
-        self.spool.append(dataset={"name": text(settings["kind"]), "digest": digest, "profile": profile})
+        name = f"synthetic {settings['kind']}" if self._record.synthetic else settings["kind"]
+        self.spool.append(dataset={"name": text(name), "digest": digest, "profile": profile})
 
     def model(self, folder: Path, step: int) -> None:
         """Logs a folder of the run's folder as its model at a step; like an artifact otherwise."""
@@ -248,7 +261,8 @@ class Tracker(Recorder):
         self._sample()
         self._folder.use_reserve()
         self.spool.append(urgent=True, status=status, tags={"error": text(reason)} if reason else {})
-        self._write_record(status=status, reason=reason)
+        self.closed = time.perf_counter()
+        self._write_record(self.closed, status=status, reason=reason)
         self.spool.sync()
         delivered = self._deliver(mlflow, patience)
         self.spool.close()
@@ -281,8 +295,10 @@ class Tracker(Recorder):
             return False
         return True
 
-    def _write_record(self, **changes: object) -> None:
-        seconds = self._seconds_before + time.perf_counter() - self.began
+    def _write_record(self, now: float | None = None, **changes: object) -> None:
+        if now is None:
+            now = time.perf_counter()
+        seconds = self._seconds_before + now - self.began
         known = {"heartbeat": time.time(), "step": self.step, "seconds": seconds, "metrics": dict(self._newest)}
         self._record = self._record.model_copy(update={**known, **changes})
         try:

@@ -10,7 +10,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from runner.system.errors import ExitCode, RunnerError
@@ -23,30 +23,44 @@ from runner.tracking.workspace import Workspace
 _START_SECONDS = 60.0
 
 
-def serve(workspace: Workspace, announce: Callable[[str], object], port: int = PORT) -> None:
+def serve(
+    workspace: Workspace,
+    announce: Callable[[str], object],
+    port: int = PORT,
+    phase: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+) -> None:
     """Shows the runs of a workspace in MLflow's page until it is interrupted.
 
-    The page has no password, so it listens on 127.0.0.1 alone, on another free port if the wanted one is taken, and
-    is announced once it answers. Where ``MLFLOW_TRACKING_URI`` is a server, that has the page already. A
-    ``RunnerError`` if the database cannot be opened or the server ends by itself; Ctrl-C passes through.
+    The page has no password, so it listens on 127.0.0.1 alone, on another free port if the wanted one is taken. If
+    ``MLFLOW_TRACKING_URI`` is a server, that server has the page already.
+
+    Args:
+        workspace: The workspace with the runs.
+        announce: Called with the address when the page answers.
+        port: The port to try first.
+        phase: Returns a context in which a description of the current work is shown.
+
+    Raises:
+        RunnerError: The database cannot be opened, or the server ends by itself.
     """
     uri = workspace.tracking_uri
     if is_http(uri):
         announce(f"{shown(uri).rstrip('/')}/#/experiments?{VIEW}")
         return
-    store = Store(
-        workspace, reading=True
-    )  # creates or refuses the database here, with our messages, and not in the server
+    with phase("opening the database"):
+        # Refused here with our messages, and not by the server.
+        store = Store(workspace, reading=workspace.database.exists())
     port = _free_port(port)
     address, log = f"http://{HOST}:{port}", workspace.root / "ui.log"
     if not is_writable(log):
         log = Path(tempfile.gettempdir(), f"runner-ui-{os.getpid()}.log")
     with _running_server(workspace, store.uri, port, log) as server:
         deadline = time.monotonic() + _START_SECONDS
-        while not _answers(address):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RunnerError(f"MLflow's server did not answer on {address}; see {log}")
-            time.sleep(0.2)
+        with phase(f"waiting for MLflow's server on {address}"):
+            while not _answers(address):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise RunnerError(f"MLflow's server did not answer on {address}; see {log}")
+                time.sleep(0.2)
         announce(page_of(store, address))
         raise RunnerError(f"MLflow's server ended by itself with exit code {server.wait()}; see {log}")
 

@@ -99,7 +99,7 @@ class Versions:
 
         parts = _REFERENCE.fullmatch(reference)
         if parts is None:
-            raise UsageError(f"'{reference}' is no version of a model: should be NAME/NUMBER or NAME@ALIAS")
+            raise UsageError(f"'{reference}' is not a version of a model; should be NAME/NUMBER or NAME@ALIAS")
         name, number, alias = parts.groups()
         with self._store.telling(f"look for {reference}"):
             try:
@@ -113,8 +113,8 @@ class Versions:
         if found is not None and f"{_TAG}weights" in found.tags:
             return _version(found)
         there = [f"{each.reference}{''.join(f' @{own}' for own in each.aliases)}" for each in self.all()]
-        said = f"there are: {', '.join(there)}" if there else "there are none; add one: runner models register RUN"
-        raise UsageError(f"no version '{reference}' of a model; {said}")
+        said = f"there are: {', '.join(there)}" if there else "register one with: runner models register RUN"
+        raise UsageError(f"there is no version '{reference}'; {said}")
 
     def create(self, name: str, run_id: str, facts: Mapping[str, str], place: str) -> Version:
         """Adds a version, and its model if that is new.
@@ -155,7 +155,7 @@ def _checked(name: str) -> str:
     if has_secret(name):
         raise UsageError(f"the name of the model {REFUSED_NAME}")
     if re.fullmatch(_NAME, name) is None:
-        raise UsageError(f"'{name}' cannot name a model: letters, digits, '.', '_' and '-'")
+        raise UsageError(f"'{name}' is not a valid name of a model; use letters, digits, '.', '_' and '-'")
     return name
 
 

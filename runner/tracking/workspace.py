@@ -374,7 +374,7 @@ def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> 
     if no run fits, or several do.
     """
     if not runs:
-        raise UsageError(f"{where} has no runs yet; start one: runner run RECIPE")
+        raise UsageError(f"no runs yet in {where}; start one: runner run marl_phase2")
     if reference == "latest":
         return 0
     fitting = [number for number, run in enumerate(runs) if reference in run]
@@ -386,7 +386,7 @@ def pick(reference: str, runs: Sequence[tuple[str, str | None]], where: str) -> 
     names = [runs[number][0] for number in fitting or range(len(runs))]
     shown = ", ".join(names[:_SHOWN_RUNS]) + (", ..." if len(names) > _SHOWN_RUNS else "")
     if fitting:
-        raise UsageError(f"'{reference}' fits {len(fitting)} runs: {shown}")
+        raise UsageError(f"'{reference}' matches {len(fitting)} runs: {shown}")
     raise UsageError(f"no run '{reference}' in {where}; there are: {shown}")
 
 

@@ -65,6 +65,7 @@ class Assembly:
         if resumed is not None:
             refuse_other_classes(resumed.get("classes"), self.source.classes)
         self.context.sizes, self.context.tables = self.source.sizes, self.source.tables
+        self.context.classes = tuple(self.source.classes)
         outside = STEP | vars(self.slots).keys()
         self.learner: Learner = learner(model, self.source.shapes, self.context)
         first = recipe.model.init_from if resumed is None else None

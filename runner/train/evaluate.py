@@ -22,7 +22,7 @@ from runner.train.assemble import assemble, resolve_device
 from runner.train.checkpoint_files import read_manifest
 from runner.train.chosen import Which, load_chosen
 from runner.train.loop import evaluated
-from runner.train.run import RunResult
+from runner.train.result import RunResult
 from runner.train.trained import trained
 from runner.train.tuning import answering_tuning
 
@@ -42,6 +42,8 @@ class Evaluation:
     picture: str | None
     """The file that the evaluation was drawn into."""
     seconds: float
+    synthetic: bool = False
+    """Whether the data are synthetic."""
 
     @property
     def same_digits(self) -> bool | None:
@@ -91,7 +93,7 @@ def evaluate(
     measured = state["complete"] or read_manifest(path)["score"] is not None
     return Evaluation(
         folder.name, str(path), state["step"], metrics, logged if measured else None,
-        None if picture is None else str(picture), time.perf_counter() - started,
+        None if picture is None else str(picture), time.perf_counter() - started, recipe.data.is_synthetic(),
     )  # fmt: skip
 
 

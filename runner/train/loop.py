@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -67,6 +68,10 @@ class Loop:
         for name, said in pipeline.source.activities.items():
             self.activities.time(pipeline.slots, name)
             pipeline.slots.wrap(name, partial(self._shown, said))
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        """Seconds by activity since the first update of this process was over."""
+        self.steady_since: float | None = None
+        """When the first update of this process was over, on the clock of ``perf_counter``."""
         self.untimed: dict[str, int] = {}
         """What the first update in this process counted, whose time is no update's."""
         self.timed_updates, self.update_s = 0, 0.0
@@ -160,6 +165,10 @@ class Loop:
                 self._publish({"perf/first_update_seconds": seconds})
                 self._rehearse()
         self.untimed = {unit: count - before[unit] for unit, count in self.progress.state_dict().items()}
+        # The next report also counts what came before; that is start-up.
+        for activity, seconds in self.activities.so_far(self.pipeline.source.activities).items():
+            self.spent[activity] -= seconds
+        self.steady_since = perf_counter()
 
     def _make_sentinel(self, config: SentinelConfig) -> Sentinel:
         # Few trainings need what compares updates.
@@ -283,6 +292,8 @@ class Loop:
         counts = self.progress.state_dict()
         if elapsed > 0:
             parts = split_time(elapsed, seconds, self.pipeline.source.activities)
+            for activity, part in parts.items():
+                self.spent[activity] += part
             added = {unit: count - self.timed_from[unit] - self.untimed.get(unit, 0) for unit, count in counts.items()}
             always = ("updates", "samples" if self.progress.unit == "epochs" else self.progress.unit)
             metrics |= speeds(elapsed, parts, added, always)

@@ -143,6 +143,10 @@ class Activities:
         seconds, self.seconds = self.seconds, defaultdict(float)
         return elapsed, seconds
 
+    def so_far(self, source_activities: Iterable[str]) -> dict[str, float]:
+        """Returns the seconds since the last reading as ``split_time`` does; the next reading contains them too."""
+        return split_time(perf_counter() - self.last, self.seconds, source_activities)
+
     def wait(self) -> None:
         """Lets a GPU finish what it was given."""
         if self.device.type == "cuda":

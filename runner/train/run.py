@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from signal import Signals
@@ -47,14 +46,14 @@ from runner.tracking.tracker import Tracker
 from runner.tracking.workspace import computing
 from runner.train.assemble import Assembly, assemble, resolve_device
 from runner.train.budget import fitted
-from runner.train.chosen import Best, best_of, load_resumed
+from runner.train.chosen import load_resumed
 from runner.train.interruption import interruptible
 from runner.train.loop import Loop
 from runner.train.model import write_model
 from runner.train.outputs import Display, NoOutput
+from runner.train.result import RunResult, result_of, stopped_by
 from runner.train.run_tags import description_of, resume_tags, stage_tags, start_tags
 from runner.train.signals import Stop, stop_on_signals
-from runner.train.stage_watch import StageReport
 from runner.train.stall_report import StallReport
 from runner.train.tuning import fresh_tuning
 
@@ -65,38 +64,6 @@ _LAST_SECONDS = 1.0  # a scheduler that has sent SIGTERM kills soon; what MLflow
 _ARTIFACTS = ("*.yaml", "*.patch", "diagnosis.json", run_log.NAME)
 _log = logging.getLogger(__name__)
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What ``runner run --json`` prints, beside its schema version."""
-
-    run_id: str
-    run_name: str
-    status: Status
-    tracking_uri: str
-    run_dir: str
-    lock: str
-    resumed_at: int | None
-    """The step from which it was resumed; None if it was begun anew."""
-    stages: list[StageReport]
-    metrics: dict[str, float]
-    """The last value of every metric."""
-    best: Best | None
-    """The best checkpoint; None where nothing says which is better, or nothing was evaluated yet."""
-    seconds: float
-    resume: str
-    """The command that goes on with it, should it not be finished."""
-    exit_code: ExitCode
-    sentinel: str | None = None
-    """What ``train.sentinel`` has compared; None without one."""
-
-    def data(self) -> dict[str, Any]:
-        """As one JSON object."""
-        data = dataclasses.asdict(self)
-        data["stages"] = {report.pop("kind"): report for report in data["stages"]}
-        del data["exit_code"]
-        return data
 
 
 def train(
@@ -132,19 +99,20 @@ def run(
     recipe: Recipe, registry: Registry, workspace: Workspace, display: Display, folder: RunFolder | None = None,
     drift: Sequence[str] = (), own_tags: Mapping[str, str] | None = None, note: str = "",
     parent: tuple[str, str] | None = None, takeover: bool = False, allow_drift: bool = False, retune: bool = False,
+    started: float | None = None,
 ) -> RunResult:  # fmt: skip
     """Trains a recipe, or resumes the run of a folder from its newest usable checkpoint.
 
-    A resumed run has its lock's recipe; ``drift`` lists what has changed. ``parent`` is a group and its MLflow run.
-    With ``retune``, stages search again instead of taking over the tuning choices of a lock.
+    A resumed run has its lock's recipe; ``drift`` lists what has changed. ``parent`` is a group and its MLflow run;
+    ``started`` is when the command began (``perf_counter``), now by default. With ``retune``, stages search again
+    instead of taking over the tuning choices of a lock.
 
     Raises:
-        UsageError: the run's process is alive.
-        CheckpointError: all checkpoints are damaged, or do not fit the recipe.
-        PluginError: code of a plugin raised something.
-        RunnerError: the recipe cannot run here, the store cannot be reached, or the training failed.
+        RunnerError: The run's process is alive, all checkpoints are damaged or do not fit the recipe, a plugin raised
+            an error, the recipe cannot run here, the store cannot be reached, or the training failed.
     """
-    started, state = time.perf_counter(), None
+    began = time.perf_counter() if started is None else started
+    state = None
     with ExitStack() as stack:
         display = watch = stack.enter_context(StallReport(display, recipe.train.stall_s))
         stack.enter_context(generators.exclusive(f"the training of {recipe.name}"))
@@ -158,21 +126,19 @@ def run(
         changes = _changes(folder, recipe)
         use = stack.enter_context(_shared_processor(recipe, workspace, folder, log))
         generators.seed(recipe.seed)
-        with display.phase("assembling"):
-            pipeline = _assembled(recipe, registry, state, retune)
-        fingerprint = _fingerprint(pipeline, display)
+        pipeline, fingerprint = _assembled(recipe, registry, state, retune, display)
         drift = [*drift, *_changed_data(recipe, folder, fingerprint, allow_drift)]
         cursor, step = (state["cursor"], state["step"]) if state else (0, 0)
         checkout = None if state else source(recipe.path)
         tags = {} if state else start_tags(recipe, pipeline, parent, checkout)
         stop = stack.enter_context(stop_on_signals(interrupts=True))
+        if folder is not None:
+            tags |= resume_tags(recipe, changes, drift, step)
         with display.phase("opening the tracking store"):
             if folder is None:
-                tracker = Tracker.open(workspace, recipe, tags, own_tags, note, parent[0] if parent else "")
+                tracker = Tracker.open(workspace, recipe, tags, own_tags, note, parent[0] if parent else "", began)
             else:
-                tags |= resume_tags(recipe, changes, drift, step)
-                tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step)
-        tracker.began = started  # assembling is a part of it
+                tracker = Tracker.reopen(workspace, folder, recipe, tags, cursor, step, began)
         stop.give_up = partial(_give_up, tracker, recipe, watch)
         log.open(tracker.run_dir)
         log.keep("begun" if folder is None else "; ".join([f"resumed at step {step}", *drift]))
@@ -186,7 +152,7 @@ def run(
         watch.stop = stop  # from here on, its limit ends what does not return
         with interruptible(loop, stop):
             loop.run()
-    return _result(loop, tracker, started, None if folder is None else step)
+    return result_of(loop, tracker, None if folder is None else step)
 
 
 @contextmanager
@@ -206,13 +172,17 @@ def _changes(folder: RunFolder | None, recipe: Recipe) -> list[Change]:
     return refuse_fixed(read_lock(folder.path / LOCK_NAME)["recipe"], recipe)
 
 
-def _assembled(recipe: Recipe, registry: Registry, state: dict[str, Any] | None, retune: bool) -> Assembly:
-    """Builds the pipeline of a run that begins, or that is resumed with a state."""
-    tuning = fresh_tuning(resolve_device(recipe.device)) if retune else None
-    resumed = state["pipeline"] if state else None
-    pipeline = assemble(recipe, registry.files, resumed=resumed, tuning=tuning)
-    _report_start(pipeline)
-    return pipeline
+def _assembled(
+    recipe: Recipe, registry: Registry, state: dict[str, Any] | None, retune: bool, display: Display
+) -> tuple[Assembly, str | None]:
+    """Builds the pipeline of a run that starts or is resumed, and returns it with the fingerprint of its data."""
+    with display.phase("building model and data"):
+        tuning = fresh_tuning(resolve_device(recipe.device)) if retune else None
+        resumed = state["pipeline"] if state else None
+        pipeline = assemble(recipe, registry.files, resumed=resumed, tuning=tuning)
+        _report_start(pipeline)
+    with display.phase("checking the data"):
+        return pipeline, pipeline.source.fingerprint()
 
 
 def _record_tuning(pipeline: Assembly, run_dir: Path) -> None:
@@ -284,11 +254,6 @@ def _restore(loop: Loop, state: dict[str, Any] | None, accept: Callable[[], None
     reach("resume.loaded")
 
 
-def _fingerprint(pipeline: Assembly, display: Display) -> str | None:
-    with display.phase("comparing the data"):
-        return pipeline.source.fingerprint()
-
-
 @contextmanager
 def _concluded(
     pipeline: Assembly, tracker: Tracker, display: Display, stop: Stop, registry: Registry, log: run_log.RunLog
@@ -336,7 +301,7 @@ def _concluded(
         for pattern in _ARTIFACTS:
             for path in sorted(tracker.run_dir.glob(pattern)):
                 tracker.artifact(path)
-        with display.phase("sending what is left to MLflow"):
+        with display.phase("sending metrics to MLflow"):
             tracker.close(status, reason, STOPPED_PATIENCE_SECONDS if stop else PATIENCE_SECONDS)
 
 
@@ -352,23 +317,3 @@ def _give_up(tracker: Tracker, recipe: Recipe, watch: StallReport, asked: Signal
     closing.start()
     closing.join(_LAST_SECONDS)
     os._exit(ExitCode.FAILED if asked is None else stopped_by(asked, recipe))
-
-
-def _result(loop: Loop, tracker: Tracker, started: float, resumed_at: int | None) -> RunResult:
-    pipeline, asked = loop.pipeline, loop.stop.asked
-    for kind, stage in pipeline.stages.items():
-        pipeline.reports[kind].notes += stage.closing_notes()
-    exit_code = ExitCode.DONE
-    if asked is not None and not loop.complete:
-        exit_code = stopped_by(asked, pipeline.recipe)
-    return RunResult(
-        tracker.run_id, tracker.run_name, "FINISHED" if loop.complete else "KILLED", tracker.tracking_uri,
-        str(tracker.run_dir), str(tracker.run_dir / LOCK_NAME), resumed_at, list(pipeline.reports.values()),
-        loop.metrics, best_of(loop.writer.folder, pipeline.recipe), time.perf_counter() - started,
-        loop.again, exit_code, None if loop.sentinel is None else loop.sentinel.summary(),
-    )  # fmt: skip
-
-
-def stopped_by(signal: Signals, recipe: Recipe) -> ExitCode:
-    """How a training ends that a signal has stopped."""
-    return ExitCode.PREEMPTED if recipe.train.preemptible else ExitCode(128 + int(signal))

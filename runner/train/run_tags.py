@@ -12,6 +12,7 @@ from runner.recipe.resumption import Change
 from runner.system.hardware import hardware
 from runner.system.lines import figures
 from runner.system.names import shown_path
+from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.tracking.description import code, describe
 from runner.tracking.keys import mlflow_key
 from runner.tracking.tracker import Tracker
@@ -70,6 +71,7 @@ def description_of(
         {
             "recipe": f"{code(recipe.name)}, from {code(shown_path(recipe.path))}",
             "result": "; ".join(filter(None, (ended, figures(values)))),  # where the page shows it at once
+            "data": SYNTHETIC_REMARK if recipe.data.is_synthetic() else "",
             "overridden": code(*assignments(recipe.overrides)),
             "stages": code(*(report.kind for report in reports if report.active)) or "none",
             "inactive": "; ".join(f"{code(report.kind)}: {report.reason}" for report in reports if not report.active),

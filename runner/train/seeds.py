@@ -39,7 +39,8 @@ from runner.tracking.store import Store, params_of, shown, text, user_tags
 from runner.tracking.view import headline_of, view_of
 from runner.tracking.workspace import DIGITS, folder_name
 from runner.train.outputs import Display, NoOutput
-from runner.train.run import run, stopped_by
+from runner.train.result import stopped_by
+from runner.train.run import run
 from runner.train.signals import Stop, stop_on_signals
 
 _GRACE_SECONDS = 60.0  # for a checkpoint, after SIGTERM
@@ -65,6 +66,8 @@ class SeedsResult:
     """Why, by seed."""
     seconds: float
     exit_code: ExitCode
+    synthetic: bool = False
+    """Whether the data are synthetic."""
 
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -157,12 +160,12 @@ def _came_to(
     status: Status = "FINISHED" if code == ExitCode.DONE else "FAILED" if failures else "KILLED"
     runs = kept.runs_of(workspace, group)
     curves = kept.evaluations(runs)
-    means = list(kept.means(curves, count))
+    means = list(kept.means(curves, count, group.bounds))
     result = SeedsResult(
         name=group.name, status=status, run_id=str(group.run_id), folder=str(folder),
         runs={seed: each.name for seed, each in runs.items()}, values=kept.last(curves),
         means={name: mean for name, _, mean in means}, failures={seed: str(each) for seed, each in failures.items()},
-        seconds=seconds, exit_code=code,
+        seconds=seconds, synthetic=group.synthetic, exit_code=code,
     )  # fmt: skip
     return result, curves, means
 
@@ -192,7 +195,8 @@ def _begun(
         kind="seeds", name=name, recipe=recipe.name, digest=recipe.digest, digests=digests, goal=len(recipes),
         unit="seeds", experiment=recipe.tracking.experiment, tracking_uri=workspace.recorded_uri(shown(store.uri)),
         run_id=run_id, owner=Owner.this_process(), started=now, heartbeat=now, overrides=params_of(overrides),
-        headline=headline_of(recipe), tags=dict(tags), note=text(note),
+        headline=headline_of(recipe), synthetic=recipe.data.is_synthetic(), tags=dict(tags), note=text(note),
+        bounds=dict(kept.bounds_of(recipe)),
     )  # fmt: skip
 
 
@@ -317,7 +321,7 @@ def _publish(
     try:
         store.send(run_id, metrics, params_of({**values, "seeds": sorted(recipes)}), params_of(tags))
         if result is not None:
-            for path in kept.draw(curves or {}, recipe.headline, recipe.length[0], Path(result.folder)):
+            for path in kept.draw(curves or {}, recipe.headline, recipe.length[0], Path(result.folder), group.bounds):
                 store.client.log_artifact(run_id, str(path))
         store.set_status(run_id, result.status if result else "RUNNING", now)
     except Exception as error:  # MLflow raises whatever its database and network drivers raise

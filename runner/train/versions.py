@@ -60,13 +60,15 @@ def register(run: str, name: str | None = None) -> Version:
         name: of the model; that of the recipe unless told.
 
     Raises:
-        UsageError: there is no such run, or it has not ended well.
+        UsageError: There is no such run, it has not finished, or its data are synthetic.
         StorageError: MLflow refuses.
     """
     folder = folder_of(run)
     record = folder.record()
     if record is None or record.status != "FINISHED" or record.kind != "run":
-        raise UsageError(f"{folder.name} is no finished run: only what was trained to its end is given a version")
+        raise UsageError(f"{folder.name} is not a finished run; only those can be registered")
+    if record.synthetic:
+        raise UsageError(f"{folder.name} was trained on synthetic data; register a model that was trained on real data")
     if record.run_id is None:
         raise UsageError(f"MLflow does not know {folder.name} yet: runner sync {folder.name}")
     store, name = Store(Workspace()), name or record.recipe
@@ -95,14 +97,15 @@ def promote(name: str, number: int) -> Version:
     version = _judged(versions, versions.one(f"{name}/{number}"))
     told, command = version.judgement, f"runner verify RECIPE --of {version.reference}"
     if told is None:
-        raise NotVerifiedError(f"{version.reference} has not been verified; do it: {command}")
+        hint = f"verify it first: {command}, with a recipe that has an inference section"
+        raise NotVerifiedError(f"{version.reference} has not been verified; {hint}")
     if told.weights != version.weights:
         raise NotVerifiedError(
             f"{version.reference}: what '{told.recipe}' was verified with is other weights: {command}"
         )
     if told.outcome != "PASS":
         raise NotVerifiedError(
-            f"{version.reference} is not to be promoted: with '{told.recipe}', {told.outcome}: {told.summary}"
+            f"{version.reference} cannot be promoted: with '{told.recipe}', {told.outcome}: {told.summary}"
         )
     return versions.call(version, CHAMPION)
 

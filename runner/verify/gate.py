@@ -35,7 +35,7 @@ def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Cal
     possible = variants_of(recipe, device, ("alone", "all"))
     gate = Gate(recipe, registry, options, say)
     with gate.plan.trainings.ahead(device, gate.plan.begin):
-        report = judged(recipe, possible, options.stages, gate, say)
+        report = judged(recipe, possible, options.stages, gate, say, options.budget)
     return replace(report, seconds=time.perf_counter() - started)
 
 

@@ -1,4 +1,4 @@
-"""What is said about the stages of a recipe: one verdict for each alone, and one for all of them."""
+"""Verdicts on the stages of a recipe: one for each alone, and one for all together."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from rich import box
-from rich.table import Column, Table
-
 from runner.compare.verdict import Outcome, Verdict, worst
 from runner.recipe.recipe import Recipe
 from runner.system.console import CleanText, Console
 from runner.system.errors import ExitCode, UsageError
+from runner.system.lines import duration, print_wrapped
 from runner.verify.time_limit import Interrupted
 from runner.verify.variants import ALL, Variant, VariantSet, weakest
 
+_COLOURS = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
 FAILED = "failed"  # under this name, evidence has the error of a training that failed
 
 
@@ -41,6 +40,12 @@ class Verification:
     inactive: dict[str, str]  # stages that have nothing to do here, with the reason
     seconds: float
     interrupted: ExitCode | None = None  # by a signal, after which the remaining sets were not judged
+    budget: float | None = None  # seconds; None without a limit
+
+    @property
+    def excess(self) -> float:
+        """Seconds beyond the budget."""
+        return 0.0 if self.budget is None else max(0.0, self.seconds - self.budget)
 
     @property
     def outcome(self) -> Outcome:
@@ -60,23 +65,25 @@ class Verification:
     def data(self) -> dict[str, Any]:
         """As one JSON object."""
         interrupted = {} if self.interrupted is None else {"interrupted": int(self.interrupted)}
-        return {"recipe": self.recipe, "verdict": self.outcome, "seconds": self.seconds, "inactive": self.inactive,
+        return {"recipe": self.recipe, "verdict": self.outcome, "seconds": self.seconds, "budget": self.budget,
+                "seconds_beyond_budget": self.excess, "inactive": self.inactive,
                 "stages": [asdict(row) for row in self.rows], **interrupted}  # fmt: skip
 
 
 def show(report: Verification, console: Console) -> None:
-    """Prints one row for every stage and one for the recipe as a whole."""
-    colours = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.INCONCLUSIVE: "yellow"}
-    stage, verdict = (Column(title, no_wrap=True) for title in ("stage", "verdict"))
-    table = Table(stage, "contract", verdict, Column("evidence", overflow="fold"), box=box.SIMPLE_HEAD, pad_edge=False)
+    """Prints the verdict on every stage with its evidence below it, and the verdict on the recipe as a whole."""
+    width = max((len(row.name) for row in report.rows), default=0)
     for row in report.rows:
-        outcome = CleanText(row.verdict, style=colours[row.verdict])
-        table.add_row(CleanText(row.name), row.contract, outcome, CleanText(row.summary))
+        outcome = (str(row.verdict), _COLOURS[row.verdict])
+        console.print(CleanText.assemble((f"{row.name:{width}}", "bold"), "  ", outcome, f"  {row.contract}"))
+        print_wrapped(f"    {row.summary}", console)
     for kind, reason in report.inactive.items():
-        table.add_row(CleanText(kind), "", "inactive", CleanText(reason), style="dim")
-    console.print(table)
-    whole = (report.outcome, colours[report.outcome])
-    console.print(CleanText.assemble(f"{report.recipe}: ", whole, f" in {report.seconds:.0f} s"))
+        print_wrapped(f"{kind}: inactive, {reason}", console, hang=4, style="dim")
+    whole = (str(report.outcome), _COLOURS[report.outcome])
+    console.print(CleanText.assemble(f"{report.recipe}: ", whole, f" in {duration(report.seconds)}"))
+    if report.excess >= 1:
+        text = f"{duration(report.excess)} more than the budget of {duration(report.budget or 0)}"
+        print_wrapped(f"{text}: the budget limits trainings; other checks are finished first", console, style="yellow")
 
 
 class Judge(Protocol):
@@ -90,31 +97,45 @@ class Judge(Protocol):
 
 
 def judged(
-    recipe: Recipe, possible: VariantSet, kinds: Sequence[str], gate: Judge, say: Callable[[str], None]
+    recipe: Recipe,
+    possible: VariantSet,
+    kinds: Sequence[str],
+    gate: Judge,
+    say: Callable[[str], None],
+    budget: float = 0.0,
 ) -> Verification:
     """Judges every active stage alone and all together, or these kinds only.
 
-    A signal ends it: what has a verdict by then is reported, and what has none is INCONCLUSIVE.
+    A signal ends it: sets that have a verdict are reported, the others are INCONCLUSIVE.
+
+    Args:
+        recipe: The recipe.
+        possible: Its sets of stages.
+        kinds: Names of the sets to judge; all if empty.
+        gate: Judges a set.
+        say: Called with a line about the progress.
+        budget: Seconds that were planned; 0 for no limit.
     """
     started, interrupted = time.perf_counter(), None
     variants = _chosen(possible, kinds)
     if not variants:
         raise UsageError(f"recipe '{recipe.name}' has no active stage to verify on this machine")
     rows, inactive = [], dict(possible.inactive)
-    for name, variant in variants:
+    for number, (name, variant) in enumerate(variants, start=1):
+        place = f"{number}/{len(variants)} {name}"
         contract = type(weakest(recipe, variant.stages)).__name__
         if interrupted is not None:
             summary = f"not judged: stopped by {interrupted.signal.name}"
             rows.append(StageVerdict(name, variant.stages, contract, Outcome.INCONCLUSIVE, summary, {}))
             continue
-        say(f"{name}: {contract} ...")
+        say(f"{place}: {contract} ...")
         try:
             found = gate(variant.stages)
             idle = gate.idle(variant.stages)
         except Interrupted as interruption:
             interrupted = interruption
             found, idle = Verdict(Outcome.INCONCLUSIVE, contract, f"stopped by {interruption.signal.name}"), {}
-        say(f"{name}: {found.outcome}, {found.summary}")
+        say(f"{place}: {found.outcome}")
         if name in idle and found.outcome is not Outcome.FAIL:
             inactive[name] = idle[name]
         else:
@@ -123,7 +144,8 @@ def judged(
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in inactive.items())
         raise UsageError(f"no stage of recipe '{recipe.name}' does anything here ({reasons})")
     code = None if interrupted is None else interrupted.exit_code
-    return Verification(recipe.name, tuple(rows), inactive, time.perf_counter() - started, code)
+    seconds = time.perf_counter() - started
+    return Verification(recipe.name, tuple(rows), inactive, seconds, code, budget or None)
 
 
 def _chosen(possible: VariantSet, kinds: Sequence[str]) -> list[tuple[str, Variant]]:

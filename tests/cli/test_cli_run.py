@@ -99,7 +99,7 @@ def test_phase_1_refuses_the_sequential_order_with_the_reason():
     [
         ("train.batch_size=5000", "train.batch_size: 5,000 is more than"),
         ("data.warmup=160", "data.warmup: 160 leaves no step to learn in"),
-        ("train.updates=5", "train.env_steps: a training is counted in one unit, and train.updates is given, too"),
+        ("train.updates=5", "train.env_steps: set either train.updates or train.env_steps, not both"),
         ("optimizer.actor.lr=.inf", "optimizer.actor.lr: should be a finite number"),
         ("optimizer.actor.betas=[0.9, 2.0]", "torch.optim.Adam refuses its settings: Invalid beta"),
         ("optimization.compile=on", "switch stacked_agents on"),

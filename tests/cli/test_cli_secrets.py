@@ -5,7 +5,8 @@ import traceback
 
 import pytest
 
-from runner.cli.common import print_json, report, say
+from runner.cli.common import print_json, say
+from runner.cli.trouble import report
 from runner.system import secrets
 from runner.system.errors import RunnerError
 from runner.system.secrets import MASK, register

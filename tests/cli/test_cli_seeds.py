@@ -30,4 +30,6 @@ def test_the_table_has_the_seeds_where_there_is_room_and_splits_no_word(width, s
     assert all(len(line) <= width for line in lines)
     assert "…" not in out.getvalue()
     assert lines[4].split()[0] == "return"  # the headline first
+    assert ("seed 43" in lines[2]) is seeds
+    assert ("-10,490 to -6,737" in lines[4]) is (width == 120)
     assert ("-10,090" in lines[4]) is seeds

@@ -43,7 +43,7 @@ STUDY = str(EXPERIMENTS / "marl_search.yaml")
         (("profile", "marl_phase1"), "runner profile: 0 s, reading the recipe"),
         (("compare", "latest", "latest"), "runner compare: 0 s, reading the runs"),
         (("doctor",), "runner doctor: 0 s, looking at this machine"),
-        (("ui",), "starting MLflow's server"),
+        (("ui",), "runner ui: 0 s, importing MLflow"),
         (("study", "plan", STUDY), "runner study plan: 0 s, reading the study"),
         (("study", "run", STUDY), "runner study run: 0 s, reading the study"),
         (("study", "worker", STUDY), "runner study worker: 0 s, reading the study"),
@@ -59,7 +59,7 @@ def test_something_is_said_before_anything_heavy_is_imported(tmp_path, arguments
 @pytest.mark.parametrize("verb", [("ls",), ("show", "latest"), ("resume",)], ids=" ".join)
 def test_who_tells_mlflow_of_dead_runs_says_so_before(tmp_path, verb):
     run_folder(owner=Owner.this_process().model_copy(update={"born": 1.0}))
-    assert first_words(tmp_path, *verb) == f"[] runner {verb[0]}: 0 s, telling MLflow which runs are dead"
+    assert first_words(tmp_path, *verb) == f"[] runner {verb[0]}: 0 s, recording crashed runs in MLflow"
 
 
 def first_words(folder, *arguments):

@@ -41,7 +41,7 @@ def test_a_line_says_phase_speeds_time_left_and_where_each_metric_is_from(clock)
     with display.phase("training"):
         trained(display, clock).print_line()
     assert display.console.file.getvalue() == (
-        "demo: 500/1,000 steps (50%), training, 50 steps/s now, 50 in all, 0:00:10 left; "
+        "demo: 500/1,000 steps (50%), training, 50 steps/s (mean 50), 10 s left; "
         "eval success_rate 0.25, return -3 (best -2); train success_rate 0.5\n"
     )
 
@@ -51,7 +51,7 @@ def test_recent_speed_is_that_of_the_last_seconds_and_the_mean_that_of_all(clock
     assert display.speeds() == (2.0, 28.0)
     clock[0] += 20  # an evaluation, for example
     assert display.speeds() == (0.0, 12.0)
-    assert "0 steps/s now, 12 in all" in display.lines()[0]
+    assert "0 steps/s (mean 12)" in display.lines()[0]
 
 
 def test_between_two_phases_it_no_longer_starts(clock):
@@ -60,7 +60,7 @@ def test_between_two_phases_it_no_longer_starts(clock):
         clock[0] += 9
         assert display.lines() == ["compiling (9 s)"]
     clock[0] += 2
-    assert display.lines() == ["working (2 s)"]
+    assert display.lines() == ["preparing (2 s)"]
 
 
 def test_a_warm_up_has_no_speed_and_no_part_in_the_mean(clock):
@@ -128,8 +128,12 @@ def test_a_terminal_of_any_width_gets_a_bar_and_lines_that_fit(clock, width):
     bar, *lines = display.console.file.getvalue().splitlines()
     assert bar.startswith("demo ")
     assert bar.endswith("500/1,000 steps (50%)")
-    assert [line.split()[0] for line in lines if line.split()[0] != "0:00:10"] == ["starting,", "eval", "train"]
-    assert "0:00:10 left" in "\n".join(lines)  # on a line of its own where it does not fit
+    assert [line.split()[0] for line in lines if line.split()[0] not in ("10", "left")] == [
+        "starting,",
+        "eval",
+        "train",
+    ]
+    assert "10 s left" in " ".join(" ".join(lines).split())
     assert all(len(line) <= width for line in (bar, *lines))
 
 
@@ -162,6 +166,7 @@ def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch)
         run_name="demo-3f2a91c0", status="FINISHED", metrics=metrics,
         stages=[StageReport("async_transfer", False, reason)], resume="runner resume", run_id="0123456789abcdef" * 2,
         run_dir=str(tmp_path / ".runner" / "runs" / "demo-3f2a91c0"), seconds=61.0, resumed_at=None,
+        startup_seconds=16.0, shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, synthetic=False,
         best=Best("/checkpoints/step-000000000012-0", 12, "updates", "eval/success_rate", 0.5),
     )  # fmt: skip
     console = screen(width=width)
@@ -169,5 +174,7 @@ def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch)
     lines = console.file.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     text = " ".join(" ".join(lines).split())
-    assert "best success_rate 0.5 at 12 updates: checkpoints/step-000000000012-0" in text
+    assert "best success_rate 0.5 after 12 updates: checkpoints/step-000000000012-0" in text
+    assert "time 61 s: start-up 16 s, training 45 s 12.5 ms per update" in text
+    assert "shares of all: update 70%, startup 26%, other 3%" in text
     assert f"stages async_transfer inactive: {reason} run MLflow id {result.run_id} .runner/runs/demo-3f2a91c0" in text

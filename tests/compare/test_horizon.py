@@ -83,8 +83,8 @@ def test_a_state_that_alone_is_wrong_is_found_in_its_piece():
 def test_a_long_run_says_what_it_excludes():
     verdict = same_bits(long_run(Loop(), BATCHES, 150), Loop(), Loop(), BATCHES)
     assert (verdict.outcome, verdict.evidence) == (Outcome.PASS, {"horizon": 150})
-    assert verdict.summary == "an error in more than 1 of 50 updates is excluded with 95 %"
-    assert "more than 1 of 3 updates is excluded" in str(verify(Loop(), Loop(), BATCHES, Exact()))
+    assert verdict.summary == "errors more frequent than 1 update in 50 are ruled out (95 %)"
+    assert "more frequent than 1 update in 3 are ruled out" in str(verify(Loop(), Loop(), BATCHES, Exact()))
 
 
 def test_a_long_run_ends_with_its_time_but_makes_a_piece():

@@ -19,7 +19,7 @@ def rotations(count, seed):
 
 @pytest.fixture(scope="module")
 def made_up():
-    return read(CubeGraspsConfig(root="nowhere"))
+    return read(CubeGraspsConfig(synthetic=True))
 
 
 @given(SEEDS)

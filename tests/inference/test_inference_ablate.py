@@ -35,7 +35,7 @@ def test_stages_are_timed_and_judged_and_a_report_is_left(tmp_path, quickly):
     assert [each["name"] for each in kept["variants"]] == list(rows)
     text = (tmp_path / "report" / "README.md").read_text()
     assert all(f"| {name} |" in text for name in rows)
-    assert "![ratios.png](ratios.png)" in text
+    assert "](ratios.png)" in text
     assert "inference:\n  prune:\n    heads: 0.25\n    ff: 0.5\n" in text
     console = Console(file=io.StringIO(), width=80, color_system=None)
     show(result, console)

@@ -8,8 +8,9 @@ import pytest
 from ablations import OFF, analysed, case, result
 from canvases import cut, kept, told, written
 
+from runner.measure.ablation_plots import PLOT_TITLES, draw
 from runner.measure.recommend import recommend
-from runner.measure.report import draw, markdown, print_table, show
+from runner.measure.report import markdown, print_table, show
 from runner.plugin.registry import Registry
 from runner.system.console import Console
 from runner.system.plots import NO_PLOTS
@@ -53,7 +54,10 @@ def test_a_long_name_does_not_push_the_verdict_off_the_screen(width):
 
 def test_the_report_is_whole(measured):
     text = markdown(measured, ["ratios.png"])
-    assert "![ratios.png](ratios.png)" in text
+    assert f"![{PLOT_TITLES['ratios.png']}](ratios.png)" in text
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings[0] == "## Recommendation"
+    assert text.index("(ratios.png)") < text.index("## Variants")
     assert NO_PLOTS not in text
     assert "* `fused_optimizer` off: slower: 0.50x [0.50, 0.50]" in text
     assert "1.67x" in text
@@ -81,11 +85,14 @@ def test_cases_are_on_one_scale_with_every_number_and_the_counts_and_no_point_is
         assert one.get_title().startswith("2 agents: 4 processes, ")
     assert figures["ratios"].axes[0].get_title().endswith("4 processes, 12 rounds")
     assert figures["training"].axes[0].get_title().endswith("4 processes, 6 rounds")
-    assert told(figures["ratios"]) == {"faster", "slower", "unclear", "published", "A/A: baseline against itself"}
+    assert told(figures["ratios"]) == {
+        *("faster", "slower", "unclear", "published", "noise: the baseline against itself (A/A)"),
+        *("PASS", "FAIL", "not judged"),
+    }
     assert told(figures["training"]) == {"collect", "update"}  # nothing that no bar shows
     assert told(figures["scaling"]) == {"baseline", "all stages", "limit of this machine"}
     case, figure = measured.cases[0], figures["ratios"]
-    ratios = [str(variant.ratio) for variant in case.variants if variant.stages]
+    ratios = [f"{item.ratio} {item.verdict or 'not judged'}" for item in case.variants if item.stages]
     assert [text for text in written(figure.axes[0]) if "x" in text] == ratios
     assert "1.67" in written(figure.axes[0])
     assert written(figures["training"].axes[0]) == [f"{1e3 / v.throughput.per_second:.3g}" for v in case.variants]
@@ -136,8 +143,8 @@ def test_what_is_faster_but_unproven_comes_with_a_whole_command(width):
     joined = re.sub(r" \\\n *", " ", screen.getvalue())  # as a shell does
     assert f"    {recommendation.unproven[0].command}\n" in joined
     flat = " ".join(screen.getvalue().split())
-    assert "faster, but not proven harmless (the gate was not asked): " in flat
-    assert f"{len(recommendation.unproven) - 3} more of them are in the report" in flat
-    assert "the gate was not asked about all, phases 1-2, " in flat
+    assert "faster, but not proven harmless (the gate has not judged it): " in flat
+    assert f"{len(recommendation.unproven) - 3} more in the report" in flat
+    assert "the gate has not judged all, phases 1-2, " in flat
     report = markdown(whole, [])
     assert all(f"    {each.command}\n" in report for each in recommendation.unproven)

@@ -179,7 +179,7 @@ def test_tables_fit_the_terminal(width):
     assert max(map(len, said.splitlines())) <= max(
         width, len("trace: folder/trace.json (open it in https://ui.perfetto.dev)")
     )
-    assert "host syncs: 2 in one update" in said
+    assert "host syncs: 2 per update" in said
     assert "kernels on the GPU" in said
     assert "not called by themselves: targets" in said
     assert "not steady after 60 s" in " ".join(said.split())
@@ -193,7 +193,7 @@ def test_it_is_said_when_the_driver_tells_nothing():
 
 def test_on_a_cpu_it_is_said_that_nothing_waits_there(measured):
     said = " ".join(shown(measured, 120).split())
-    assert "which would wait if they were on a GPU" in said
+    assert "(each would stall a GPU)" in said
     assert "GPU ms" not in said
     assert "not called" not in said
 

@@ -105,7 +105,7 @@ def test_an_interrupted_ablation_goes_on_to_its_report_and_mlflow(experiment):
     done = measure(given, gate=passes, reporter=notes)
     assert any(name.startswith("three: round 3 of 3") for name in notes.phases)
     assert notes.said == [
-        f"going on in {done.folder}", "three: the budget of 600 s has room for every variant",
+        f"going on in {done.folder}", "three: 600 s are enough for every variant",
     ]  # fmt: skip
     assert log.read_bytes().startswith(before)
     lines = [json.loads(line) for line in log.read_bytes().splitlines() if b'"round"' in line]
@@ -289,18 +289,18 @@ def test_all_are_started_anew_every_four_rounds_and_find_what_they_have_compiled
 def test_there_are_five_processes_and_more_if_they_fit_in_the_budget(acted, notes, seconds, processes):
     """Five take turns: five seconds to start, and twenty for four rounds."""
     log = acted(seconds, least=60, most=60)
-    assert notes.said == ["the budget of 600 s has room for every variant"]
+    assert notes.said == ["600 s are enough for every variant"]
     assert log.values("done") == [f"the budget was spent after {4 * processes} rounds in {processes} processes"]
 
 
 def test_what_does_not_fit_into_the_budget_is_left_out_and_said_before_it_is_begun(acted, notes):
     log = acted(seconds=110.0)  # four that take 25 s, and the limit
-    assert log.failed == {"merged_critic_loss": "the budget of 600 s had no room for it"}
+    assert log.failed == {"merged_critic_loss": "did not fit the budget of 600 s"}
     assert len(Actor.started) == 4 * 5
     assert Actor.now <= 110
     assert notes.said == [
-        "the budget of 600 s has room for: all, forward_cache; left out: merged_critic_loss. A process takes 1.0 s to "
-        "start, and each variant has 5; --budget 650 would hold every variant"
+        "600 s are enough for: all, forward_cache. Left out: merged_critic_loss (each variant starts 5 processes, "
+        "1.0 s each); --budget 650 is enough for all"
     ]
 
 
@@ -315,8 +315,8 @@ def test_a_budget_too_small_for_five_processes_has_room_for_one_variant_in_three
     assert log.values("done") == ["the budget was spent after 12 rounds in 3 processes"]
     assert Actor.now <= 60
     (said,) = notes.said
-    assert "has room for: all; left out: forward_cache, merged_critic_loss. " in said
-    assert said.endswith("each variant has 3; --budget 700 would hold every variant")
+    assert "are enough for: all. Left out: forward_cache, merged_critic_loss (" in said
+    assert said.endswith("starts 3 processes, 1.0 s each); --budget 700 is enough for all")
 
 
 def test_a_machine_that_becomes_slower_gets_fewer_processes(acted, monkeypatch):

@@ -1,8 +1,8 @@
 import pytest
 
 from runner.plugins.graphs.config import MoleculeGraphsConfig
-from runner.plugins.molecules.stand_in import stand_in
-from runner.plugins.molecules.table import Table, _warn
+from runner.plugins.molecules.synthetic import synthetic_molecules
+from runner.plugins.molecules.table import Table
 from runner.system.errors import UsageError
 
 ROWS = [f"{'C' * (n // 3 + 1)}{'ONF'[n % 3]},{n}" for n in range(60)]
@@ -84,11 +84,11 @@ def test_a_table_that_is_nowhere_is_said(nowhere):
 
 
 @pytest.mark.parametrize("file", ["esol.csv", "freesolv.csv"])
-def test_made_up_measurements_stand_in_for_a_published_table(nowhere, caplog, file):
-    _warn.cache_clear()
-    found = Table(MoleculeGraphsConfig.model_validate({"file": file}), 0)
+def test_synthetic_molecules_are_generated_on_request_only(nowhere, file):
+    with pytest.raises(UsageError, match=f"runner data get {file}.*--download.*data.synthetic=true"):
+        Table(MoleculeGraphsConfig.model_validate({"file": file}), 0)
+    found = Table(MoleculeGraphsConfig.model_validate({"file": file, "synthetic": True}), 0)
+    assert found.digest == "synthetic"
     assert len(found.smiles) == len(set(found.smiles)) > 500
     assert len(found.train) + 2 * len(found.held_out) >= 0.9 * len(found.smiles)
-    assert f"get it with: runner data get {file}" in caplog.text
-    assert "figures mean nothing beside those of others" in caplog.text
-    assert stand_in()["ClCCCOF"] == pytest.approx(3 * -0.5 - 0.7 + 0.8 - 0.2)
+    assert synthetic_molecules()["ClCCCOF"] == pytest.approx(3 * -0.5 - 0.7 + 0.8 - 0.2)

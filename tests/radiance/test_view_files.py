@@ -150,7 +150,7 @@ def test_what_is_no_archive_is_one_line(content, tmp_path):
 
 
 def test_a_missing_file_is_said_with_what_to_do():
-    with pytest.raises(UsageError, match=r"runner data get views.npz; data.synthetic: true renders coloured boxes"):
+    with pytest.raises(UsageError, match=r"runner data get views.npz.*data.synthetic=true"):
         read(PosedViewsConfig(root="nowhere"))
 
 

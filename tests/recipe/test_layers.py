@@ -84,7 +84,7 @@ def test_what_is_no_assignment(tmp_path, text):
 def test_an_assignment_that_is_no_yaml(tmp_path):
     path = write_recipe(tmp_path, "a: 1\n")
     assert failure(path, "a=[1").startswith("--set #1: invalid YAML")
-    assert "extends can only stand in a file" in failure(path, "extends=b.yaml")
+    assert "extends is only valid in a file" in failure(path, "extends=b.yaml")
 
 
 def test_another_kind_marks_what_it_inherits():

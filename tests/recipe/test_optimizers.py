@@ -73,7 +73,7 @@ def test_another_kind_leaves_the_scales_of_the_learners_own_behind(tmp_path):
 def test_both_ways_at_once_are_an_error_that_says_what_to_write(tmp_path, section):
     (found,) = complaint(tmp_path, section, PAIR)
     assert found.endswith(
-        "optimizer.lr: roles are given one by one here: say optimizer.generator.lr, optimizer.discriminator.lr"
+        "optimizer.lr: settings are given for each role here; write optimizer.generator.lr, optimizer.discriminator.lr"
     )
 
 

@@ -145,7 +145,7 @@ def test_a_setting_that_cannot_change_is_refused_in_one_line(change, half):
 def test_another_unit_is_refused(half):
     folder, _, before, _, _ = half
     train = {name: value for name, value in before["train"].items() if name != "epochs"}
-    with pytest.raises(UsageError, match=r"^train\.\w+: .*a training is counted in one unit"):
+    with pytest.raises(UsageError, match=r"^train\.\w+: .*set either"):
         refuse_fixed(before | {"train": train | {"updates": 20}}, toy(folder, *BASE))
 
 

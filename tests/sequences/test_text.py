@@ -1,5 +1,4 @@
 import hashlib
-import logging
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import torch
 
 from runner.api import UsageError
 from runner.plugin.registry import Registry
-from runner.plugins.sequences.text import Windows, _warn
+from runner.plugins.sequences.text import Windows
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
 
@@ -94,12 +93,8 @@ def test_a_bare_name_is_looked_for_in_the_folders_of_data(tmp_path, where):
     assert made.fingerprint() == hashlib.sha256(TEXT.encode()).hexdigest()
 
 
-def test_help_texts_stand_in_for_shakespeare_and_say_so_once(tmp_path, caplog):
-    _warn.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        made, _ = (source_of(tmp_path, "{kind: text, context: 5}") for _ in range(2))
-    assert "runner data get tinyshakespeare.txt" in caplog.text
-    assert caplog.text.count("stand in for it") == 1
+def test_synthetic_text_is_that_of_pythons_help(tmp_path):
+    made = source_of(tmp_path, "{kind: text, context: 5, synthetic: true}")
     topics = Path(find_spec("pydoc_data.topics").origin)
     assert made.fingerprint() == hashlib.sha256(topics.read_bytes()).hexdigest()
 

@@ -79,3 +79,10 @@ class Obedient(Toy):
 
     def answered(self, requests, outputs):
         return [NextResponse(shares=each) for each in outputs[:, -1].softmax(-1).tolist()]
+
+
+class PlainConfig(ObedientConfig):
+    """The same without a page of its own."""
+
+    kind = "toy_plain"
+    page = None

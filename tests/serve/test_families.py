@@ -10,7 +10,7 @@ from browser import needs_browser, page
 from serving import asked_together, server, small, workspace_with
 
 from runner.plugin.registry import Registry
-from runner.plugins.grasps.stand_in import stand_in
+from runner.plugins.grasps.synthetic import synthetic_grasps
 from runner.serve.load import load
 
 COUNT = 192
@@ -149,5 +149,5 @@ def test_the_page_draws_a_hand_and_says_what_its_grasps_are_worth(workspace, gra
     assert len(re.findall(r'role="radio"', document)) == 16
     assert re.search(r'id="trouble"[^>]* hidden', document)
     triangles = int(re.search(r'data-triangles="(\d+)"', document)[1])
-    boxes = len(stand_in()["half_size"])
+    boxes = len(synthetic_grasps()["half_size"])
     assert triangles == 12 * (boxes + 1)  # the hand's, and the cube

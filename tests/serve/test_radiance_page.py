@@ -35,8 +35,8 @@ def test_a_view_follows_from_its_request_alone(learner, seed):
 
 def test_a_response_has_the_bytes_of_the_image():
     image = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    first, second = responses_of(image, 3)
-    assert (first.side, first.classes) == (4, 3)
+    first, second = responses_of(image, ("spot", "mug"))
+    assert (first.side, first.classes) == (4, ["spot", "mug"])
     decoded = torch.frombuffer(bytearray(base64.b64decode(second.rgb)), dtype=torch.uint8).view(4, 4, 3)
     expected = (image[1].permute(1, 2, 0) + 1) * 127.5
     assert (decoded - expected).abs().max() <= 0.5
@@ -61,6 +61,8 @@ def test_a_drag_turns_the_object_with_one_request_at_a_time(tmp_path, migrated_d
         session.open(str(client.base_url).rstrip("/") + "/", 1000, 700)
         session.wait_until("document.body.dataset.renders >= 1")
         before = session.evaluate("document.getElementById('pose').textContent")
+        # Of the styles that all pages share.
+        assert session.evaluate("getComputedStyle(document.querySelector('form')).display") == "flex"
         session.drag((200, 300), (320, 240), steps)
         session.wait_until("document.getElementById('pose').textContent.startsWith('Azimuth 306°')")
         after = session.evaluate("document.getElementById('pose').textContent")
@@ -68,6 +70,10 @@ def test_a_drag_turns_the_object_with_one_request_at_a_time(tmp_path, migrated_d
         # The mouse went a quarter turn to the right, and a tenth of v up.
         assert after == "Azimuth 306°, elevation 6°"
 
+        names = session.evaluate(
+            "[...document.querySelectorAll('#classes button')].map((button) => button.textContent)"
+        )
+        assert names == ["low box", "tall box"]
         session.click("#classes button:nth-child(2)")
         session.wait_until("document.querySelector('#classes button:nth-child(2)').ariaChecked === 'true'")
         session.click("#another")

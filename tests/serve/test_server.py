@@ -45,7 +45,7 @@ def test_the_page_of_the_model_is_at_the_root_and_loads_nothing_from_elsewhere(c
         (b'{"words": [1.5, 2.5, 3.5]}', "words.0: input should be a valid integer"),
         (b'{"word": [1]}', "words: field required (and 1 more)"),
         (b'{"words": [99]}', "words: should be below 16"),
-        (b'{"words": [1]', "the body is no JSON: Expecting ',' delimiter"),
+        (b'{"words": [1]', "the body is not JSON: Expecting ',' delimiter"),
         (b"[]", "body: should be an object"),
         (b"", "body: field required"),
     ],

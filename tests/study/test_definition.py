@@ -57,19 +57,19 @@ def test_seeds_begin_with_that_of_the_recipe(tmp_path):
         (
             study_text(aims="objectives: {return: maximize}\n"),
             *(6, 14, "objectives.return"),
-            "is no metric that a training logs: their names begin with eval/, train/, perf/",
+            "is not a metric of a training; their names begin with eval/, train/, perf/",
         ),
         (
             study_text(more="constraints: {verify: pass, loss: {max: 3}}\n"),
             *(7, 29, "constraints.loss"),
-            "is no metric that a training logs",
+            "is not a metric of a training",
         ),
         (HEAD.replace("recipe.yaml", "reciep.yaml") + SPACE + AIMS, 3, 9, "recipe", "'reciep.yaml': no such file"),
         (HEAD.replace("recipe.yaml", "marl_phas2") + SPACE + AIMS, 3, 9, "recipe", "did you mean 'marl_phase2'?"),
         (study_text(more="set: [data.envs=2, model.lrr=1]\n"), 7, 26, "model.lrr", "unknown key - did you mean 'lr'?"),
         (study_text(more='set: ["seed=x"]\n'), 7, 13, "seed", "should be a whole number, got 'x'"),
         (study_text(more="set: [seed]\n"), 7, 7, "", "should be a.b.c=VALUE"),
-        ("kind: ablation\n", 1, 7, "kind", "'ablation' is nothing that can be searched: should be 'study'; a file of "),
+        ("kind: ablation\n", 1, 7, "kind", "'ablation' cannot be searched; should be 'study'; a file of "),
         ("name: x\nextends: marl_phase1\n", 1, 1, "kind", "this is a recipe, which is trained by: runner run "),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_mistake_beside_the_space_is_said_at_its_place(tmp_path, text, line, c
         ("seed: {int: [1, 9]}", 3, "seed", "cannot be searched: the study's 'seeds' says how many there are"),
         ("name: {choice: [a, b]}", 3, "name", "cannot be searched: it names the runs"),
         ("tracking.experiment: {choice: [a, b]}", 3, "tracking.experiment", "it says where the runs are kept"),
-        ("extends: {choice: [a, b]}", 3, "extends", "it can only stand in a recipe"),
+        ("extends: {choice: [a, b]}", 3, "extends", "it is only valid in a recipe"),
         ("model.password: {choice: [swordfish1, swordfish2]}", 3, "model.password", "it is a secret"),
     ],
 )

@@ -33,8 +33,8 @@ def refused(make, **settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampler": {"kind": "random", "startup": 3}}, "startup means nothing to random"),
-        ({"pruner": {"kind": "hyperband", "startup": 3}}, "startup means nothing to hyperband"),
+        ({"sampler": {"kind": "random", "startup": 3}}, "startup has no effect with random"),
+        ({"pruner": {"kind": "hyperband", "startup": 3}}, "startup has no effect with hyperband"),
         ({"pruner": {"kind": "median"}, "seeds": 2}, "median compares single trainings; with seeds use wilcoxon"),
         (
             {"pruner": {"kind": "median"}, "objectives": {"eval/return": {"direction": "maximize", "reach": 1.0}}},
@@ -42,11 +42,11 @@ def refused(make, **settings):
         ),
         (
             {"objectives": {"eval/return": {"direction": "maximize", "reach_in": "progress"}}},
-            "reach_in means nothing without reach",
+            "reach_in has no effect without reach",
         ),
         (
             {"objectives": {"eval/return": {"direction": "maximize", "reach": 1.0, "value": "best"}}},
-            "with reach the time counts, so value means nothing",
+            "value has no effect with reach",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_pruner_cannot_compare_by_several_objectives(kind):
 def test_what_is_a_matter_of_time_is_not_measured_in_parallel(settings, timed):
     assert config(**settings).timed == [timed]
     message = refused(config, **settings, budget={"parallel": 2})
-    assert f"budget.parallel is 2, but '{timed}' is a matter of time" in message
+    assert f"budget.parallel is 2, but '{timed}' is a speed" in message
     assert message.endswith("use parallel: 1")
 
 

@@ -56,7 +56,7 @@ def test_three_objectives_fit_a_narrow_screen(width):
 def test_the_best_come_in_the_order_of_the_first_objective_and_the_recipe_after_them():
     text = printed(summary(), 200)
     places = [
-        text.index(part) for part in ("mine: Pareto front", "-0.01235", "-98.77", "the recipe as it is", "-1,235")
+        text.index(part) for part in ("mine: Pareto front", "-0.01235", "-98.77", "the recipe unchanged", "-1,235")
     ]
     assert places == sorted(places)
     assert "0 (recipe)" in text
@@ -68,14 +68,14 @@ def test_the_recipe_is_not_shown_twice_and_not_without_values():
     best = [replace(ROWS[0], best=True), *ROWS[1:]]
     failed = [replace(ROWS[0], values={}, cause="crashed"), *ROWS[1:]]
     for rows in (best, failed):
-        assert "the recipe as it is" not in printed(summary(rows=rows), 200)
+        assert "the recipe unchanged" not in printed(summary(rows=rows), 200)
 
 
 def test_what_decided_and_what_a_stage_was_worth_is_said():
     text = flat(printed(summary(), 200))
     assert "trials: optimizer.actor.lr 71%, optimization.amp 29% stages" in text
     assert "merged_critic_loss eval: return -12,346 (13) -9,877 (11) -2,469 [-7,654, -1,234]" in text
-    assert "runner ablate measures a stage by itself" in text
+    assert "runner ablate measures a stage alone" in text
 
 
 def test_budget_failures_and_doubts_are_said():
@@ -86,8 +86,8 @@ def test_budget_failures_and_doubts_are_said():
     ) in text
     assert "crashed (5, 6): its process was ended by SIGSEGV" in text
     assert "out of memory (4): its processes took 5.1 GiB of host memory, of 4.0" in text
-    assert "around a trial's training: 3.2 s in the median" in text
-    assert "timed while others used the processor, so that speed is in doubt: 2 of the trials" in text
+    assert "overhead per trial: 3.2 s (median)" in text
+    assert "2 trials were timed" in text
 
 
 def test_a_study_that_is_done_has_nothing_left():
@@ -99,7 +99,7 @@ def test_a_study_that_is_done_has_nothing_left():
 def test_a_study_without_a_best_trial_says_so():
     empty = summary(rows=ROWS[4:], importance={}, worth=[], overhead_s=None, disturbed=0)
     text = printed(empty, 60, "report: /a/long/path/that/is/never/folded/on/any/screen/however/narrow/report.html")
-    assert text.startswith("mine: no trial counts yet")
+    assert text.startswith("mine: no trial has a valid result yet")
     assert "report:\n/a/long/path/that/is/never/folded/on/any/screen/however/narrow/report.html\n" in text
     assert "stages" not in text
 
@@ -107,7 +107,7 @@ def test_a_study_without_a_best_trial_says_so():
 def test_what_looks_like_markup_is_shown_as_it_is():
     rows = [replace(ROWS[1], settings={"model.[bold]x": "[red]no[/red]"})]
     text = printed(summary(name="[bold]mine", rows=rows, importance={"eval/[b]": {"[i]": 1.0}}), 200)
-    for part in ("[bold]mine", "model.[bold]x [red]no[/red]", "eval/[b], by", "trials: [i] 100%"):
+    for part in ("[bold]mine", "model.[bold]x [red]no[/red]", "eval/[b], from", "trials: [i] 100%"):
         assert part in text
 
 
@@ -247,7 +247,7 @@ PLAN = StudyPlan(
         ("optimizer.actor.lr", "0.0001 to 0.003, logarithmic", ""),
     ),
     configurations=None, trials=24, trainings=48, budget="trials 24, parallel 1",
-    sampler="tpe", pruner="off", limits=("seconds 180", "silence 600"), remarks=("perf/x is a matter of time",),
+    sampler="tpe", pruner="off", limits=("seconds 180", "silence 600"), remarks=("perf/x is a speed",),
     forecast=Forecast(start_seconds=4.56, seconds_a_step=0.01, trial_seconds=90.4, study_seconds=9000.0),
 )  # fmt: skip
 
@@ -259,10 +259,10 @@ def test_a_plan_says_what_will_be_tried_and_what_it_costs(width):
     text = screen.getvalue()
     assert max(map(len, text.splitlines())) <= width
     words = flat(text)
-    assert "budget: trials 24, parallel 1, 48 trainings in all, of endlessly many configurations" in words
+    assert "budget: trials 24, parallel 1, 48 trainings; the space is continuous" in words
     assert "sampler tpe, pruner off; limits of a training: seconds 180, silence 600" in words
-    assert "forecast: 90 s a trial, with 4.6 s to start; 2.5 h the study" in words
-    assert "* perf/x is a matter of time" in words
+    assert "forecast: 90 s per trial (4.6 s of it start-up), 2.5 h in total" in words
+    assert "* perf/x is a speed" in words
     for part in ("merged_critic_loss", "optimizer.actor.lr", "0.0001", "0.003,", "logarithmic"):
         assert part in text.split()
 
@@ -270,5 +270,5 @@ def test_a_plan_says_what_will_be_tried_and_what_it_costs(width):
 def test_a_plan_counts_configurations_and_may_have_no_forecast():
     screen = io.StringIO()
     show_plan(replace(PLAN, configurations=12345.0, forecast=None), Console(file=screen, width=200))
-    assert "of 12,345 configurations" in screen.getvalue()
+    assert "12,345 configurations" in screen.getvalue()
     assert "forecast" not in screen.getvalue()

@@ -1,10 +1,14 @@
 import itertools
+import string
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
 from runner.system import plots
+from runner.system.plots import BLUE, GREY, ORANGE, PALETTE, colours_by_name
 
 COLOURS = {name: value for name, value in vars(plots).items() if str(value).startswith("#")}
 SIGHT = {
@@ -34,3 +38,21 @@ def test_any_two_colours_are_told_apart_by_everybody(who):
     found = {name: seen(colour, np.array(SIGHT[who])) for name, colour in COLOURS.items()}
     alike = [pair for pair in itertools.combinations(found, 2) if np.linalg.norm(found[pair[0]] - found[pair[1]]) < FAR]
     assert alike == []
+
+
+@given(
+    st.lists(st.text(string.ascii_lowercase, min_size=1, max_size=3), unique=True, max_size=12),
+    st.dictionaries(st.sampled_from(["draw", "update", "other"]), st.sampled_from([BLUE, ORANGE, GREY])),
+)
+def test_categories_have_colours_of_their_own_and_the_last_ones_are_grey_if_there_are_too_few(names, fixed):
+    names += [name for name in fixed if name not in names]
+    colours = colours_by_name(names, fixed)
+    assert list(colours) == names
+    assert all(colours[name] == colour for name, colour in fixed.items())
+
+    free = [colour for colour in PALETTE if colour not in fixed.values()]
+    others = [colours[name] for name in names if name not in fixed]
+    if len(others) <= len(free):
+        assert others == free[: len(others)]
+    else:
+        assert others == [*free[:-1], *[GREY] * (len(others) - len(free) + 1)]

@@ -10,7 +10,8 @@ from servers import server
 from runner.system.console import Console
 from runner.system.errors import UsageError
 from runner.system.secrets import MASK
-from runner.tracking.comparison import compare, show
+from runner.tracking.comparison import compare
+from runner.tracking.comparison_view import show
 from runner.tracking.store import Store
 from runner.tracking.workspace import Workspace
 
@@ -125,7 +126,7 @@ def test_a_run_is_found_by_id_name_start_or_as_the_latest(record):
 
 def test_a_name_that_fits_several_runs_lists_them(record):
     first, second = record("alpha"), record("alpha")
-    with pytest.raises(UsageError, match="'alpha' fits 2 runs") as caught:
+    with pytest.raises(UsageError, match="'alpha' matches 2 runs") as caught:
         compare(Workspace(), ["alpha", "latest"])
     assert f"alpha-{first[:8]}" in str(caught.value)
     assert f"alpha-{second[:8]}" in str(caught.value)
@@ -193,7 +194,8 @@ def told(found, everything=False):
 def test_the_headline_comes_first_and_once_and_noise_not_at_all():
     text = told(comparison(2))
     places = [
-        text.index(each) for each in ("headline", "eval/return", "settings", "environment", "metrics", "eval/loss")
+        text.index(each)
+        for each in ("primary metrics", "eval/return", "settings", "environment", "\nmetrics:", "eval/loss")
     ]
     assert places == sorted(places)
     assert text.count("eval/return") == 1
@@ -201,7 +203,7 @@ def test_the_headline_comes_first_and_once_and_noise_not_at_all():
     assert f"{'0a' * 6} " in text
     assert "0a" * 7 not in text  # no more of a digest than tells it from another
     assert "perf/" not in text
-    assert "2 differences of speed, process and the like: --all" in text
+    assert "2 more differences (speed, process): --all" in text
     assert "process.pid" in told(comparison(2), everything=True)
     assert "perf/update_ms" in told(comparison(2), everything=True)
 

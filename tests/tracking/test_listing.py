@@ -189,7 +189,7 @@ def test_a_group_of_seeds_is_one_line_with_its_mean_and_its_runs_are_below(isola
     assert [each["name"] for each in found] == [alone.name, group.name, *(run.name for run in runs)]
     lines = printed(found, 120)
     (line,) = [line for line in lines if group.name in line]
-    assert line.split()[:8] == [group.name, "seeds", "FINISHED", "2", "seeds", "return", "12", "±25"]
+    assert line.split()[:8] == [group.name, "seeds", "FINISHED", "2", "seeds", "return", "12", "[-13.4,"]
     below = [line for line in lines if line.startswith("  marl-")]
     assert [line.split()[0] for line in below] == [run.name for run in runs]
     assert "    seed=14" in printed(found, 80)

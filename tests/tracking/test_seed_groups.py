@@ -4,15 +4,16 @@ import math
 
 import pytest
 from canvases import cut, kept, told
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from run_folders import seed_group
+from running import tiny
 from scipy.stats import t
 
 from runner.system.interval import student
 from runner.tracking import Workspace
-from runner.tracking.seeds import compare, difference, draw, last, means
+from runner.tracking.seeds import bounds_for, bounds_of, compare, difference, draw, last, means
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8)
 CURVES = {
@@ -36,8 +37,29 @@ def test_one_value_says_nothing_of_the_mean():
 
 
 def test_means_are_taken_where_every_seed_was_evaluated():
-    assert [(name, step) for name, step, _ in means(CURVES, 3)] == [("loss", 10)]
+    assert [(name, step) for name, step, _ in means(CURVES, 3, {})] == [("loss", 10)]
     assert last(CURVES)["loss"] == {0: 0.5, 1: 0.7, 2: 1.4}
+
+
+SHARES = st.lists(st.floats(0, 1), min_size=2, max_size=5)
+
+
+@settings(max_examples=60)
+@given(SHARES, st.sampled_from(["*_rate", "success_rate", "success*"]))
+def test_no_interval_exceeds_the_bounds_of_its_metric(values, pattern):
+    curves = {"success_rate": {seed: {10: value} for seed, value in enumerate(values)}}
+    ((_, _, interval),) = means(curves, len(values), {pattern: (0.0, 1.0)})
+    assert 0 <= interval.low <= interval.mean <= interval.high <= 1
+    ((_, _, unbounded),) = means(curves, len(values), {"other": (0.0, 1.0)})
+    assert unbounded == student(values)
+
+
+def test_metrics_that_plugins_declare_are_shares_and_counts():
+    bounds = bounds_of(tiny("marl_phase2"))
+    assert bounds_for("success_rate", bounds) == (0, 1)
+    assert bounds_for("steps_to_goal", bounds) == (0, math.inf)
+    assert bounds_for("return", bounds) == (-math.inf, math.inf)
+    assert bounds_for("accuracy", bounds_of(tiny("digits_classifier"))) == (0, 1)
 
 
 def test_runs_of_the_same_seeds_are_pairs():
@@ -50,28 +72,28 @@ def test_runs_of_the_same_seeds_are_pairs():
 
 
 def test_the_picture_has_a_panel_for_each_metric(tmp_path):
-    (file,) = draw(CURVES, ["reached", "unknown"], "epochs", tmp_path)
+    (file,) = draw(CURVES, ["reached", "unknown"], "epochs", tmp_path, {})
     with Image.open(file) as picture:
         assert picture.width > 2 * picture.height
-    assert draw({}, ["loss"], "epochs", tmp_path) == []
+    assert draw({}, ["loss"], "epochs", tmp_path, {}) == []
 
 
 def test_seeds_that_share_no_step_are_drawn_without_a_mean(tmp_path):
-    assert len(draw({"loss": {0: {10: 1.0}, 1: {20: 0.5}}}, ["loss"], "epochs", tmp_path)) == 1
+    assert len(draw({"loss": {0: {10: 1.0}, 1: {20: 0.5}}}, ["loss"], "epochs", tmp_path, {})) == 1
 
 
 def test_the_picture_says_how_many_seeds_and_what_is_drawn_and_cuts_no_point(tmp_path, monkeypatch):
     figures = kept(monkeypatch)
-    draw(CURVES, [], "epochs", tmp_path)
+    draw(CURVES, [], "epochs", tmp_path, {})
     (figure,) = figures.values()
     assert told(figure) == {"one seed", "mean of the seeds", "its 95 % interval"}
     assert [axes.get_title() for axes in figure.axes] == [
         f"{name}, {len(CURVES[name])} seeds" for name in sorted(CURVES)
     ]
     assert cut(figure) == []
-    draw({"loss": {0: {10: 1.0}, 1: {20: 0.5}}}, ["loss"], "epochs", tmp_path)
+    draw({"loss": {0: {10: 1.0}, 1: {20: 0.5}}}, ["loss"], "epochs", tmp_path, {})
     assert told(figures["curves"]) == {"one seed"}
-    draw({"loss": {0: {10: 1.0, 20: 0.5}}}, ["loss"], "epochs", tmp_path)
+    draw({"loss": {0: {10: 1.0, 20: 0.5}}}, ["loss"], "epochs", tmp_path, {})
     assert told(figures["curves"]) == {"one seed"}
     assert figures["curves"].axes[0].get_title() == "loss, 1 seed"
 

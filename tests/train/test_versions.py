@@ -61,7 +61,7 @@ def test_a_version_is_a_model_wherever_one_is_named(run):
 def test_only_what_was_verified_becomes_the_champion(run):
     register(run, "proven")
     with pytest.raises(
-        NotVerifiedError, match="proven/1 has not been verified; do it: runner verify RECIPE --of"
+        NotVerifiedError, match="proven/1 has not been verified; verify it first: runner verify RECIPE --of"
     ) as told:
         promote("proven", 1)
     assert told.value.exit_code is ExitCode.GATE_FAILED
@@ -114,7 +114,7 @@ def test_other_weights_than_were_registered_are_refused(run):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("nobody/1", "no version 'nobody/1' of a model; there are: .*named/1 @candidate"),
+        ("nobody/1", "there is no version 'nobody/1'; there are: .*named/1 @candidate"),
         ("named@nobody", "no version 'named@nobody'"),
         ("named/99", "no version 'named/99'"),
     ],
@@ -130,10 +130,10 @@ def test_what_is_no_finished_run_has_no_version(run, tmp_path):
     other = Workspace().runs / "digits_classifier-00000000"
     shutil.copytree(Workspace().runs / run, other)
     (other / "run.json").write_text(json.dumps(record | {"name": other.name, "status": "FAILED"}))
-    with pytest.raises(UsageError, match="is no finished run"):
+    with pytest.raises(UsageError, match="is not a finished run"):
         register(other.name)
     shutil.rmtree(other)
-    with pytest.raises(UsageError, match=r"'a b' cannot name a model: letters, digits"):
+    with pytest.raises(UsageError, match=r"'a b' is not a valid name of a model; use letters, digits"):
         register(run, "a b")
 
 

@@ -94,7 +94,8 @@ def test_agents_that_are_stacked_are_evaluated_in_float64_although_they_call_no_
 def test_a_long_run_is_made_and_what_it_excludes_is_said():
     verdict = judged(options=Options(updates=4, horizon=60, budget=0.0))
     assert verdict.evidence["horizon"] == 60
-    assert "an error in more than 1 of 20 updates is excluded with 95 %; not exercised here: around.py:" in str(verdict)
+    summary = "errors more frequent than 1 update in 20 are ruled out (95 %); not exercised here: around.py:"
+    assert summary in str(verdict)
     assert all(line.startswith("around.py:") for line in verdict.evidence["never_ran"])
 
 
@@ -107,7 +108,7 @@ def test_what_is_drawn_late_is_compared_and_how_late_is_said():
     assert "what is drawn is not the same: update 13" in late.summary
     assert "'batch.word' differs" in late.summary
     assert well, well
-    assert "excluded with 95 % (of what is drawn" not in str(well)  # for as many updates as all else
+    assert "ruled out (95 %) (of what is drawn" not in str(well)  # for as many updates as all else
 
 
 def test_a_slot_that_is_not_declared_fails_by_its_name(monkeypatch):

@@ -1,7 +1,7 @@
 """The measurement of backends: its shapes are possible, and wrong ones are refused in one line."""
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -65,11 +65,12 @@ def test_a_wrong_option_is_refused(options, message, conv_bench):
         conv_bench.main(options)
 
 
-def test_the_command_ends_with_exit_code_2():
-    command = [sys.executable, str(FOLDER / "conv_bench.py"), "nothing"]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert child.returncode == 2
-    assert child.stderr == f"no shape 'nothing' in {FOLDER / 'shapes.yaml'}\n"
+def test_the_command_ends_with_exit_code_2(conv_bench, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["conv_bench.py", "nothing"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "conv_bench.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"no shape 'nothing' in {FOLDER / 'shapes.yaml'}\n"
 
 
 def test_errors_and_times_are_measured_once(conv_bench, tmp_path, monkeypatch):

@@ -1,9 +1,12 @@
 """Every backend against a float64 reference, in all directions; and what they refuse."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.signal import correlate
 from torch.nn import functional as F  # noqa: N812
 
 from runner.plugins.vision.convolution.function import convolve
@@ -149,3 +152,13 @@ def test_output_sizes_are_those_of_torch():
             )
             assert restored.shape[2:] == size == back.output_size(y.shape[2:], kernel)
     assert possible >= 500
+
+
+def test_the_reference_is_that_of_scipy():
+    """A second opinion on what a convolution is."""
+    x, w, _ = inputs_of(((2, 3, 9, 8), (4, 3, 3, 2), ConvGeometry()), torch.float64, torch.contiguous_format)
+    y = NATIVE.forward(x, w, ConvGeometry()).detach()
+    for sample, channel in itertools.product(range(2), range(4)):
+        planes = zip(x[sample].detach().numpy(), w[channel].detach().numpy(), strict=True)
+        expected = sum(correlate(image, kernel, "valid") for image, kernel in planes)
+        torch.testing.assert_close(y[sample, channel], torch.from_numpy(expected))

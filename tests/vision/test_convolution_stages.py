@@ -9,6 +9,7 @@ from running import forked, tiny, train_here
 from torch import nn
 
 from runner.api import RunnerError, UsageError
+from runner.plugins.inference.export import ExportConfig
 from runner.plugins.inference.merged_conv_bn import MergedConvBnConfig
 from runner.plugins.vision.conv_classifier import SkipNet
 from runner.plugins.vision.convolution.function import convolve
@@ -411,6 +412,17 @@ def test_batch_norm_is_merged_into_convolutions():
     assert not any(isinstance(layer, nn.BatchNorm2d) for layer in layers)
     assert sum(isinstance(layer, nn.Identity) for layer in layers) == 4
     assert made.reports["merged_conv_bn"].notes == ["4 batch norms are merged into convolutions"]
+
+
+def test_a_network_with_batch_norm_is_exported():
+    """Batch norm has a counter without dimensions."""
+    made = pipeline("model.norm=batch")
+    images = torch.rand(4, 1, 8, 8)
+    made.learner.module.eval()
+    expected = made.learner.predict(images)
+    made.attach_to_learnt({"merged_conv_bn": MergedConvBnConfig(), "export": ExportConfig()})
+    torch.testing.assert_close(made.learner.predict(images), expected, rtol=1e-4, atol=1e-5)
+    assert made.stages["export"].bytes > 0
 
 
 def test_group_norm_is_not_merged():

@@ -277,3 +277,11 @@ def test_a_class_that_would_never_be_evaluated_is_reported(tmp_path, labels, cap
     assert pipeline(images).source.sizes == {"classes": 1 + len(labels)}
     for label, count in labels.items():
         assert f"none of the {count} images of class '{label}' is held out: it is not evaluated" in caplog.text
+
+
+def test_transposed_convolutions_learn_from_images_of_an_odd_size(folder):
+    made = pipeline(folder, 0, "model={kind: conv_classifier, width: 8, shift: 1}", "data.side=9")
+    step = Step(made)
+    losses = [step()["loss"].sum.item() for _ in range(3)]
+    assert all(loss > 0 for loss in losses)
+    assert made.source.shapes["image"] == (3, 9, 9)

@@ -115,7 +115,7 @@ function stage() {
   renderer.setPixelRatio(Math.min(devicePixelRatio, 2));
   const camera = new PerspectiveCamera(40, 1, 0.01, 10);
   camera.up.set(0, 0, 1);
-  camera.position.set(0.3, -0.27, 0.15);
+  camera.position.set(0.36, -0.325, 0.18);
   const scene = new Scene();
   const sun = new DirectionalLight(0xffffff, 2.2);
   sun.position.set(0.4, -0.6, 1);

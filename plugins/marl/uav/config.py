@@ -1,5 +1,7 @@
 """The face of the UAV simulator: settings only, nothing heavy."""
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -54,6 +56,11 @@ class UavConfig(SimulatorConfig):
         "formation_strict",
         "steps_to_goal",
     )
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "*_rate": (0, 1),
+        "formation_strict": (0, 1),
+        "steps_to_goal": (0, math.inf),
+    }
     objective = Objective("return", "maximize")
     pictures: ClassVar[tuple[str, ...]] = (".gif", ".png")
     fixed: ClassVar[frozenset[str]] = SimulatorConfig.fixed | {"repeat_failures"}

@@ -106,17 +106,17 @@ function describe({ label, u, v }, { classes }, milliseconds) {
   const elevation = Math.asin(1 - 2 * v) * 180 / Math.PI;
   element("pose").textContent = `Azimuth ${Math.round(360 * u)}°, elevation ${Math.round(elevation)}°`;
   element("speed").textContent = `Rendered in ${Math.round(milliseconds)} ms`;
-  if (element("classes").children.length !== classes) addClasses(classes);
+  if (element("classes").children.length !== classes.length) addClasses(classes);
   for (const [number, button] of [...element("classes").children].entries()) {
     button.setAttribute("aria-checked", number === label);
   }
 }
 
-function addClasses(count) {
-  element("classes").replaceChildren(...Array.from({ length: count }, (_, number) => {
+function addClasses(names) {
+  element("classes").replaceChildren(...names.map((name, number) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = number;
+    button.textContent = name;
     button.setAttribute("role", "radio");
     button.addEventListener("click", () => { view.label = number; refresh(); });
     return button;

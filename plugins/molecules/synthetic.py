@@ -1,4 +1,4 @@
-"""Made-up measurements of small molecules, for machines without the published tables."""
+"""Synthetic measurements of small molecules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SHARES = {"C": -0.5, "c": -0.4, "O": 0.8, "N": 0.6, "F": -0.2, "Cl": -0.7}
 """What every atom adds to the property."""
 
 
-def stand_in() -> dict[str, float]:
-    """By molecule in SMILES, a property that is the sum of what its atoms add."""
+def synthetic_molecules() -> dict[str, float]:
+    """Returns a property by molecule in SMILES: the sum of what its atoms add."""
     molecules = map("".join, product(HEADS, MIDDLES, TAILS))
     return {molecule: _property(molecule) for molecule in molecules}
 

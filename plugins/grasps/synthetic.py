@@ -1,4 +1,4 @@
-"""A made-up hand and made-up grasps, for machines without the data."""
+"""A synthetic hand and its grasps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LENGTH = 0.03
 """Of a link, in metres."""
 
 
-def stand_in() -> dict[str, Any]:
-    """Arrays as the published files have them: a palm above a cube, and four fingers that hang down at its sides."""
+def synthetic_grasps() -> dict[str, Any]:
+    """Returns arrays of the published form: a palm above a cube, and four fingers that hang down at its sides."""
     generator = np.random.default_rng(0)
     edge = np.repeat(np.array(EDGES, np.float32), EACH)
     count, joints = len(edge), sum(map(len, CHAINS))

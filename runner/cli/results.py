@@ -1,0 +1,60 @@
+"""The stream of results: stdout, which belongs to the verb alone."""
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from runner.system.terminal import CleanStream
+
+
+class Results:
+    """Where verbs print their results: stdout, which belongs to nothing else while a verb runs."""
+
+    def __init__(self) -> None:
+        self._reserved: TextIO | None = None
+
+    @property
+    def stream(self) -> TextIO:
+        """The stream of the results."""
+        return self._reserved or sys.stdout
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Sends to stderr what anything but the verb itself prints inside the ``with``.
+
+        That is what plugins and libraries print, in Python or in C, in this process or in its
+        children. If stdout is a file descriptor it remains so afterwards, because functions that
+        run at exit print, too.
+        """
+        stdout = sys.stdout
+        self._reserved = _moved(stdout)
+        if self._reserved is stdout:
+            sys.stdout = sys.stderr
+        try:
+            yield
+        finally:
+            self._reserved.flush()
+            self._reserved = None
+            if sys.stdout is sys.stderr:
+                sys.stdout = stdout
+
+
+results = Results()
+"""The results of the verb that runs in this process."""
+
+
+def _moved(stream: TextIO) -> TextIO:
+    """The same file behind another descriptor, after which 1 is stderr; or the stream itself if 1 is not its own."""
+    try:
+        if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != 1:
+            return stream
+        stream.flush()
+        copy = os.fdopen(os.dup(1), "w", encoding=stream.encoding, errors=stream.errors)
+        os.dup2(2, 1)
+    except OSError:  # stdout or stderr is closed, or is no file
+        return stream
+    stream.reconfigure(line_buffering=True)  # as stderr
+    return CleanStream(copy)

@@ -1,0 +1,153 @@
+"""Display of a comparison of runs on a terminal."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from runner.system.console import CleanText, Console
+from runner.system.lines import figure, print_wrapped
+from runner.system.synthetic import SYNTHETIC_REMARK
+
+_NAME_WIDTH = 28
+_RUN_WIDTH = 13
+_GAP = 3
+"""Columns between two columns of a table."""
+_SECTIONS = ("headline", "settings", "tags", "environment", "metrics")
+_TITLES = {
+    "headline": "primary metrics: last value (ratio or difference to A)",
+    "metrics": "metrics: last value (ratio or difference to A)",
+}
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
+_LIST = re.compile(r",(?=\S)")
+_NOISE = ("perf/", "system/", "process.", "resumed.", "source.", "tools.")
+"""Beginnings of names that always differ, or that cannot matter because the digest of the code covers them."""
+
+
+def show(comparison: Mapping[str, Any], everything: bool, console: Console) -> None:
+    """Prints a comparison, without noise unless everything is requested.
+
+    Runs have letters, so that columns are narrow. If the columns of all runs do not fit, further tables follow, each
+    with the first run again, to which all values are compared.
+    """
+    runs = comparison["runs"]
+    letters = list(itertools.islice(_letters(), len(runs)))
+    for letter, run in zip(letters, runs, strict=True):
+        status = "" if run["status"] == "FINISHED" else f" ({run['status']})"
+        print_wrapped(f"{letter}  {run['name']}{status}", console, hang=3)
+    synthetic = [letter for letter, run in zip(letters, runs, strict=True) if run.get("synthetic", False)]
+    if synthetic:
+        print_wrapped(f"{', '.join(synthetic)}: data {SYNTHETIC_REMARK}", console, style="yellow")
+
+    sections, hidden = _sections(comparison, everything)
+    best = _best(comparison)
+    for numbers in _blocks(len(runs), console.width):
+        for section, rows in sections.items():
+            if rows:
+                console.print(CleanText(_TITLES.get(section, section), style="bold"), soft_wrap=True)
+                _print_rows(rows, letters, numbers, best, console)
+            elif section not in ("headline", "tags"):
+                console.print(f"{section}: no difference", style="dim")
+    if best is not None:
+        print_wrapped(f"* best {comparison['objective'][1]}: {comparison['objective'][0]}", console)
+    if hidden:
+        console.print(f"{hidden} more differences (speed, process): --all", style="dim", highlight=False)
+    if comparison.get("served", True):
+        console.print(comparison["link"], soft_wrap=True, highlight=False)
+    else:
+        console.print("learning curves: runner ui", highlight=False)
+
+
+def _letters() -> Iterator[str]:
+    """Yields A to Z, then AA, AB and so on."""
+    for length in itertools.count(1):
+        for letters in itertools.product(string.ascii_uppercase, repeat=length):
+            yield "".join(letters)
+
+
+def _sections(comparison: Mapping[str, Any], everything: bool) -> tuple[dict[str, dict[str, list[Any]]], int]:
+    """Returns the rows of every section, and the number of rows that are hidden."""
+    sections: dict[str, dict[str, list[Any]]] = {}
+    hidden = 0
+    for section in _SECTIONS:
+        rows = comparison.get(section, {})
+        if section != "headline":
+            rows = {name: row for name, row in rows.items() if name not in comparison["headline"]}
+        sections[section] = {name: row for name, row in rows.items() if everything or not name.startswith(_NOISE)}
+        hidden += len(rows) - len(sections[section])
+    return sections, hidden
+
+
+def _blocks(count: int, width: int) -> list[list[int]]:
+    """Returns the numbers of the runs in every table."""
+    columns = max(2, (width - _NAME_WIDTH) // (_RUN_WIDTH + _GAP))
+    others = list(range(1, count))
+    return [[0, *others[start : start + columns - 1]] for start in range(0, max(1, len(others)), columns - 1)]
+
+
+def _best(comparison: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Returns the objective and the number of the run with its best value; None if that is not clear."""
+    if not comparison.get("objective"):
+        return None
+    direction, name = comparison["objective"]
+    row = comparison["headline"].get(name, ())
+    values = {number: value for number, value in enumerate(row) if isinstance(value, float)}
+    if len(set(values.values())) < 2:
+        return None
+    choose = max if direction == "maximize" else min
+    return name, choose(values, key=lambda number: values[number])
+
+
+def _print_rows(
+    rows: Mapping[str, list[Any]],
+    letters: Sequence[str],
+    numbers: Sequence[int],
+    best: tuple[str, int] | None,
+    console: Console,
+) -> None:
+    """Prints a row for each name; where a word does not fit its column, a line for each run below the name."""
+    cells = {}
+    for name, row in rows.items():
+        marks = ["*" if best == (name, number) else "" for number in numbers]
+        cells[name] = [_cell(row, number) + mark for number, mark in zip(numbers, marks, strict=True)]
+    widest = console.width - len(numbers) * (_RUN_WIDTH + _GAP)
+    names = max((len(name) for name in cells if len(name) <= max(_NAME_WIDTH, widest)), default=0)
+    column = (console.width - names) // len(numbers) - _GAP
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", width=names, no_wrap=True)
+    for number in numbers:
+        table.add_column(letters[number], max_width=column, overflow="fold")
+
+    long_rows = []
+    for name, row_cells in cells.items():
+        if len(name) <= names and all(len(word) <= column for cell in row_cells for word in cell.split()):
+            table.add_row(name, *map(CleanText, row_cells))
+        else:
+            long_rows.append(name)
+    if table.row_count:
+        console.print(table)
+    for name in long_rows:
+        console.print(CleanText(name), soft_wrap=True)
+        for number, cell in zip(numbers, cells[name], strict=True):
+            print_wrapped(f"    {letters[number]}: {cell}", console, hang=4)
+
+
+def _cell(row: Sequence[Any], number: int) -> str:
+    """Returns a value with its ratio to the first one if all are positive, else with its difference."""
+    value = row[number]
+    reference = row[0]
+    if not isinstance(value, float):
+        return "-" if value is None else _DIGEST.sub(r"\1", _LIST.sub(", ", str(value)))
+    if number == 0 or value == reference or not isinstance(reference, float):
+        return figure(value)
+    if all(item > 0 for item in row if isinstance(item, float)) and isfinite(value / reference):
+        return f"{figure(value)} ({value / reference:.3g}x)"
+    sign = "+" if value > reference else ""
+    return f"{figure(value)} ({sign}{figure(value - reference, 3)})"
