@@ -35,12 +35,15 @@ FEW = 4  # updates in a block of those that take long
 
 
 class Measured:
-    """One variant, assembled."""
+    """A variant after assembly."""
 
     def __init__(self, pipeline: Assembly, building_s: float = 0.0) -> None:
-        self.waiting, self.meter = WaitControl(), ContentionMeter()
-        self.pipeline, self.building_s = pipeline, building_s
-        self.stopwatch, self.activities = Stopwatch(pipeline.device), Activities(pipeline.device)
+        self.waiting = WaitControl()
+        self.meter = ContentionMeter()
+        self.pipeline = pipeline
+        self.building_s = building_s
+        self.stopwatch = Stopwatch(pipeline.device)
+        self.activities = Activities(pipeline.device)
         self.step = Step(pipeline)
         for name in ("draw", "next_batch", *pipeline.source.activities):
             self.activities.time(pipeline.slots, name)
@@ -106,15 +109,15 @@ class Measured:
         return {"batches": compared.record(self.step, few=self.count < FEW)}
 
     def make(self, recorded: bytes) -> dict[str, Any]:
-        """What updates with these batches did, after all that was timed."""
+        """Returns the results of updates with these batches, after everything that is timed."""
         return {"windows": compared.make(self.step, recorded)}
 
     def judge(self, made: bytes) -> dict[str, Any]:
-        """What is wrong with a variant's updates, by this baseline's."""
+        """Returns how a variant's updates differ from this baseline's."""
         return compared.judge(self.step, made, statistical=False)
 
     def judge_number(self, made: bytes) -> dict[str, Any]:
-        """The same of a variant that promises neither bits nor algebra, but as many updates."""
+        """Compares only the number of updates, for a variant that promises neither bits nor algebra."""
         return compared.judge(self.step, made, statistical=True)
 
     def train(self) -> dict[str, Any]:

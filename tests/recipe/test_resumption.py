@@ -124,7 +124,7 @@ REFUSED = {
     "model.kind=toy_misspelt": "another model",
     "train.batch_size=4": "counted in batches",
     "train.ema=null": "has the averages or it does not",
-    "optimizer={kind: sgd, lr: 1e-2}": "means nothing to another",
+    "optimizer={kind: sgd, lr: 1e-2}": "is not valid for another",
     "optimizer.spare=[biases]": "parameter groups",
     "optimizer.weight_decay=0": "parameter groups",
     "optimizer.amsgrad=true": "what the optimizer keeps",
@@ -145,7 +145,7 @@ def test_a_setting_that_cannot_change_is_refused_in_one_line(change, half):
 def test_another_unit_is_refused(half):
     folder, _, before, _, _ = half
     train = {name: value for name, value in before["train"].items() if name != "epochs"}
-    with pytest.raises(UsageError, match=r"^train\.\w+: .*set either"):
+    with pytest.raises(UsageError, match=r"^train\.\w+: .*one unit"):
         refuse_fixed(before | {"train": train | {"updates": 20}}, toy(folder, *BASE))
 
 
