@@ -25,7 +25,7 @@ from runner.recipe.recipe import Recipe
 from runner.system.errors import UsageError
 from runner.system.tree import map_tensors, tensors
 from runner.train.assemble import Assembly, assemble, resolve_device
-from runner.train.loop import evaluated
+from runner.train.evaluation import evaluated
 from runner.train.stage_watch import StageReport
 from runner.train.trained import Trained
 from runner.verify.surroundings import alike, resized

@@ -21,7 +21,7 @@ from runner.tracking.workspace import RunFolder
 from runner.train.assemble import assemble, resolve_device
 from runner.train.checkpoint_files import read_manifest
 from runner.train.chosen import Which, load_chosen
-from runner.train.loop import evaluated
+from runner.train.evaluation import evaluated
 from runner.train.result import RunResult
 from runner.train.trained import trained
 from runner.train.tuning import answering_tuning

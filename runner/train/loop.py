@@ -11,13 +11,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runner.plugin.batches import seeded
-from runner.plugin.context import derived_seed
 from runner.plugin.metric_names import check_metric_name, refuse_names
 from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, SentinelError
 from runner.system.secrets import redact_values
 from runner.train.checkpoint import CHECKPOINTS, Writer
+from runner.train.evaluation import checked, evaluated
 from runner.train.guards import FiniteGuard, GradientGuard
 from runner.train.metrics import OWN_ACTIVITIES, RESERVED, Activities, Means, peak_memory, speeds, split_time
 from runner.train.outputs import Display, MetricLog
@@ -379,29 +378,3 @@ class Loop:
     def _publish(self, metrics: dict[str, float]) -> None:
         self.metrics |= metrics
         self.metric_log.log(metrics, self.progress.done)
-
-
-def evaluated(pipeline: Assembly) -> dict[str, float]:
-    """Evaluates the learner in evaluation mode, with the same random numbers every time.
-
-    Raises:
-        RunnerError: The evaluation returns no numbers by name, or the declared objective is not among them.
-    """
-    seed = derived_seed(pipeline.context.seed, "evaluation")
-    with seeded(seed, pipeline.device), pipeline.learner.evaluating():
-        metrics = pipeline.source.evaluate(pipeline.learner)
-    return checked(metrics, pipeline)
-
-
-def checked(metrics: Any, pipeline: Assembly) -> dict[str, float]:
-    """What an evaluation returned; a RunnerError if it is no numbers by name, or lacks the declared objective."""
-    objective = pipeline.recipe.declared_objective
-    who = f"{type(pipeline.source).__name__}.evaluate"
-    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
-        raise RunnerError(f"{who} should return numbers by name, got {metrics!r:.200}")
-    for name in metrics:
-        check_metric_name(name, who)
-    if objective and objective.name not in metrics:
-        there = ", ".join(metrics) or "there are none"
-        raise RunnerError(f"the objective is '{objective.name}', which is not among the metrics of {who}: {there}")
-    return {name: float(value) for name, value in metrics.items()}

@@ -31,7 +31,7 @@ from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
 from runner.recipe.recipe import Recipe
 from runner.system.tree import map_tensors
-from runner.train import loop
+from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble
 from runner.verify.likeness import CONTENT, unlike
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
@@ -67,7 +67,7 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
             if isinstance(asked, Recorded):
                 return training.step(asked)
             if asked.inputs is None:
-                found = loop.evaluated(pipeline)
+                found = evaluation.evaluated(pipeline)
                 modes = {name: all(each.training for each in m.modules()) for name, m in learner.modules().items()}
                 return {"evaluate": found, "training mode": modes}
             for module in learner.modules().values():

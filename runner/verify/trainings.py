@@ -23,7 +23,8 @@ from runner.system import generators
 from runner.system.errors import DivergedError, RunnerError, UsageError
 from runner.system.hardware import usable_cores
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, evaluated
+from runner.train.evaluation import evaluated
+from runner.train.loop import Loop
 from runner.train.outputs import NoOutput
 from runner.train.signals import Stop
 

@@ -16,7 +16,7 @@ from runner.plugin.registry import Registry
 from runner.recipe.loader import load
 from runner.train.assemble import assemble
 from runner.train.checkpoint import kept
-from runner.train.loop import evaluated
+from runner.train.evaluation import evaluated
 from runner.train.step import Step
 
 CPU = torch.device("cpu")

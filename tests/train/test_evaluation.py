@@ -14,7 +14,8 @@ from runner.tracking.workspace import folder_of
 from runner.train import checkpoint
 from runner.train.assemble import assemble
 from runner.train.evaluate import evaluate
-from runner.train.loop import Loop, evaluated
+from runner.train.evaluation import evaluated
+from runner.train.loop import Loop
 from runner.train.signals import Stop
 
 PLUGINS = [TOYS, TOYS.with_name("annealing.py")]

@@ -14,7 +14,8 @@ from runner.plugins.marl.uav.config import UavConfig
 from runner.recipe.document import RecipeError
 from runner.system.errors import DivergedError
 from runner.train.assemble import assemble
-from runner.train.loop import Loop, evaluated
+from runner.train.evaluation import evaluated
+from runner.train.loop import Loop
 from runner.train.signals import Stop
 
 NOT_METRICS = {
