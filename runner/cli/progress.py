@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WARM_UP = "warm-up"
 RECENT_SECONDS, SAMPLE_SECONDS = 10.0, 0.5
-_LABEL = 8
+_LABEL = 9
 """Columns of the closing table's labels."""
 
 
@@ -132,7 +132,8 @@ def _time(result: "RunResult") -> list[str]:
     lines = [f"{duration(result.seconds)}{resumed}: start-up {duration(startup)}, training {training}"]
     if "perf/update_ms" in metrics:
         first = metrics.get("perf/first_update_seconds", 0.0)
-        lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {first:.1f} s")
+        took = f"{first:.1f} s" if first >= 1 else f"{1000 * first:.3g} ms"
+        lines.append(f"{metrics['perf/update_ms']:.3g} ms per update; the first took {took}")
     if "perf/roofline_fraction" in metrics:
         lines.append(f"{metrics['perf/roofline_fraction']:.0%} of this machine's limit (its roofline)")
     shares = sorted(result.shares.items(), key=lambda item: -item[1])
