@@ -15,7 +15,7 @@ from runner.plugin.tuning import Tuning
 from runner.plugins.vision.convolution.geometry import ConvGeometry
 from runner.plugins.vision.convolution.key import ConvKey
 from runner.plugins.vision.convolution.native import Native
-from runner.plugins.vision.convolution.plan import Needs, Plan, parse_plan, plan_key
+from runner.plugins.vision.convolution.plan import ConvPlan, Needs, parse_plan, plan_key
 from runner.plugins.vision.convolution.plan_file import MOST_PLANS, RecentPlans, no_plans
 from runner.plugins.vision.convolution.planner import Planner
 from runner.plugins.vision.convolution.registry import BACKENDS, NATIVE
@@ -115,7 +115,7 @@ def test_two_identical_backends_stay_native_in_95_of_100():
 
 def test_a_backend_that_is_faster_is_selected():
     results = [searched({"twin": 0.8}, TWINS, seed=seed)[0] for seed in range(20)]
-    assert sum(result.plan == Plan("twin", "twin", "twin") for result in results) >= 18
+    assert sum(result.plan == ConvPlan("twin", "twin", "twin") for result in results) >= 18
     assert all(1.1 < result.gain.value < 1.4 for result in results)
 
 
@@ -150,8 +150,8 @@ def test_both_gradients_of_one_backend_are_timed_together():
         "backward_data": {"native": 1.0, "im2col": 0.9},
         "backward_weight": {"native": 1.0, "im2col": 1.2},
     }
-    assert fastest_plan(seconds, {"native": 1.5, "im2col": 2.1}) == Plan("im2col", "native", "native")
-    assert fastest_plan(seconds, {"native": 2.0, "im2col": 2.1}) == Plan("im2col", "im2col", "native")
+    assert fastest_plan(seconds, {"native": 1.5, "im2col": 2.1}) == ConvPlan("im2col", "native", "native")
+    assert fastest_plan(seconds, {"native": 2.0, "im2col": 2.1}) == ConvPlan("im2col", "im2col", "native")
 
 
 @pytest.mark.parametrize("needs", [STEP, FORWARD, Needs(False, True), Needs(True, False)], ids=str)
@@ -216,7 +216,7 @@ class Searches:
     """Counts searches, and selects a backend for each direction."""
 
     def __init__(self, plan=None, seconds=0.01):
-        self.plan = plan or Plan()
+        self.plan = plan or ConvPlan()
         self.keys = []
         self.seconds = seconds
 
@@ -236,7 +236,7 @@ def call(planner, x, w, stride=1):
 
 
 def test_a_thousand_calls_over_twenty_shapes_search_twenty_times():
-    searches = Searches(Plan("im2col", "im2col", "native"))
+    searches = Searches(ConvPlan("im2col", "im2col", "native"))
     chosen = planner(searches)
     shapes = [tensors(*size) for size in SIZES]
     for number in range(1000):
@@ -343,7 +343,7 @@ def test_only_a_legal_plan_is_read(values):
 def test_choices_of_the_lock_are_used_without_a_search():
     x, w = tensors()
     first = Tuning({})
-    searches = Searches(Plan("im2col", "fft", "winograd"))
+    searches = Searches(ConvPlan("im2col", "fft", "winograd"))
     y = call(planner(searches, tuning=first), x, w)
     second = Tuning({})
     second.lock(json.loads(json.dumps(first.data()))["choices"])
@@ -366,7 +366,7 @@ def test_a_lock_with_a_plan_that_is_impossible_is_refused_in_one_line():
 
 
 def test_after_the_time_limit_further_shapes_keep_native_and_are_recorded():
-    searches = Searches(Plan("im2col", "im2col", "im2col"), seconds=1.0)
+    searches = Searches(ConvPlan("im2col", "im2col", "im2col"), seconds=1.0)
     tuning = Tuning({})
     chosen = planner(searches, tuning=tuning, limits=SearchLimits(seconds=2.5))
     for size in SIZES[:6]:
@@ -380,7 +380,7 @@ def test_after_the_time_limit_further_shapes_keep_native_and_are_recorded():
 
 def test_where_nothing_may_be_searched_what_is_unknown_is_native():
     tuning = Tuning({}, searches=False)
-    searches = Searches(Plan("im2col", "im2col", "im2col"))
+    searches = Searches(ConvPlan("im2col", "im2col", "im2col"))
     call(planner(searches, tuning=tuning), *tensors())
     assert searches.keys == []
     assert tuning.data() == {}
@@ -389,7 +389,7 @@ def test_where_nothing_may_be_searched_what_is_unknown_is_native():
 def test_a_checkpoint_replaces_plans_that_were_searched():
     x, w = tensors()
     saved = Tuning({})
-    call(planner(Searches(Plan("im2col", "im2col", "im2col")), tuning=saved), x, w)
+    call(planner(Searches(ConvPlan("im2col", "im2col", "im2col")), tuning=saved), x, w)
     tuning = Tuning({})
     chosen = planner(Searches(), tuning=tuning)
     call(chosen, x, w)
@@ -418,7 +418,7 @@ def test_recent_plans_are_bounded_and_forget_the_oldest():
 @pytest.mark.parametrize("names", list(itertools.product(["native", "im2col", "fft"], repeat=3)), ids="/".join)
 def test_a_plan_computes_what_native_computes(names):
     x, w = tensors(dtype=torch.float64)
-    chosen = planner(Searches(Plan(*names)))
+    chosen = planner(Searches(ConvPlan(*names)))
     expected = call(planner(Searches()), x, w)
     gradient = torch.randn_like(expected)
     y = call(chosen, x, w)

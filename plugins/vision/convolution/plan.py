@@ -41,7 +41,7 @@ class Needs(NamedTuple):
         return "+".join(self.directions)
 
 
-class Plan(NamedTuple):
+class ConvPlan(NamedTuple):
     """The names of backends, by direction."""
 
     forward: str = "native"
@@ -63,8 +63,8 @@ def plan_key(key: ConvKey, needs: Needs) -> str:
     return f"{key.towards('forward')} needs={needs}"
 
 
-def parse_plan(values: object, key: ConvKey, needs: Needs) -> Plan:
-    """Reads what ``Plan.data`` returned.
+def parse_plan(values: object, key: ConvKey, needs: Needs) -> ConvPlan:
+    """Reads what ``ConvPlan.data`` returned.
 
     Raises:
         ValueError: It is another form, or a backend cannot compute this convolution.
@@ -80,4 +80,4 @@ def parse_plan(values: object, key: ConvKey, needs: Needs) -> Plan:
         refusal = backend.refusal(key.towards(direction))
         if refusal is not None:
             raise ValueError(f"{direction}: {refusal}")
-    return Plan(**values)
+    return ConvPlan(**values)

@@ -15,7 +15,7 @@ from .backend import Backend
 from .function import convolve
 from .geometry import ConvGeometry
 from .key import ConvKey
-from .plan import Needs, Plan, parse_plan, plan_key
+from .plan import ConvPlan, Needs, parse_plan, plan_key
 from .plan_file import MOST_PLANS, Plans
 from .registry import BACKENDS
 from .search import SearchLimits, SearchResult
@@ -53,7 +53,7 @@ class Planner:
         self.untested = 0
         self.seconds = 0.0
         self.results: dict[str, SearchResult] = {}
-        self._known: dict[tuple[ConvKey, Needs], Plan] = {}
+        self._known: dict[tuple[ConvKey, Needs], ConvPlan] = {}
         self._revision = choices.revision
 
     def convolve(
@@ -61,7 +61,7 @@ class Planner:
     ) -> Tensor:
         """Computes a convolution."""
         needs = Needs.of(x, w)
-        plan: Plan | None = None
+        plan: ConvPlan | None = None
 
         def choose(key: ConvKey) -> Backend:
             nonlocal plan
@@ -72,7 +72,7 @@ class Planner:
 
         return convolve(x, w, geometry, choose, bias, workspace)
 
-    def plan(self, key: ConvKey, needs: Needs) -> Plan:
+    def plan(self, key: ConvKey, needs: Needs) -> ConvPlan:
         """Returns the plan of a convolution.
 
         Raises:
@@ -92,32 +92,32 @@ class Planner:
             plan = self._known[key, needs] = self._new_plan(key, needs, plans)
         return plan
 
-    def _new_plan(self, key: ConvKey, needs: Needs, plans: Plans) -> Plan:
+    def _new_plan(self, key: ConvKey, needs: Needs, plans: Plans) -> ConvPlan:
         text = plan_key(key, needs)
         recorded = self.choices.get(text)
         if recorded is not None:
             return self._recorded(recorded, key, needs)
         if not self.choices.searches or key.layout == "strided":
-            return Plan()
+            return ConvPlan()
         plan = self._cached(plans.get(text), key, needs)
         if plan is None:
             if self.limits.seconds <= self.seconds or len(self.choices.items()) >= MOST_PLANS:
                 self.untested += 1
-                plan = Plan()
+                plan = ConvPlan()
             else:
                 plan = self._search(key, needs).plan
                 plans.put(text, plan.data(needs))
         self.choices.record(text, plan.data(needs))
         return plan
 
-    def _recorded(self, recorded: Any, key: ConvKey, needs: Needs) -> Plan:
+    def _recorded(self, recorded: Any, key: ConvKey, needs: Needs) -> ConvPlan:
         try:
             return parse_plan(recorded, key, needs)
         except ValueError as error:
             message = f"the lock records a plan that cannot be used: {error}"
             raise UsageError(f"algorithm_search: {message}: search again with --retune") from None
 
-    def _cached(self, kept: Any, key: ConvKey, needs: Needs) -> Plan | None:
+    def _cached(self, kept: Any, key: ConvKey, needs: Needs) -> ConvPlan | None:
         """Returns a plan of the cache; None if there is none, or if it cannot be used."""
         if kept is None:
             return None

@@ -24,7 +24,7 @@ from runner.api import Effect, Ratio, Stopwatch, effect, ratio
 
 from .backend import Backend
 from .key import ConvKey, Direction
-from .plan import Needs, Plan
+from .plan import ConvPlan, Needs
 from .registry import BACKENDS, NATIVE
 from .trial import Sample, Sampler, Work, backward_work, compute, direction_work, rounding_error, step_work
 from .workspace import Workspace, new_workspace
@@ -71,7 +71,7 @@ class SearchResult:
         seconds: Time of the search.
     """
 
-    plan: Plan
+    plan: ConvPlan
     reason: str
     gain: Ratio | None = None
     rejected: Mapping[str, str] = field(default_factory=dict)
@@ -123,10 +123,10 @@ class Search:
                     reason = "native is the fastest in screening"
                 else:
                     gain, is_clear = self._confirm(best)
-                    plan = best if is_clear else Plan()
+                    plan = best if is_clear else ConvPlan()
                     reason = f"{'/'.join(best)}: {gain}, {'clear' if is_clear else 'not clear'}"
             except OutOfTimeError:
-                plan = Plan()
+                plan = ConvPlan()
                 reason = f"the search was not finished after {self.limits.seconds:.3g} s"
         seconds = time.monotonic() - self.started
         return SearchResult(plan, reason, gain, self.rejected, seconds)
@@ -176,7 +176,7 @@ class Search:
     def _reject(self, backend: Backend, direction: Direction, reason: str) -> None:
         self.rejected[f"{direction} {backend.name}"] = reason
 
-    def _best_plan(self) -> Plan:
+    def _best_plan(self) -> ConvPlan:
         """Returns the plan with the least sum of medians over the directions of a training step."""
         key = self.key
         seconds: dict[Direction, dict[str, float]] = {}
@@ -214,10 +214,10 @@ class Search:
         timed = {works[0].name} | {name for name, spent in seconds.items() if spent <= HOPELESS * least}
         return {name: block_length(seconds[name]) for name in seconds if name in timed}
 
-    def _confirm(self, plan: Plan) -> tuple[Ratio, bool]:
+    def _confirm(self, plan: ConvPlan) -> tuple[Ratio, bool]:
         """Times a training step with the plan against ``native``, with A/A, on new inputs."""
         call = partial(step_work, key=self.key, needs=self.needs, backends=self.backends)
-        baseline = call(Plan(), workspace=self.workspace)
+        baseline = call(ConvPlan(), workspace=self.workspace)
         works = {
             "baseline": baseline,
             "control": baseline,
@@ -260,7 +260,7 @@ def block_length(seconds: float) -> int:
 
 def fastest_plan(
     seconds: Mapping[Direction, Mapping[str, float]], joint: Mapping[str, float]
-) -> Plan:  # fmt: skip
+) -> ConvPlan:  # fmt: skip
     """Returns the plan with the least time; of equal ones ``native``, which comes first.
 
     Args:
@@ -276,7 +276,7 @@ def fastest_plan(
         if joint[both] <= separate or data == weight:
             data = both
             weight = both
-    return Plan(forward, data, weight)
+    return ConvPlan(forward, data, weight)
 
 
 def _fastest(seconds: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .backend import Backend
 from .function import convolve
 from .key import ConvKey, Direction
-from .plan import Needs, Plan
+from .plan import ConvPlan, Needs
 from .workspace import Workspace
 
 
@@ -113,7 +113,7 @@ def backward_work(backend: Backend, key: ConvKey, workspace: Workspace) -> Work:
 
 
 def step_work(
-    plan: Plan, key: ConvKey, needs: Needs, backends: Mapping[str, Backend], workspace: Workspace
+    plan: ConvPlan, key: ConvKey, needs: Needs, backends: Mapping[str, Backend], workspace: Workspace
 ) -> Work:  # fmt: skip
     """Returns the work of a training step, as a network calls it."""
 
