@@ -225,9 +225,9 @@ class Searches:
         return SearchResult(self.plan, "", seconds=self.seconds)
 
 
-def planner(searches, plans=no_plans, tuning=None, limits=None, **options):
+def planner(searches, plans=no_plans, tuning=None, limits=None, kind=Planner, **options):
     tuning = tuning or Tuning({"cpu": "one"})
-    return Planner(tuning.of("algorithm_search"), plans, searches, limits or SearchLimits(), **options)
+    return kind(tuning.of("algorithm_search"), plans, searches, limits or SearchLimits(), **options)
 
 
 def call(planner, x, w, stride=1):
@@ -266,9 +266,10 @@ def variants(x, w):
     yield x.detach()[:1].requires_grad_(), w
 
 
-def test_another_type_layout_or_need_is_another_search():
+def check_separate_plans(kind):
+    """Asserts that a planner searches for each of the variants once."""
     searches = Searches()
-    chosen = planner(searches)
+    chosen = planner(searches, kind=kind)
     x, w = tensors()
     call(chosen, x, w)
     for number, (other_x, other_w) in enumerate(variants(x, w), start=2):
@@ -277,9 +278,69 @@ def test_another_type_layout_or_need_is_another_search():
         assert len(searches.keys) == number
     call(chosen, x, w, stride=2)
     assert len(searches.keys) == number + 1
+    check_settings(searches, chosen, x, w)
 
 
-def test_another_number_of_threads_is_another_search():
+def check_settings(searches, chosen, x, w):
+    """Asserts that other threads and other arithmetic are another search, and that the first ones are not."""
+    known = len(searches.keys)
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    try:
+        for number, change in enumerate(("threads", "precision"), start=1):
+            if change == "threads":
+                torch.set_num_threads(threads + 1)
+            else:
+                torch.set_float32_matmul_precision("medium")
+            call(chosen, x, w)
+            assert len(searches.keys) == known + number
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+            call(chosen, x, w)
+            assert len(searches.keys) == known + number
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
+def test_another_type_layout_need_or_setting_is_another_search():
+    check_separate_plans(Planner)
+
+
+def blind_to(**values):
+    """Returns a planner whose key lacks an entry: it takes a plan that was made for something else."""
+
+    class Blind(Planner):
+        def plan(self, key, needs):
+            return super().plan(replace(key, **values), needs)
+
+    return Blind
+
+
+class Forgetful(Planner):
+    """Takes the plan of the last call, whatever is convolved."""
+
+    def plan(self, key, needs):
+        self.last = getattr(self, "last", None) or super().plan(key, needs)
+        return self.last
+
+
+MUTANTS = {
+    "key without dtype": blind_to(dtype="float32"),
+    "stale plan after a change of layout": blind_to(layout="contiguous"),
+    "key without threads": blind_to(threads=1),
+    "TF32 of another plan": blind_to(math="ieee/highest"),
+    "stale plan": Forgetful,
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planner_that_uses_a_plan_of_something_else_is_noticed(name):
+    with pytest.raises(AssertionError):
+        check_separate_plans(MUTANTS[name])
+
+
+def test_the_first_threads_are_known_again():
     searches = Searches()
     chosen = planner(searches)
     x, w = tensors()
