@@ -17,7 +17,13 @@ from typer.testing import CliRunner
 from runner.cli import app
 
 MARKER = re.compile(r"^<!-- reference: (\w+) -->$", re.MULTILINE)
-SEARCH_BOOST = {"experiments/": 0.05, "CHANGELOG.md": 0.05, "docs/security.md": 0.5}
+SEARCH_BOOST = {
+    "docs/recipe_keys.md": 3,
+    "docs/resume.md": 0.3,
+    "experiments/": 0.05,
+    "CHANGELOG.md": 0.05,
+    "docs/security.md": 0.5,
+}
 """Rank in the search, by the beginning of a page's path; other pages have 1."""
 SECTIONS = {
     "model": "Models",
@@ -56,7 +62,8 @@ def commands() -> str:
     for name, command in walk_commands(get_command(app), "runner"):
         if name == "runner":
             continue
-        lines += [f"## {name}", "", help_text(command.help or ""), ""]
+        lines += [f"## {name}", "", markdown_of(command.help or ""), ""]
+        lines += [examples_block(command.examples), ""] if command.examples else []
         if getattr(command, "commands", None):
             continue
         rows = [parameter_row(parameter) for parameter in command.params]
@@ -71,21 +78,15 @@ def walk_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from walk_commands(child, f"{name} {word}")
 
 
-def help_text(text: str) -> str:
-    """Returns the help of a command as Markdown: indented lines and lines in bold become code."""
-    plain_text = re.sub(r"\[/?[a-z ]*\]", "", text)
-    paragraphs: list[str] = []
-    for markup, plain in zip(text.split("\n\n"), plain_text.split("\n\n"), strict=True):
-        is_example = markup.lstrip().startswith("[bold]") or plain.lstrip().startswith("$ ")
-        if not is_example:
-            paragraphs.append(without_rst(plain.strip()))
-            continue
-        example = "\n".join(f"$ {line.strip().removeprefix('$ ')}" for line in plain.strip().splitlines())
-        if paragraphs and paragraphs[-1].startswith("```console"):
-            paragraphs[-1] = paragraphs[-1].removesuffix("\n```") + f"\n{example}\n```"
-        else:
-            paragraphs.append(f"```console\n{example}\n```")
-    return "\n\n".join(paragraphs)
+def markdown_of(markup: str) -> str:
+    """Returns text in the markup of rich as Markdown: what is bold becomes code."""
+    return without_rst(re.sub(r"\[bold\](.*?)\[/\]", r"`\1`", markup))
+
+
+def examples_block(examples: list[tuple[str, str]]) -> str:
+    """Returns the examples of a command, each with its description as a comment."""
+    lines = [f"$ {command}" + (f"   # {description}" if description else "") for command, description in examples]
+    return "\n".join(["```console", *lines, "```"])
 
 
 def parameter_row(parameter: Any) -> tuple[str, str, str]:
@@ -104,7 +105,7 @@ def parameter_row(parameter: Any) -> tuple[str, str, str]:
     shown = "required" if parameter.required else ""
     if default not in (None, False, "", [], ()) and parameter.show_default:
         shown = f"`{default}`"
-    return names, shown, re.sub(r"\[/?[a-z ]*\]", "", parameter.help or "")
+    return names, shown, markdown_of(parameter.help or "")
 
 
 def recipe_keys() -> str:

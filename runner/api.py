@@ -41,14 +41,17 @@ from runner.system.errors import RunnerError, UsageError
 from runner.system.files import replacing
 from runner.system.hardware import available_memory, slow_bf16
 from runner.system.manifest import Manifest
+from runner.system.stored_json import sealed, split_sealed
 from runner.system.tree import BatchLayout, map_tensors, nbytes, stored_tensors, tensors
 
 if TYPE_CHECKING:
+    from runner.compare.ratio import Effect, Ratio, effect, ratio
     from runner.plugin.dataset import DatasetSource
     from runner.plugin.learner import GradientLearner, Learner
     from runner.plugin.loss import Loss
     from runner.plugin.role import Role
     from runner.plugin.rows import Rows, TensorRows
+    from runner.system.stopwatch import Stopwatch
 
 _HEAVY = {
     "DatasetSource": "runner.plugin.dataset",
@@ -56,18 +59,21 @@ _HEAVY = {
     "Loss": "runner.plugin.loss",
     "Role": "runner.plugin.role",
     **dict.fromkeys(("Rows", "TensorRows"), "runner.plugin.rows"),
+    **dict.fromkeys(("Effect", "Ratio", "effect", "ratio"), "runner.compare.ratio"),
+    "Stopwatch": "runner.system.stopwatch",
 }
 """Where the names are that need torch."""
 
 __all__ = [
     "Anchor", "Batch", "BatchLayout", "Check", "Choices", "Close", "Config", "Context", "Contract",
-    "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Exact", "FileDatasetConfig",
-    "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig", "Loss", "Manifest",
-    "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan", "Probe", "Progress", "Prunable",
-    "PublishedDatasetConfig", "RecipePath", "Ring", "Role", "Rows", "RunnerError", "ServedRequest", "ServedResponse",
-    "Setting", "Slots", "Source", "SourceConfig", "SourceOutline", "Stage", "StageConfig", "State",
-    "Statistical", "TensorOutline", "TensorRows", "Unit", "UsageError", "available_memory",
-    "fingerprint_of_files", "map_tensors", "nbytes", "replacing", "restore", "slow_bf16",
+    "DataFile", "DataName", "DatasetConfig", "DatasetSource", "Effect", "Exact",
+    "FileDatasetConfig", "GradientLearner", "GradientLearnerConfig", "Learner", "LearnerConfig",
+    "Loss", "Manifest", "Mean", "MemoryChoice", "Objective", "Pipeline", "Plan", "Probe",
+    "Progress", "Prunable", "PublishedDatasetConfig", "Ratio", "RecipePath", "Ring", "Role", "Rows",
+    "RunnerError", "ServedRequest", "ServedResponse", "Setting", "Slots", "Source", "SourceConfig",
+    "SourceOutline", "Stage", "StageConfig", "State", "Statistical", "Stopwatch", "TensorOutline",
+    "TensorRows", "Unit", "UsageError", "available_memory", "effect", "fingerprint_of_files",
+    "map_tensors", "nbytes", "ratio", "replacing", "restore", "sealed", "slow_bf16", "split_sealed",
     "stored_tensors", "tensors",
 ]  # fmt: skip
 

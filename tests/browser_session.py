@@ -45,6 +45,7 @@ class Session:
 
     def open(self, address, width, height):
         """Opens a page in a window of that size."""
+        self._tab = None
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._tab = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)

@@ -100,6 +100,7 @@ SMALL = {
 }  # fmt: skip
 """By the beginning of a recipe's name."""
 BESIDE = {
+    "algorithm_search": ["optimization.algorithm_search={seconds: 0}"],
     "batch_autotune": ["optimization.batch_autotune={largest: 16}"],
     "associative_scan": ["optimization.chunked_scan=off"],
     "propagation_cache": ["model.input_dropout=0"],

@@ -45,6 +45,13 @@ def test_links_lead_somewhere(page):
     assert [target for target in targets if ":" not in target and not (page.parent / target).exists()] == []
 
 
+def test_every_image_has_a_description():
+    pages = [README, *DOCS.values(), *(ROOT / "experiments").glob("*/*.md")]
+    images = [image for page in pages for image in re.findall(r"!\[([^]]*)\]\(([^)]+)\)", page.read_text())]
+    assert len(images) > 40
+    assert [target for text, target in images if len(text.split()) < 2 or text == Path(target).name] == []
+
+
 @PAGES
 def test_files_that_are_named_exist(page):
     named = re.findall(r"(?<![\w./-])((?:recipes|runner|plugins|tests|docs|experiments|\.ci)/[\w./-]*)", code(page))

@@ -137,9 +137,17 @@ def test_types_are_written_in_words(value, words):
     ("text", "markdown"),
     [
         ("One.\n\nTwo ``x``.", "One.\n\nTwo `x`."),
-        ("One.\n\n[bold]runner ls[/]", "One.\n\n```console\n$ runner ls\n```"),
-        ("[bold]runner a[/]\n\n[bold]runner b[/]", "```console\n$ runner a\n$ runner b\n```"),
+        ("The folder [bold].runner/runs[/] of a run.", "The folder `.runner/runs` of a run."),
+        ("A list [1, 2].", "A list [1, 2]."),
     ],
 )
 def test_help_becomes_markdown(text, markdown):
-    assert REFERENCE["help_text"](text) == markdown
+    assert REFERENCE["markdown_of"](text) == markdown
+
+
+def test_every_example_is_in_the_reference():
+    text = page_of("commands")
+    commands = list(REFERENCE["walk_commands"](get_command(app), "runner"))[1:]
+    examples = [example for _, command in commands for example, _ in command.examples]
+    assert len(examples) > 20
+    assert [example for example in examples if f"$ {example}" not in text] == []

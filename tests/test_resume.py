@@ -59,7 +59,9 @@ def test_a_recipe_that_ships_survives_kills(name, tmp_path, isolated_workspace):
 
 
 ON_IN_A_RECIPE = {kind for name in SHIPPED for kind in shipped(name).stages}
-KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache", "merged_guidance"}
+SEARCHED = {"algorithm_search", "plan_cache"}
+"""Two runs select other algorithms; ``vision/test_search_stages.py`` kills them."""
+KILLED_ELSEWHERE = {"compile", "bucketing", "propagation_cache", "merged_guidance", *SEARCHED}
 """They keep nothing that a training changes: ``experiments/soak`` kills them."""
 
 

@@ -3,8 +3,9 @@
     python experiments/radiance/learn.py --jobs 2
     python experiments/radiance/learn.py --report
 
-Every training has one thread. ``learned.json`` is written after every training, and a training
-that it contains is not repeated. ``--report`` prints the tables.
+Every training has one thread and takes about nine minutes of processor time. ``learned.json`` is
+written after every training, and a training that it contains is not repeated: after an interruption
+the same command continues. ``--report`` prints the tables.
 """
 
 import argparse
@@ -29,11 +30,11 @@ RECIPE = "graf"
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, dict[str, Any]] = {
     "graf": {},
+    "beta-distributed patch scales": {"model.patch_scale": "beta"},
+    "importance samples": {"model.samples": 12, "model.importance_samples": 12},
     "RMSprop": {},
     "no positions for the discriminator": {"model.condition": ["class", "pose"]},
     "latent vectors around 0": {"model.latent_mean": 0.0, "model.latent_deviation": 1.0},
-    "beta-distributed patch scales": {"model.patch_scale": "beta"},
-    "importance samples": {"model.samples": 12, "model.importance_samples": 12},
 }
 RECIPES = {"RMSprop": HERE / "rmsprop.yaml"}
 """Recipes of variants whose keys differ from those of ``graf``."""

@@ -53,7 +53,12 @@ class RadianceGan(RadianceModel):
             for network in networks
         }
 
-    def update(self, batch: Batch, noise: Batch, progress: Progress) -> dict[str, Any]:
+    def update(
+        self,
+        batch: Batch,
+        noise: Batch,
+        progress: Progress,
+    ) -> dict[str, Any]:
         """Takes a step of the discriminator, one of the generator, and one of super-resolution."""
         logged = self.slots.discriminator_step(batch, noise["discriminator"], progress)
         logged |= self.slots.generator_step(batch, noise["generator"], progress)
@@ -156,7 +161,12 @@ class RadianceGan(RadianceModel):
         logged_penalty = Mean(count * penalty.detach(), count)
         return Loss(total, count, {"r1": logged_penalty})
 
-    def generator_loss(self, batch: Batch, noise: Batch, progress: Progress) -> Loss:
+    def generator_loss(
+        self,
+        batch: Batch,
+        noise: Batch,
+        progress: Progress,
+    ) -> Loss:
         """Returns the logistic loss of rendered patches that should be taken for real ones."""
         patch = self.patch_of(noise, progress.fraction)
         fake = self.slots.render(batch, patch, noise, progress.fraction)

@@ -127,7 +127,12 @@ class RadianceField(nn.Module):
 class PatchDiscriminator(nn.Module):
     """Maps patches and planes with their conditions to logits."""
 
-    def __init__(self, size: int, planes: int, width: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        planes: int,
+        width: int,
+    ) -> None:
         super().__init__()
         self.network = nn.Sequential(
             nn.Conv2d(3 + planes, width, 4, 2, 1),
@@ -152,7 +157,13 @@ class SuperResolution(nn.Module):
     difference from the input is added to it.
     """
 
-    def __init__(self, sectors: int, side: int, factor: int, width: int) -> None:
+    def __init__(
+        self,
+        sectors: int,
+        side: int,
+        factor: int,
+        width: int,
+    ) -> None:
         super().__init__()
         self.factor = factor
         self.views = nn.Parameter(0.01 * torch.randn(sectors, 3, side, side))

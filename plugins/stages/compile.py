@@ -47,7 +47,10 @@ class CompileConfig(StageConfig):
         return None
 
     def tunes(self, setting: Setting) -> bool:
-        """Returns whether torch times kernels: on a GPU always, on a CPU only if the mode is not the default."""
+        """Returns whether torch times kernels: on a GPU always, on a CPU only if the mode is not the default.
+
+        Torch keeps what it selects in its cache, partly inside of compiled code; the lock has no record of it.
+        """
         return setting.device.type == "cuda" or self.mode != "default"
 
     def implementation(self) -> type[Stage]:

@@ -15,6 +15,7 @@ from runner.api import Batch, Context, GradientLearner, Loss, Mean, Progress, Pr
 from .config import ClassesResponse
 from .convolution.modules import Convolution, Convolve
 from .convolution.native import convolution
+from .convolution.plan_file import no_plans
 from .convolution.workspace import new_workspace
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Classifier(GradientLearner):
     sensitive: ClassVar[tuple[str, ...]] = ("stem", "head")
     conv = staticmethod(convolution)
     conv_workspace = staticmethod(new_workspace)
+    conv_plans = staticmethod(no_plans)
 
     def build(self, config: ClassifierConfig, shapes: Mapping[str, tuple[int, ...]], context: Context) -> nn.Module:
         """The network."""

@@ -30,8 +30,9 @@ EXTRA = "pip install 'proven-runner[vision]'"
 """Brings what the sources need."""
 
 
-CONVOLUTION_SLOTS = frozenset({"conv", "conv_workspace"})
-"""Slots of a learner whose layers are ``Convolution``: the convolution, and memory for intermediate results of it."""
+CONVOLUTION_SLOTS = frozenset({"conv", "conv_workspace", "conv_plans"})
+"""Slots of a learner whose layers are ``Convolution``: the convolution, memory for its intermediate results, and what
+keeps plans between processes."""
 
 
 Share = Annotated[float, Field(ge=0, le=1)]

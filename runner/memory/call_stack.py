@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from runner.memory.kinds import Holder
 from runner.plugin.context import PIPELINE
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from runner.plugin.stage import Pipeline
 
 OUTSIDE = "(no module)"
-"""Module of what is allocated while none is running, as in a loss."""
+"""Module of memory that is allocated while none is running, as in a loss."""
 GENERIC = PIPELINE - {"make_optimizer", "precision"}
 """Slots that every pipeline has and that take memory."""
 
@@ -83,7 +86,9 @@ class CallStack:
         Slots that every learner has (backward, clip, optimizer_step) are shown in the place of
         the module, because they run outside of any.
         """
-        slot = next((name for name in reversed(self.slots) if name not in GENERIC), "update")
+        slot = next(
+            (name for name in reversed(self.slots) if name not in GENERIC), "update"
+        )
         if self.modules:
             return Holder(slot, self.modules[-1][1])
         if self._in_backward:
@@ -119,7 +124,9 @@ class CallStack:
         """Follows slots and modules inside the ``with``."""
 
         def enter(module: nn.Module, _inputs: Any) -> None:
-            self.modules.append((module, self.names.get(id(module), type(module).__name__)))
+            self.modules.append(
+                (module, self.names.get(id(module), type(module).__name__))
+            )
 
         def leave(module: nn.Module, _inputs: Any, _output: Any) -> None:
             while self.modules and self.modules.pop()[0] is not module:

@@ -1,4 +1,4 @@
-"""Tensors without numbers, in which whole learners can be built."""
+"""Tensors without numbers, in which learners can be built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 class _CopyMode(TorchFunctionMode):
     """Copies fake tensors where ``copy.deepcopy`` would copy their storage, which they have not."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         if func is not Tensor.__deepcopy__ or not isinstance(args[0], FakeTensor):
             return func(*args, **(kwargs or {}))
         tensor, memo = args
@@ -29,7 +31,7 @@ class _CopyMode(TorchFunctionMode):
 
 
 def _forget(*arguments: Any) -> None:
-    """Takes the place of what would remember a tensor."""
+    """Replaces a function that would keep a reference to a tensor."""
 
 
 @contextmanager

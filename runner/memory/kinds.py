@@ -18,7 +18,7 @@ class Kind(StrEnum):
     activations = "activations"
     temporaries = "temporaries"
     batch = "batch"
-    other = "other"
+    unattributed = "other"
 
 
 class Holder(NamedTuple):

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from runner.memory.kinds import Holder
 
 OUTSIDE = "update"
-"""Module of what is allocated while none is running."""
+"""Module of memory that is allocated while none is running."""
 
 
 class ModuleStack(ModTracker):

@@ -31,7 +31,9 @@ class OutlinedSource(Source):
         self.shapes = {}
         for name, tensor in outline.batch.items():
             if isinstance(tensor, TensorOutline):
-                self.shapes[name] = tensor.shape if name in self.layout.shared else tensor.shape[1:]
+                self.shapes[name] = (
+                    tensor.shape if name in self.layout.shared else tensor.shape[1:]
+                )
         self.tables = outline.make(outline.tables, self._create)
         # Stages put a memory in the place of these.
         self.train: Any = ()
@@ -61,21 +63,25 @@ class OutlinedSource(Source):
         end = self.size(batch)
         parts: list[tuple[Tensor, Batch]] = []
         for outline in reversed(self.outline.buckets or [self.outline.batch]):
-            part = self.outline.make(outline, self._create)
-            start = max(0, end - self.size(part))
+            bucket = self.outline.make(outline, self._create)
+            start = max(0, end - self.size(bucket))
             if start < end:
                 rows = torch.arange(start, end, device=self.device)
-                parts.append((rows, self.take(part, rows - start)))
+                parts.append((rows, self.take(bucket, rows - start)))
             end = start
         yield from reversed(parts)
 
     def epoch_samples(self, batch_size: int) -> int | None:
         """Returns the samples of an epoch, at least one batch."""
         samples = self.outline.epoch_samples
-        return None if samples is None else max(batch_size, samples // batch_size * batch_size)
+        return (
+            None
+            if samples is None
+            else max(batch_size, samples // batch_size * batch_size)
+        )
 
     def evaluate(self, learner: Any) -> dict[str, float]:
-        """Raises an error: there are no data."""
+        """Raises an error, because a plan has no data."""
         raise RunnerError("a plan has no data to evaluate on")
 
 
@@ -92,7 +98,9 @@ def outline_of_batch(source: Source, batch: Mapping[str, Any]) -> SourceOutline:
     """Returns the outline of a source that was built, with a batch that it produced."""
 
     def describe(tensor: Tensor) -> TensorOutline:
-        return TensorOutline(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        return TensorOutline(
+            tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        )
 
     return SourceOutline(
         map_tensors(describe, batch),  # type: ignore[arg-type]  # what takes a tensor's place

@@ -60,7 +60,8 @@ class MemoryPlan:
     def data(self) -> dict[str, Any]:
         """Returns the plan as plain data."""
         modules = {
-            name: {kind.value: size for kind, size in sizes.items()} for name, sizes in by_module(self.usage).items()
+            name: {kind.value: size for kind, size in sizes.items()}
+            for name, sizes in by_module(self.usage).items()
         }
         return {
             "recipe": self.recipe,
@@ -79,22 +80,32 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """Returns the plan as text: a table by kind, and one by module."""
-        what = f"{self.recipe} on {self.device}, batch size {self.batch_size:,}"
-        lines = [f"{what}: {format_size(self.peak)} at the peak of an update, within {self.tolerance:.0%}"]
+        title = f"{self.recipe} on {self.device}, batch size {self.batch_size:,}"
+        lines = [
+            f"{title}: {format_size(self.peak)} at the peak of an update, "
+            f"within {self.tolerance:.0%}"
+        ]
         if self.largest:
             lines.append(f"planned for the largest batch: {self.largest}")
         kinds = {kind.value: size for kind, size in by_kind(self.usage).items() if size}
         lines += ["", *self._table(kinds)]
-        modules = {name: sum(sizes.values()) for name, sizes in by_module(self.usage).items()}
-        shown = dict(list(modules.items())[:_MODULES])
-        if len(modules) > len(shown):
-            hidden = len(modules) - len(shown)
-            shown[f"{hidden} more modules"] = self.peak - sum(shown.values())
-        lines += ["", "by module", *self._table(shown)]
-        lines += [f"{kind} is left out: {reason}" for kind, reason in self.left_out.items()]
+        modules = {
+            name: sum(sizes.values()) for name, sizes in by_module(self.usage).items()
+        }
+        largest = dict(list(modules.items())[:_MODULES])
+        if len(modules) > len(largest):
+            hidden = len(modules) - len(largest)
+            largest[f"{hidden} more modules"] = self.peak - sum(largest.values())
+        lines += ["", "by module", *self._table(largest)]
+        lines += [
+            f"{kind} is left out: {reason}" for kind, reason in self.left_out.items()
+        ]
         return lines
 
     def _table(self, rows: Mapping[str, int]) -> list[str]:
         width = max(map(len, rows), default=0)
         peak = max(1, self.peak)
-        return [f"  {name:{width}}  {format_size(size):>9}  {size / peak:4.0%}" for name, size in rows.items()]
+        return [
+            f"  {name:{width}}  {format_size(size):>9}  {size / peak:4.0%}"
+            for name, size in rows.items()
+        ]

@@ -40,18 +40,18 @@ class _BatchRefType(_RefType):
 
 _KINDS: Mapping[_RefType, Kind] = {
     _MemRefType.PARAM: Kind.parameters,
-    _MemRefType.BUFFER: Kind.other,
+    _MemRefType.BUFFER: Kind.unattributed,
     _MemRefType.GRAD: Kind.gradients,
     _MemRefType.OPT: Kind.optimizer,
     _MemRefType.ACT: Kind.activations,
     _MemRefType.TEMP: Kind.temporaries,
-    _MemRefType.OTH: Kind.other,
+    _MemRefType.OTH: Kind.unattributed,
     _BatchRefType.BATCH: Kind.batch,
 }
 BATCH = Holder(OUTSIDE, "batch")
 """Holder of the batch and of its noise."""
 EXISTING = Holder("", "")
-"""Holder of what existed before an update."""
+"""Holder of tensors that existed before an update."""
 _INDEXED = (
     torch.ops.aten.index.Tensor,
     torch.ops.aten.index_put_.default,
@@ -69,7 +69,7 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
 
     Torch's tracker follows storages from their creation to their end. This one also remembers what
     was running when a storage was made, and counts bytes by kind and holder. A module may be called
-    several times in an update, which torch's own table of modules does not allow.
+    several times in an update, which torch's table of modules does not allow.
 
     Tensors may be fake: then their numbers are assumed where an operation needs them.
 
@@ -113,7 +113,7 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         modules: Mapping[str, nn.Module],
         optimizers: Iterable[optim.Optimizer],
     ) -> None:
-        """Labels everything that exists before the first update, and follows gradients from then on.
+        """Labels everything that exists before the first update, and follows gradients.
 
         Args:
             modules: Modules by name, as a learner returns them.
@@ -122,8 +122,8 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         for info, _ in [*self._WINFO.values()]:  # type: ignore[no-untyped-call]
             self._relabel(info, _MemRefType.OTH)
         for name, module in modules.items():
-            for path, part in module.named_modules(prefix=name):
-                self._label_module(path, part)
+            for path, submodule in module.named_modules(prefix=name):
+                self._label_module(path, submodule)
         for optimizer in optimizers:
             self._track_optimizer_states(_MemRefType.OPT, optimizer)
             for group in optimizer.param_groups:
@@ -168,7 +168,9 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
 
     def bytes_of(self, kind: Kind) -> int:
         """Returns the bytes of a kind that are in use."""
-        return sum(size for (used_for, _), size in self._bytes.items() if used_for is kind)
+        return sum(
+            size for (used_for, _), size in self._bytes.items() if used_for is kind
+        )
 
     def __exit__(self, *error: Any) -> None:
         for hook in self._hooks:
@@ -187,7 +189,9 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         if parameter.grad is not None:
             self._label(parameter.grad, _MemRefType.GRAD, self._owner(parameter))
 
-    def _label(self, tensor: Tensor, kind: _RefType, holder: Holder | None = None) -> None:
+    def _label(
+        self, tensor: Tensor, kind: _RefType, holder: Holder | None = None
+    ) -> None:
         for info in self._update_and_maybe_create_winfos(tensor, kind):
             if holder is not None:
                 self._move(info, holder)
@@ -251,7 +255,7 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
         self.total += size
 
     def _track(self, reftype: _RefType, t: Tensor) -> None:
-        # What an optimizer makes in a step is temporary, except for what is its state afterwards.
+        # Tensors of an optimizer's step are temporary, except for its state afterwards.
         temporary = reftype is _MemRefType.OPT
         super()._track(_MemRefType.TEMP if temporary else reftype, t)
 
@@ -265,7 +269,9 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
             self.peak = self.total
             self.usage = {key: size for key, size in self._bytes.items() if size}
 
-    def _track_optimizer_states(self, reftype: _RefType, optimizer: optim.Optimizer) -> None:
+    def _track_optimizer_states(
+        self, reftype: _RefType, optimizer: optim.Optimizer
+    ) -> None:
         for parameter, state in optimizer.state.items():
             for tensor in stored_tensors(state):
                 self._label(tensor, reftype, self._owner(parameter))
@@ -282,10 +288,10 @@ class UpdateTracker(MemTracker):  # type: ignore[no-untyped-call]
             self._in_ac = False
 
     def _pre_bw_hook(self, module: nn.Module, args: Any) -> None:
-        """Does nothing: modules have no tables of their own."""
+        """Does nothing, because there is no table of modules."""
 
     def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
-        """Does nothing: modules have no tables of their own."""
+        """Does nothing, because there is no table of modules."""
 
 
 def _is_mask(index: Any) -> bool:

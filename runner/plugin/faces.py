@@ -298,9 +298,10 @@ class StageConfig(Face, ABC):
         return None
 
     def tunes(self, setting: Setting) -> bool:
-        """Returns whether the stage selects something by measuring, which the lock of a run then records.
+        """Returns whether the stage selects something by measuring.
 
-        Each timed process of an ablation searches again, so that its interval includes the luck of the choices.
+        It records its choices with ``choices`` of the pipeline or plan. Each timed process of an ablation searches
+        again, so that its interval includes the luck of the choices.
         """
         return False
 

@@ -59,6 +59,7 @@ class Tuning:
         machine: The machine on which the pipeline runs.
         is_fresh: Whether no choice of an earlier process may be used, as in the timed processes of an ablation.
         searches: Whether stages may search; otherwise what is not recorded stays at its default.
+        revision: Changes when choices come from a lock or a checkpoint.
     """
 
     machine: Machine
@@ -68,6 +69,7 @@ class Tuning:
     _locked: frozenset[tuple[str, str]] = frozenset()
     _listener: Callable[[dict[str, Any]], object] | None = None
     _is_changed: bool = False
+    revision: int = 0
 
     def of(self, kind: str) -> Choices:
         """Returns the choices of one stage."""
@@ -77,6 +79,7 @@ class Tuning:
         """Takes over choices that no checkpoint may replace."""
         self._choices = {kind: dict(of_stage) for kind, of_stage in choices.items()}
         self._locked = frozenset((kind, key) for kind, of_stage in choices.items() for key in of_stage)
+        self.revision += 1
 
     def data(self) -> dict[str, Any]:
         """Returns the choices with their machine as plain values; nothing if there are none."""
@@ -107,6 +110,7 @@ class Tuning:
                 continue
             choices = self._choices.setdefault(kind, {})
             choices |= {key: value for key, value in of_stage.items() if (kind, key) not in self._locked}
+        self.revision += 1
 
     def listen(self, listener: Callable[[dict[str, Any]], object]) -> None:
         """Sets what ``commit`` passes the choices to."""
@@ -157,6 +161,11 @@ class Choices:
     def searches(self) -> bool:
         """Whether the stage may search. If not, what has no choice stays at its default."""
         return self.tuning.searches
+
+    @property
+    def revision(self) -> int:
+        """A number that changes when choices come from a lock or a checkpoint."""
+        return self.tuning.revision
 
     def get(self, key: str) -> Any:
         """Returns the choice of that key; None if nothing was selected yet."""

@@ -70,13 +70,32 @@ def dtype_of(stages: Iterable[object]) -> str | None:
     return next(filter(None, (getattr(stage, "dtype", None) for stage in stages)), None)
 
 
+class _AllModules:
+    """Replaces ``FlopCounterMode``'s tracker of modules: everything is counted together.
+
+    Torch's tracker waits for the gradients of a module's inputs, which fails in a gradient with
+    respect to a leaf, such as a gradient penalty.
+    """
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None:
+        """Does nothing: no module is followed."""
+
+    def __exit__(self, *error: object) -> None:
+        """Does nothing."""
+
+
 def count_work(step: Step, drawn: Drawn) -> dict[str, Any]:
     """Makes an update, and returns what it computed and has to move, for ``UpdateCost.of``.
 
     Stages that compile are left out of it, because torch counts nothing in compiled code.
     """
     learner = step.learner
-    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    modules: Any = _AllModules()
+    counter.mod_tracker = modules
+    with torch.compiler.set_stance("force_eager"), counter:
         step.update(drawn)
     moved = optimizer_bytes(optimizer for _, optimizer in learner.optimizers())
     least = learner.least_work(step.pipeline.batch_size)

@@ -144,7 +144,7 @@ def test_the_card_of_a_learner_shows_what_it_optimizes_and_how(tmp_path):
 
 def test_plugins_tell_what_they_are(tmp_path):
     card = runner("plugins", "amp", cwd=tmp_path).stdout
-    assert card.startswith("optimization.amp (proven-runner ")
+    assert card.startswith("optimization.amp, inference.amp (proven-runner ")
     assert "When it helps" in card
     assert "dtype: Literal['bf16', 'fp16'], default bf16" in card
     assert re.search(r"^measured: alone \d+\.\d\dx \[.*\(experiments/marl_phases\)$", card, re.MULTILINE)
@@ -214,7 +214,7 @@ def test_validate_takes_settings_among_its_recipes(tmp_path):
 def test_what_is_no_setting_is_refused(tmp_path):
     result = runner("show", "marl_phase2", "marl_phase3", cwd=tmp_path)
     assert result.returncode == 2
-    assert "'marl_phase3' is no setting: should be A.B.C=VALUE" in result.stderr
+    assert "'marl_phase3' is not a setting; settings are written as A.B.C=VALUE" in result.stderr
 
 
 def test_a_run_is_shown_by_its_digits_or_folder_and_a_recipe_goes_first(tmp_path):

@@ -65,7 +65,7 @@ def test_a_run_is_removed_and_refused_by_the_command_line(migrated_workspace):
     assert removed.stdout == f"{run}: {migrated_workspace / 'trash' / run}; deleted in MLflow\n"
     assert f"MLFLOW_TRACKING_URI=sqlite:///{migrated_workspace / 'mlflow.db'} mlflow runs restore" in removed.stderr
     assert json.loads(forked("ls", "--json").stdout)["runs"] == []
-    assert forked("rm", "--purge").stdout == f"{run}: gone for good\n"
+    assert forked("rm", "--purge").stdout == f"{run}: deleted permanently\n"
     assert json.loads(forked("rm", "--purge", "--json").stdout) == {"schema_version": 1, "runs": [], "purged": []}
 
 
@@ -97,7 +97,7 @@ def test_phase_1_refuses_the_sequential_order_with_the_reason():
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("train.batch_size=5000", "train.batch_size: 5,000 is more than"),
+        ("train.batch_size=5000", "train.batch_size: 5,000 exceeds the largest batch"),
         ("data.warmup=160", "data.warmup: 160 leaves no step to learn in"),
         ("train.updates=5", "train.env_steps: set either train.updates or train.env_steps, not both"),
         ("optimizer.actor.lr=.inf", "optimizer.actor.lr: should be a finite number"),

@@ -39,7 +39,7 @@ def test_verbs_talk_without_secrets(monkeypatch):
     sys.stdout.flush()
     expected = {"schema_version": 1, "a": MASK, "api_token": "ab", "n_tokens": 2, "list": [f"x{MASK}"]}
     assert json.loads(out.getvalue()) == expected
-    told = f"it is {MASK} (password=ab)\nfirst {MASK}\n    see http://me:{MASK}@host\n"
+    told = f"it is {MASK} (password=ab)\nerror: first {MASK}\n    see http://me:{MASK}@host\n"
     assert err.getvalue().decode() == told
 
 

@@ -33,7 +33,7 @@ def test_a_machine_that_passes_these_tests_is_fit(checks):
     assert found["plugins"].found == "all can be imported"
     assert "mlflow" in found["packages"].found
     assert found["processor"].status == "ok"
-    assert found["workspace"].found.endswith("made by the first run")
+    assert found["workspace"].found.endswith("created by the first run")
     assert not Workspace().root.exists()
 
 
@@ -98,7 +98,7 @@ def test_more_threads_than_cores_is_a_warning(checks, monkeypatch):
 
 def test_runs_that_died_are_ended_and_counted(checks, migrated_workspace):
     folder = run_folder()
-    assert checks()["runs"].found == f"1 in {Workspace().runs}; 1 had died without a word: {folder.name}"
+    assert checks()["runs"].found == f"1 in {Workspace().runs}; 1 had crashed: {folder.name}"
     assert folder.record().status == "KILLED"
     assert checks()["runs"].found == f"1 in {Workspace().runs}"
 

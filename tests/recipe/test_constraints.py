@@ -109,7 +109,7 @@ def test_what_the_source_finds_wrong_with_the_length_is_said_at_its_key(tmp_path
 
 def test_a_batch_that_the_source_cannot_give(tmp_path):
     assert complaint(tmp_path, RECIPE, "train.batch_size=513") == [
-        "--set #1: train.batch_size: 513 is more than 'sim' ( 512"
+        "--set #1: train.batch_size: 513 exceeds the largest batch of 'sim' (512)"
     ]
 
 

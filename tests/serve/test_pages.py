@@ -65,6 +65,6 @@ def test_the_documentation_is_fastapis_and_loads_nothing_from_elsewhere(digits, 
     policy = response.headers["content-security-policy"]
     assert policy.startswith("script-src 'self' 'sha256-")
     assert "unsafe-inline" not in policy.partition(";")[0]
-    document = page(f"{client.base_url}docs", tmp_path)
+    document = page(f"{str(client.base_url).rstrip('/')}/docs", tmp_path)
     assert "swagger-ui" in document
     assert "/predict" in document

@@ -109,6 +109,19 @@ def test_compiled_products_are_counted_like_those_that_are_not():
     assert plain["flop"] == compiled["flop"] > 0
 
 
+@pytest.mark.parametrize("name", ["graf", "digits_classifier", "marl_baseline", "shakespeare_gpt"])
+def test_work_is_counted_for_learners_of_every_kind(name):
+    """A gradient penalty is a gradient with respect to a leaf inside of an update."""
+    pipeline = assemble(tiny(name, *([] if name == "graf" else ["train.batch_size=4"])))
+    step = Step(pipeline)
+    drawn = None
+    while drawn is None:
+        drawn = step.draw()
+    work = count_work(step, drawn)
+    assert work["flop"] > 0
+    assert work["optimizer_bytes"] > 0
+
+
 def test_precision_is_put_back_if_a_measurement_fails(monkeypatch):
     def fail(*_):
         raise MemoryError

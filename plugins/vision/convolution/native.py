@@ -129,39 +129,34 @@ class WithoutOneDnn(Native):
 
     def settings(self) -> AbstractContextManager[None]:
         """Returns a context without oneDNN."""
-        return _SWITCH.off()
+        return _SWITCH
 
 
 class _Switch:
-    """Torch's switch for oneDNN, which several threads can hold off at a time."""
+    """Switches oneDNN off inside the ``with``, which several threads may enter at a time."""
 
+    # A generator with ``torch.backends.mkldnn.flags`` takes as long as a small convolution. It would also
+    # reset determinism and precision to its defaults.
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._depth = 0
         self._is_enabled = True
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Switches oneDNN off inside the ``with``."""
+    def __enter__(self) -> None:
+        mkldnn: Any = torch.backends.mkldnn
         # Two threads that each restore what they have found would leave it off for good.
         with self._lock:
             if self._depth == 0:
-                self._is_enabled = self._set(False)
+                self._is_enabled = mkldnn.enabled
+                mkldnn.enabled = False
             self._depth += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._depth -= 1
-                if self._depth == 0:
-                    self._set(self._is_enabled)
 
-    @staticmethod
-    def _set(enabled: bool) -> bool:
-        # ``flags(enabled=...)`` would also reset determinism and precision to its defaults.
+    def __exit__(self, *error: object) -> None:
         mkldnn: Any = torch.backends.mkldnn
-        was_enabled: bool = mkldnn.set_flags(_enabled=enabled, _fp32_precision=None)[0]
-        return was_enabled
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                mkldnn.enabled = self._is_enabled
 
 
 _SWITCH = _Switch()
