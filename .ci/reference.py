@@ -156,8 +156,8 @@ def cards() -> str:
             section = card["section"]
             lines += [f"## {SECTIONS[section]}", ""]
         name = f"{section}.{card['kind']}"
-        lines += [f"### {name} {{#{section}{card['kind']}}}", "", without_rst(card["card"]), ""]
-        lines += [table(("", ""), list(facts(card))), ""]
+        lines += [f"### {name} {{#{section}{card['kind']}}}", "", card_text(card["card"]), ""]
+        lines += [table(("property", "value"), list(facts(card))), ""]
         settings = settings_of(schema, section, card["kind"])
         for setting in card["settings"]:
             if "default" in setting and setting["name"] in settings:
@@ -165,6 +165,11 @@ def cards() -> str:
         if settings:
             lines += [keys_table(settings, schema), ""]
     return "\n".join(lines)
+
+
+def card_text(text: str) -> str:
+    """Returns the text of a card; when it helps and when it hurts are paragraphs."""
+    return without_rst(re.sub(r"\n(?=When it )", "\n\n", text))
 
 
 def facts(card: Json) -> Iterator[tuple[str, str]]:
