@@ -49,7 +49,7 @@ class ExportConfig(StageConfig):
 
     def inactive(self, setting: Setting) -> str | None:
         """A UsageError beside what computes the network otherwise, or where ONNX Runtime cannot work."""
-        refuse_beside(setting, "format", ("amp", "compile"))
+        refuse_beside(setting, "format", ("amp", "compile", "merged_conv_bn"))
         if self.path is not None and Path(self.path).suffix != SUFFIXES[self.format]:
             raise UsageError(f"path: should end in {SUFFIXES[self.format]}, as format: {self.format} does")
         if self.format == "onnx":

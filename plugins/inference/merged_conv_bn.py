@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.api import Close, Pipeline, Setting, Stage, StageConfig, UsageError
+from runner.api import Close, Pipeline, Setting, Stage, StageConfig, UsageError, nbytes
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class MergedConvBnConfig(StageConfig):
@@ -21,8 +22,11 @@ class MergedConvBnConfig(StageConfig):
     are found by tracing the network (``torch.fx``); a convolution whose output is also read by
     another layer stays as it is.
 
+    The network keeps its parameters. Merged weights are computed from them once, and again when
+    other parameters are loaded; a training uses the network as it is.
+
     When it helps: networks with batch norm, whose norms read and write every activation once more.
-    When it hurts: the model cannot be trained further, because its norms are gone.
+    When it hurts: weights of convolutions are in memory twice.
     """
 
     kind: ClassVar[str] = "merged_conv_bn"
@@ -38,7 +42,7 @@ class MergedConvBnConfig(StageConfig):
 
 
 class MergedConvBn(Stage):
-    """Changes convolutions in place, and puts identities in the place of their norms."""
+    """Replaces the computation of convolutions and of their norms."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Merges every pair of a convolution and a batch norm.
@@ -54,14 +58,61 @@ class MergedConvBn(Stage):
         network = learner.module
         if not any(isinstance(layer, nn.BatchNorm2d) for layer in network.modules()):
             raise UsageError(f"merged_conv_bn: learner '{learner.config.kind}' has no batch norm{_other_norm(network)}")
-        pairs = list(_pairs(network))
-        if not pairs:
+        names = list(_pairs(network))
+        if not names:
             raise UsageError("merged_conv_bn: no batch norm is the only reader of a convolution")
-        for conv, norm in pairs:
-            _merge(network.get_submodule(conv), network.get_submodule(norm))
-            network.set_submodule(norm, nn.Identity())
-        learner.configure_optimizers()
+        pairs = [_MergedPair(network.get_submodule(conv), network.get_submodule(norm)) for conv, norm in names]
+        self.program_bytes = nbytes([dict(pair.merged.state_dict()) for pair in pairs])
         pipeline.note(f"{len(pairs)} batch norms are merged into convolutions")
+
+
+class _MergedPair:
+    """A convolution that computes what the norm behind it would return, and the norm that returns its input."""
+
+    def __init__(self, conv: Any, norm: Any) -> None:
+        self.conv = conv
+        self.norm = norm
+        self.merged = copy.deepcopy(conv)
+        self._sources: list[tuple[Tensor, int]] = []
+        self._plain_conv = conv.forward
+        self._plain_norm = norm.forward
+        self._refresh()
+        conv.forward = self._convolve
+        norm.forward = self._normalise
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        if self.norm.training:
+            return self._plain_conv(x)  # type: ignore[no-any-return]
+        if not self._is_fresh():
+            self._refresh()
+        y: Tensor = self.merged(x)
+        return y
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return self._plain_norm(x) if self.norm.training else x
+
+    def _tensors(self) -> list[Tensor]:
+        norm = self.norm
+        tensors = (self.conv.weight, self.conv.bias, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _is_fresh(self) -> bool:
+        """Returns whether the merged weights are those of the current parameters."""
+        tensors = self._tensors()
+        return len(tensors) == len(self._sources) and all(
+            tensor is source and tensor._version == version
+            for tensor, (source, version) in zip(tensors, self._sources, strict=True)
+        )
+
+    def _refresh(self) -> None:
+        from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+        norm = self.norm
+        self._sources = [(tensor, tensor._version) for tensor in self._tensors()]
+        self.merged.weight, self.merged.bias = fuse_conv_bn_weights(
+            self.conv.weight, self.conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias,
+            self.conv.transposed,
+        )  # fmt: skip
 
 
 def _other_norm(network: nn.Module) -> str:
@@ -103,12 +154,3 @@ def _pairs(network: nn.Module) -> Iterator[tuple[str, str]]:
         if conv.transposed and conv.groups > 1:
             continue
         yield str(before.target), str(node.target)
-
-
-def _merge(conv: Any, norm: Any) -> None:
-    """Gives a convolution the weights with which it computes what the norm returned."""
-    from torch.nn.utils.fusion import fuse_conv_bn_weights
-
-    conv.weight, conv.bias = fuse_conv_bn_weights(
-        conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias, conv.transposed
-    )
