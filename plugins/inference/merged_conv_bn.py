@@ -48,7 +48,7 @@ class MergedConvBn(Stage):
         """Merges every pair of a convolution and a batch norm.
 
         Raises:
-            UsageError: There is no such pair, or the network cannot be traced.
+            UsageError: No pair exists, or the network cannot be traced.
         """
         from torch import nn
 
@@ -146,11 +146,11 @@ def _pairs(network: nn.Module) -> Iterator[tuple[str, str]]:
     for node, norm in layers.items():
         if not isinstance(norm, nn.BatchNorm2d) or norm.running_mean is None:
             continue
-        before: Any = node.args[0]
-        conv = layers.get(before)
-        if not isinstance(conv, convolutions) or len(before.users) > 1 or calls[conv] + calls[norm] > 2:
+        producer: Any = node.args[0]
+        conv = layers.get(producer)
+        if not isinstance(conv, convolutions) or len(producer.users) > 1 or calls[conv] + calls[norm] > 2:
             continue
         # Torch's function for merging has no groups of transposed convolutions.
         if conv.transposed and conv.groups > 1:
             continue
-        yield str(before.target), str(node.target)
+        yield str(producer.target), str(node.target)
