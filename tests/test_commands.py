@@ -38,7 +38,7 @@ ASSIGNMENT = re.compile(r"([\w.]+)=")
 CHECKS = (ROOT / ".ci" / "run").read_text()
 BRIEF = ["--horizon", "0", "--updates", "3"]
 """Options that let ``verify`` look for a moment."""
-ONE_STAGE = {"marl": "forward_cache", "digits": "fused_optimizer"}
+ONE_STAGE = {"marl": "forward_cache", "digits": "fused_optimizer", "conv": "conv_backend"}
 """By the beginning of a recipe's name, the stage that ``verify`` looks at."""
 MINUTES_LONG = {"marl": "train.env_steps=2000", "digits": "train.epochs=400"}
 """By the beginning of a recipe's name, a training that is still running when it is killed."""
