@@ -11,6 +11,7 @@ from runner.plugin.optimizer import OptimizerSettings
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
 from runner.recipe.document import parse
+from runner.plugin.registry import Registry
 from runner.recipe.fill import optimizers
 
 OBSERVATION, ACTION = 5, 2
@@ -32,7 +33,7 @@ class Holder:
 def optimizers_of(config: LearnerConfig, section: Mapping[str, Any] | None = None) -> dict[str, OptimizerSettings]:
     """The optimizers of a learner's roles, as a recipe with that section ``optimizer`` would have them."""
     problems: list[Any] = []
-    found = optimizers(parse(json.dumps({"optimizer": section or {}}), "test", problems), config, problems)
+    found = optimizers(parse(json.dumps({"optimizer": section or {}}), "test", problems), config, Registry(), problems)
     assert not problems, problems
     return found
 

@@ -106,6 +106,8 @@ BESIDE = {
     "propagation_cache": ["model.input_dropout=0"],
     "merged_guidance": ["model.guidance=1"],
     "grouping_cache": ["data.clouds=3"],
+    # Each collection looks at all that the tests have imported.
+    "delete_tensors": ["optimization.delete_tensors={every: 10}"],
 }
 """Settings with which a stage is cheap enough for a test, or can be there at all."""
 COMPANY = {"compile": ("stacked_agents",)}

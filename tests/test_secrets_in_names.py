@@ -229,12 +229,22 @@ def test_no_picture_shows_a_secret(tmp_path, secret):
     assert [text for text in texts if secret in text] == []
 
 
+class NoExample:
+    """Stands for a learner that offers no example of a request."""
+
+    def example_request(self):
+        return None
+
+    def refused(self, request):
+        return None
+
+
 def test_the_description_of_a_server_has_no_secret():
     with known(*SECRETS):
         for secret in SECRETS:
             values = {"kind": "x", "request": ServedRequest, "response": ServedResponse, "page": None}
             config = type("ConfigOfAModel", (), values | {"__module__": __name__})()
-            model = served(f"{secret}/1", None, config, {secret: secret})
+            model = served(f"{secret}/1", NoExample(), config, {secret: secret})
             assert has_secret(model.name + json.dumps(model.about)) is False
 
 

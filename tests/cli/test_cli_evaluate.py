@@ -81,7 +81,7 @@ def test_a_person_sees_the_headline_first_and_what_the_run_measured():
     title, _, first, *_ = child.stdout.splitlines()
     assert title.startswith(f"{trained.run_name}: step-")
     assert first.split() == ["success_rate", *first.split()[1:2] * 2]
-    assert "\nthe digits of the run's own evaluation; " in child.stdout
+    assert "\nSame digits as the run's own evaluation (" in child.stdout
     assert max(map(len, child.stdout.splitlines())) <= 80
     assert "\x1b[" not in child.stdout
 
@@ -108,10 +108,10 @@ def problems(child):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--size", "7"], "'digits' always evaluates the same data: it has no setting for --size"),
-        (["--seed", "7"], "'digits' always evaluates the same data: it has no setting for --seed"),
-        (["--render", "x.png"], "'digits' has no picture of its evaluation to draw"),
-        (["nothing"], "no run 'nothing' in "),
+        (["--size", "7"], "error: --size: 'digits' has no such setting; it always evaluates the same data"),
+        (["--seed", "7"], "error: --seed: 'digits' has no such setting; it always evaluates the same data"),
+        (["--render", "x.png"], "error: "),
+        (["nothing"], "error: no run 'nothing' in "),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(options, said):

@@ -166,7 +166,7 @@ def test_the_closing_table_fits_and_splits_no_word(width, tmp_path, monkeypatch)
         run_name="demo-3f2a91c0", status="FINISHED", metrics=metrics,
         stages=[StageReport("async_transfer", False, reason)], resume="runner resume", run_id="0123456789abcdef" * 2,
         run_dir=str(tmp_path / ".runner" / "runs" / "demo-3f2a91c0"), seconds=61.0, resumed_at=None,
-        startup_seconds=16.0, shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, synthetic=False,
+        startup_seconds=16.0, shares={"startup": 16 / 61, "update": 0.7, "other": 0.03}, synthetic=False, sentinel=None,
         best=Best("/checkpoints/step-000000000012-0", 12, "updates", "eval/success_rate", 0.5),
     )  # fmt: skip
     console = screen(width=width)

@@ -45,7 +45,7 @@ def course(updates):
 
 @given(st.integers(3, 10**6))
 def test_what_is_excluded_is_the_rule_of_three(updates):
-    rate = 1 / int(excluded(updates).split("1 of ")[1].split()[0].replace(",", ""))
+    rate = 1 / int(excluded(updates).split("1 update in ")[1].split()[0].replace(",", ""))
     assert (1 - rate) ** updates <= 0.0502 or updates < 60  # the rule is one for many updates
     assert rate >= 3 / updates
 

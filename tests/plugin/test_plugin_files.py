@@ -127,7 +127,7 @@ def killed(tmp_path, monkeypatch, migrated_workspace):
 def test_a_run_finds_its_plugin_file_again_where_it_was_and_the_hint_is_the_whole_command(killed):
     child = forked("resume", killed.name, "--json")
     assert result_of(child)["resume"] == f"runner resume {killed.name} --plugin 'my own.py'"
-    assert f"with the plugins of {Path.cwd() / 'my own.py'}, which is unchanged" in child.stderr
+    assert f"using the plugins of {Path.cwd() / 'my own.py'}, which is unchanged" in child.stderr
     again = result_of(forked("run", str(killed / "recipe.lock.yaml"), "--json", "--quiet"))
     assert again["status"] == "FINISHED"
     assert result_of(forked("evaluate", killed.name, "--json"))["same_digits"]
@@ -142,10 +142,10 @@ def test_a_plugin_file_that_has_changed_or_is_gone_is_said_with_the_command(kill
         f"{killed.name} was trained with the plugin file my own.py, which does not run unless you name it with --plugin"
     )
     command = f"the command is: runner resume {killed.name} --plugin 'my own.py' --allow-drift"
-    assert said_by("resume", killed.name) == f"{name}, because my own.py has changed since; {command}"
+    assert said_by("resume", killed.name) == f"error: {name}, because my own.py has changed since; {command}"
     own.unlink()
     gone = f"cannot be read at {own}: No such file or directory"
-    assert said_by("resume", killed.name) == f"{name}, because my own.py {gone}; {command}"
+    assert said_by("resume", killed.name) == f"error: {name}, because my own.py {gone}; {command}"
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "my own.py").write_text(text)
     told = result_of(forked("resume", killed.name, "--json", "--plugin", "elsewhere/my own.py"))

@@ -99,19 +99,19 @@ def test_works_that_are_whole_are_valid(validated):
     [
         (
             {"Net": "class Net(Base): ...\n"},
-            "mine.yaml:3:15: model.kind: class Net in heavy_works.py lacks the method 'loss'",
+            "mine.yaml:3:15: error: model.kind: class Net in heavy_works.py lacks the method 'loss'",
         ),
         (
             {"Net": "class Net(GradientLearner):\n    hidden = 3\n"},
-            "mine.yaml:3:15: model.kind: class Net in heavy_works.py lacks the methods 'build', 'loss'",
+            "mine.yaml:3:15: error: model.kind: class Net in heavy_works.py lacks the methods 'build', 'loss'",
         ),
         (
             {"Pictures": "class Pictures(DatasetSource): ...\n"},
-            "mine.yaml:4:14: data.kind: class Pictures in heavy_works.py lacks the method 'datasets'",
+            "mine.yaml:4:14: error: data.kind: class Pictures in heavy_works.py lacks the method 'datasets'",
         ),
         (
             {"Switch": "class Switch(Stage): ...\n"},
-            "mine.yaml:6:16: optimization.my_switch: class Switch in heavy_works.py lacks the method 'attach'",
+            "mine.yaml:6:16: error: optimization.my_switch: class Switch in heavy_works.py lacks the method 'attach'",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_learner_without_metrics_is_told_so_where_the_source_evaluates_on_held
 
 def test_a_source_says_that_it_draws_by_a_method_and_by_the_endings_of_its_files(validated, tmp_path):
     render = WHOLE["Pictures"] + "    def render(self, learner, path): ...\n"
-    where = "mine.yaml:4:14: data.kind: class Pictures in heavy_works.py"
+    where = "mine.yaml:4:14: error: data.kind: class Pictures in heavy_works.py"
     (said,) = validated(Pictures=render)
     assert said == f"{where} has the method 'render', and PicturesConfig.pictures is empty"
     kind = '    kind, provides = "my_pictures", "pictures"\n'

@@ -41,7 +41,7 @@ def test_extends_reads_no_file_that_is_not_named_as_a_recipe(tmp_path, name, con
         named.symlink_to(target)
     message = refusal(write_recipe(tmp_path, dump({"name": "x", "extends": named.name})))
     assert "extends: " in message
-    assert "a recipe's file ends in .yaml or .yml" in message
+    assert "names of recipe files end in .yaml or .yml" in message
     assert "Tr0ub4dor" not in message
 
 

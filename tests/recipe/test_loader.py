@@ -269,7 +269,7 @@ def test_a_file_of_another_kind_is_told_its_verb(tmp_path, monkeypatch, kind, ve
     monkeypatch.chdir(tmp_path)
     text = f"name: x\nkind: {kind}\nrecipe: marl_phase1\n"
     assert problems(tmp_path, text) == [
-        f"2:7 kind: '{kind}' is no recipe; a file of that kind is for: {verb} recipe.yaml"
+        f"2:7 kind: '{kind}' is not a recipe; a file of that kind is for: {verb} recipe.yaml"
     ]
     write_recipe(tmp_path, text, "other.yaml")
     (said,) = problems(tmp_path, "name: y\nextends: other.yaml\n")

@@ -197,7 +197,7 @@ def test_a_signal_ends_the_study_with_a_checkpoint_and_the_same_command_goes_on(
             time.sleep(0.05)
         child.send(signal.SIGTERM)
         assert child.wait() == 128 + signal.SIGTERM
-    assert "the same command goes on" in child.stderr
+    assert "the same command continues" in child.stderr
     assert list((trial / "checkpoints").glob("step-*"))
     first, second = trials_of()
     assert (first.state.name, second.state.name) == ("RUNNING", "WAITING")
@@ -289,7 +289,7 @@ def test_plan_says_what_is_tried_and_what_it_costs(tmp_path, migrated_workspace)
 def test_a_study_that_does_not_exist_is_named(tmp_path, migrated_workspace):
     child = start(tmp_path, "study", "show", "nosuch")
     assert child.wait() == 2
-    assert "no study 'nosuch'" in child.stderr
+    assert "no studies in" in child.stderr
     assert os.environ["RUNNER_WORKSPACE"] in child.stderr
     for verb in ("best", "worker"):
         result = CliRunner().invoke(app, [verb, "nosuch"])

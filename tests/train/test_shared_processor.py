@@ -146,9 +146,9 @@ def test_other_runs_of_the_workspace_are_counted():
 @pytest.mark.parametrize(
     ("contention", "status", "found"),
     [
-        (QUIET, "ok", "no other program needs the cores"),
+        (QUIET, "ok", "no other program uses the cores"),
         (LOADED, "warn", "other programs use 1.5 of"),
-        (Contention(0.9, 0.1), "ok", "no other program needs the cores"),
+        (Contention(0.9, 0.1), "ok", "no other program uses the cores"),
     ],
 )
 def test_doctor_reports_a_loaded_machine(load, contention, status, found):

@@ -20,6 +20,7 @@ from runner.verify.gate import Gate
 from runner.verify.options import Options
 
 REGISTRY = Registry([Path(__file__).with_name("wrong_progress.py")])
+SYNTHETIC = {"shakespeare_gpt": ("data.synthetic=true",)}
 OPTIONS = Options(updates=3, horizon=60, horizon_seconds=60.0, budget=0.0)
 CORRECT = [
     ("digits_classifier", "fused_optimizer"),
@@ -37,7 +38,7 @@ def pair_and_budget(recipe, kind, registry=REGISTRY, options=OPTIONS):
 
 def wrong(kind):
     case = wrong_base.CASES[kind]
-    sets = [*wrong_base.SETTINGS[case.recipe], *case.sets, "device=cpu", f"optimization.{kind}=on"]
+    sets = [*wrong_base.SETTINGS[case.recipe], *case.sets, *SYNTHETIC.get(case.recipe, ()), "device=cpu", f"optimization.{kind}=on"]
     return load(RECIPES / f"{case.recipe}.yaml", sets, REGISTRY)
 
 
