@@ -8,10 +8,10 @@ import torch
 
 from runner.api import Batch, Context, LearnerConfig, Progress, Slots, Source, Stage, StageConfig
 from runner.plugin.optimizer import OptimizerSettings
+from runner.plugin.registry import Registry
 from runner.plugins.marl.config import MasacConfig
 from runner.plugins.marl.masac import Masac
 from runner.recipe.document import parse
-from runner.plugin.registry import Registry
 from runner.recipe.fill import optimizers
 
 OBSERVATION, ACTION = 5, 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,10 @@ def test_the_first_command_trains_the_main_recipe_in_a_clean_clone(tmp_path):
     log = tmp_path / "log"
     with log.open("w") as output:
         shell = subprocess.Popen(
-            ["bash", "-c", command], cwd=clone, env=offline(), stdout=output, stderr=output, start_new_session=True
-        )
+            ["bash", "-c", command], cwd=clone, env=offline(), stdout=output, stderr=output, start_new_session=True,
+            # A shell that runs the tests in the background has made them ignore it.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
     try:
         deadline = time.monotonic() + SECONDS
         while not has_updated(clone):

@@ -71,7 +71,13 @@ def test_a_recipe_beside_the_experiment_comes_first(tmp_path):
         (HEAD + "cases: {few: {published: {phase 7: 2}}}\n", 4, 27, "cases.few.published.phase 7", "no variant"),
         (HEAD.replace("phase3", "phas3"), 3, 9, "recipe", "did you mean 'marl_phase3'?"),
         (HEAD.replace("phase3", "baseline"), 3, 9, "optimization", "no stage is switched on"),
-        ("kind: study\n", 1, 7, "kind", "cannot be ablated; should be 'ablation'; a file of that kind is for: runner study run"),
+        (
+            "kind: study\n",
+            1,
+            7,
+            "kind",
+            "cannot be ablated; should be 'ablation'; a file of that kind is for: runner study run",
+        ),
     ],
 )
 def test_every_mistake_is_said_at_its_place(tmp_path, text, line, column, path, message):

@@ -38,7 +38,13 @@ def pair_and_budget(recipe, kind, registry=REGISTRY, options=OPTIONS):
 
 def wrong(kind):
     case = wrong_base.CASES[kind]
-    sets = [*wrong_base.SETTINGS[case.recipe], *case.sets, *SYNTHETIC.get(case.recipe, ()), "device=cpu", f"optimization.{kind}=on"]
+    sets = [
+        *wrong_base.SETTINGS[case.recipe],
+        *case.sets,
+        *SYNTHETIC.get(case.recipe, ()),
+        "device=cpu",
+        f"optimization.{kind}=on",
+    ]
     return load(RECIPES / f"{case.recipe}.yaml", sets, REGISTRY)
 
 

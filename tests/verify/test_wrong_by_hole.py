@@ -43,7 +43,13 @@ FOUND = [
 def judged(kind, promise, horizon=0):
     """The report on one stage of the recipe that it is made for."""
     case = wrong_base.CASES[kind]
-    sets = [*wrong_base.SETTINGS[case.recipe], *case.sets, *SYNTHETIC.get(case.recipe, ()), "device=cpu", f"optimization.{kind}.promise={promise}"]
+    sets = [
+        *wrong_base.SETTINGS[case.recipe],
+        *case.sets,
+        *SYNTHETIC.get(case.recipe, ()),
+        "device=cpu",
+        f"optimization.{kind}.promise={promise}",
+    ]
     recipe = load(RECIPES / f"{case.recipe}.yaml", sets, REGISTRY)
     return verify_recipe(
         recipe, REGISTRY, Options(UPDATES, budget=0.0, stages=(kind,), horizon=horizon), lambda _: None
