@@ -84,7 +84,8 @@ def validated(tmp_path, monkeypatch):
         pairs = [part for assignment in sets for part in ("--set", assignment)]
         done = runner("validate", "mine.yaml", "--plugin", "faces.py", *pairs)
         assert "imported" not in done.stderr
-        return [line for line in done.stderr.splitlines() if line.startswith("mine.yaml") or "#" in line.split(":")[0]]
+        lines = [line.removeprefix("error: ") for line in done.stderr.splitlines()]
+        return [line for line in lines if line.startswith("mine.yaml") or "#" in line.split(":")[0]]
 
     return validated
 

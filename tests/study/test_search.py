@@ -294,4 +294,4 @@ def test_a_study_that_does_not_exist_is_named(tmp_path, migrated_workspace):
     for verb in ("best", "worker"):
         result = CliRunner().invoke(app, [verb, "nosuch"])
         assert isinstance(result.exception, UsageError)
-        assert "no study 'nosuch'" in str(result.exception)
+        assert "no studies in" in str(result.exception)
