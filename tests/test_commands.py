@@ -99,7 +99,7 @@ def commands_of(page):
         lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
         found += [line for line in lines if re.match(r"([A-Z_]+=\S+ )?(runner|pip|python) ", line)]
         spans += [span for span in SPANS.findall(text) if not PLACEHOLDER.search(span) and not NAMED.search(span)]
-        code = code.replace("\\\n", "")
+        code = code.replace("\\\n", "").replace("&&\n", "&& ")
         if language in ("console", ""):
             found += re.findall(r"^\$ (.*)$", code, re.MULTILINE)
         elif language == "bash" and not code.startswith("#!"):

@@ -43,10 +43,7 @@ TRACED_ELSEWHERE = {("compile", name) for name in ("gcn_cora", "graphgpt_esol", 
 ``grasp_diffusion``."""
 ON_IN_THE_RECIPE = {(kind, name) for kind, name in HELD if kind in SHIPPED[name].stages}
 """``train/test_run.py`` trains every recipe with the stages that it switches on."""
-LIKE_DIGITS = {(kind, "conv_classifier") for kind, name in HELD if name == "digits_classifier"}
-"""Both learn from images with one loss, and through the same slots."""
-NOT_TRAINED = TRACED_ELSEWHERE | ON_IN_THE_RECIPE | LIKE_DIGITS
-TRAINED = [pair for pair in HELD if CHOOSING.get(*pair) == pair[1] and pair not in NOT_TRAINED]
+TRAINED = [pair for pair in HELD if CHOOSING.get(*pair) == pair[1] and pair not in TRACED_ELSEWHERE | ON_IN_THE_RECIPE]
 
 
 @cache

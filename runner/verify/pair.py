@@ -13,7 +13,7 @@ from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
 from runner.compare.verify import verify
 from runner.plugin.check import Check
-from runner.plugin.contract import Close, Contract, Statistical
+from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.plugin.registry import Registry
 from runner.recipe.recipe import Recipe
 from runner.train.assemble import Assembly
@@ -71,6 +71,12 @@ class StagePair:
         """Whether a stage changes the batches before anything is built, so that none can be compared."""
         stages = self.recipe.stages
         return any(stages[kind].prepares for kind in self.stages if kind in stages)
+
+    @property
+    def has_long_checks(self) -> bool:
+        """Whether checks of many updates or batches apply: numbers are promised, and a long run is wanted."""
+        promises_numbers = isinstance(self.contract, Exact | Close)
+        return bool(self.baseline.options.horizon) and promises_numbers and not self.is_inactive
 
     @property
     def batches(self) -> list[Any]:

@@ -110,7 +110,7 @@ def problems(child):
     [
         (["--size", "7"], "error: --size: 'digits' has no such setting; it always evaluates the same data"),
         (["--seed", "7"], "error: --seed: 'digits' has no such setting; it always evaluates the same data"),
-        (["--render", "x.png"], "error: "),
+        (["--render", "x.png"], "error: 'digits' has no picture of its evaluation to draw"),
         (["nothing"], "error: no run 'nothing' in "),
     ],
 )

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from runner.compare.verdict import Verdict
 from runner.plugin.check import Check
-from runner.plugin.contract import Close, Exact
 from runner.verify.epoch import same_epoch, samples
 
 if TYPE_CHECKING:
@@ -28,11 +27,9 @@ class EpochCheck(Check):
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False without epochs or a long run, and where a source depends on what was learned."""
-        baseline = pair.baseline
-        has_promise = isinstance(pair.contract, Exact | Close)
-        if not (baseline.options.horizon and has_promise) or pair.is_inactive or pair.chooses_batches:
+        if not pair.has_long_checks or pair.chooses_batches:
             return False
-        return baseline.has_fixed_epochs
+        return pair.baseline.has_fixed_epochs
 
     def cost(self, pair: StagePair) -> str:
         """Returns the most seconds."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runner.compare.horizon import APART, same_algebra, same_bits
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.check import Check
-from runner.plugin.contract import Close, Exact
+from runner.plugin.contract import Exact
 from runner.verify.subjects import course
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ class LongRunCheck(Check):
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False without a horizon, and for stages that are inactive or ``Statistical``."""
-        has_promise = isinstance(pair.contract, Exact | Close)
-        return bool(pair.baseline.options.horizon) and has_promise and not pair.is_inactive
+        return pair.has_long_checks
 
     def cost(self, pair: StagePair) -> str:
         """Returns the most updates and seconds."""

@@ -36,8 +36,7 @@ class SchedulesCheck(Check):
 
     def applies(self, pair: StagePair) -> bool:
         """Returns False without a long run, and for stages that are inactive or ``Statistical``."""
-        has_promise = isinstance(pair.contract, Exact | Close)
-        return bool(pair.baseline.options.horizon) and has_promise and not pair.is_inactive
+        return pair.has_long_checks
 
     def cost(self, pair: StagePair) -> str:
         """Returns the number of updates and the most seconds."""
