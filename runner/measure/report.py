@@ -112,7 +112,7 @@ def markdown(result: Result, plots: Sequence[str]) -> str:
         f"Measured in {result.seconds:.0f} s on: {machine}. Load average when it began: {result.load:.1f}.", "",
     ]  # fmt: skip
     if result.interrupted:
-        lines += ["**It was interrupted; the same command goes on with it.**", ""]
+        lines += ["**It was interrupted; the same command continues it.**", ""]
     lines += ["## Recommendation", "", *_recommendations(result)]
     lines += [f"![{PLOT_TITLES[name]}]({name})" for name in plots] or [NO_PLOTS]
     lines += ["", "## Variants", ""]

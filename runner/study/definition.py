@@ -336,7 +336,10 @@ def _forecast(definition: Definition, plugin_files: Sequence[Path]) -> Forecast:
     elif ended.cause != Cause.STOPPED:
         raise RunnerError(f"the recipe as it is cannot be trained: {ended.cause}, {ended.reason}")
     elif len(seen) < 4:
-        raise RunnerError(f"in {FORECAST_SECONDS:.0f} s the recipe as it is made too few steps for a forecast")
+        raise RunnerError(
+            f"the recipe reported fewer than 4 steps in {FORECAST_SECONDS:.0f} s, start-up included, too few for a "
+            "forecast: close other programs and repeat; 'runner study run' works without a forecast"
+        )
     else:
         steps, times = list(seen), list(seen.values())
         middle = len(seen) // 2

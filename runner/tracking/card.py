@@ -26,8 +26,8 @@ def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Co
         ("recipe", [run["recipe"]] if run["recipe"] else []),
         ("data", [SYNTHETIC_REMARK] if run["synthetic"] else []),
         ("settings", [f"{path}={value}" for path, value in (run["overrides"] or {}).items()] or ["as in the recipe"]),
-        ("said", list(said(run))),
-        ("learnt" if run["kind"] == "run" else "result", list(_learnt(run))),
+        ("notes", list(said(run))),
+        ("result", list(_learnt(run))),
         ("training", list(_training(run))),
         ("runs", list(_runs(run, below))),
         ("progress", list(_progress(run))),
@@ -77,7 +77,7 @@ def _progress(run: Mapping[str, Any]) -> Iterator[str]:
         yield f"last checkpoint at {run['last_checkpoint']:,}"
     if run["started"] is not None:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run["started"]))
-        yield f"begun {when}, {span(max(0.0, time.time() - run['started']))} ago"
+        yield f"started {when}, {span(max(0.0, time.time() - run['started']))} ago"
 
 
 def _next(run: Mapping[str, Any]) -> Iterator[str]:

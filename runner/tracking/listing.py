@@ -21,8 +21,8 @@ from runner.tracking.workspace import RunFolder, Workspace, folders
 _COLOURS = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 _UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]
 _MISSING = "-"
-_AGAIN = "the same command goes on with it"
-_SEEDS_AGAIN = "the same command goes on with it, with --resume"
+_AGAIN = "the same command continues it"
+_SEEDS_AGAIN = "the same command continues it, with --resume"
 _GAP = "  "
 _DISPENSABLE = ("started", "checkpoint", "resume")
 """Columns that a narrow screen does without, in this order."""
