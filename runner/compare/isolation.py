@@ -7,7 +7,7 @@ import itertools
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -353,14 +353,28 @@ class Trajectory:
 
     def updated(self, isolation: Isolation) -> Iterator[Frame]:
         """What can be seen after each update; ``StepError`` if the subject fails."""
-        own = self.copies()
+        copies = self.copies()
         for update in self.updates:
-            if update.states is not None:
-                isolation.load(update.states, update.seed)
-            given = own[id(update.batch)]
-            if update.place is not None:
-                given = put(given, own[id(update.place)], update.in_memory)
-            yield isolation.step(given)
+            yield isolation.step(self._prepare(isolation, update, copies))
+
+    def repeat(self, isolation: Isolation, number: int, around: AbstractContextManager[Any]) -> Any:
+        """Makes the first updates, the last of them inside of a context, and returns what that one returned."""
+        copies = self.copies()
+        updates = self.updates[:number]
+        for update in updates[:-1]:
+            isolation.advance([self._prepare(isolation, update, copies)], lambda _: None)
+        batch = self._prepare(isolation, updates[-1], copies)
+        with around:
+            (output,) = isolation.advance([batch], lambda returned: returned)
+        return output
+
+    @staticmethod
+    def _prepare(isolation: Isolation, update: Update, copies: Mapping[int, Any]) -> Any:
+        """Loads the state of an update, and returns its batch."""
+        if update.states is not None:
+            isolation.load(update.states, update.seed)
+        batch = copies[id(update.batch)]
+        return batch if update.place is None else put(batch, copies[id(update.place)], update.in_memory)
 
     def copies(self) -> dict[int, Any]:
         """A copy of every batch, by the number of the object."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.compare.reproduction import Reproduction
 
 
 class Outcome(StrEnum):
@@ -35,6 +38,8 @@ class Verdict:
     contract: str  # what was promised: ``Exact``, ``Close``, ``Statistical``, or ``Health``
     summary: str  # one line
     evidence: dict[str, Any] = field(default_factory=dict)  # what the judgement rests on; JSON can hold it
+    reproduction: Reproduction | None = field(default=None, compare=False)
+    """How to make the update again in which numbers differ; not stored."""
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS

@@ -15,6 +15,7 @@ from runner.compare.exact import exact
 from runner.compare.fingerprints import objections
 from runner.compare.isolation import StepError, Trajectory
 from runner.compare.randomness import compiled_graphs, same_randomness
+from runner.compare.reproduction import Reproduction
 from runner.compare.subject import Build
 from runner.compare.turns import ends, hidden, turns
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
@@ -32,7 +33,8 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     reach in the baseline (``health``), if parameters that change between steps take effect in the next (``fresh``), if
     single updates come to the same where trainings seldom go (``ends``) and what is not a number is not hidden, if the
     random numbers that compiled code draws in a training do what the baseline's do (``same_randomness``), if what a
-    step returns outlives the next three, and if every part of the baseline's state has its counterpart.
+    step returns outlives the next three, and if every part of the baseline's state has its counterpart. A FAIL names
+    the first operator of torch that diverges.
 
     Args:
         baseline: makes what to compare with.
@@ -45,6 +47,14 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         ValueError: there is no batch, or nothing that could be compared.
         StepError: the baseline itself fails.
     """
+    # The search is needed for a FAIL only.
+    from runner.compare.first_operator import name_operator
+
+    return name_operator(compare(baseline, changed, batches, contract, seed))
+
+
+def compare(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
+    """Returns the verdict of ``verify`` without the operator that diverges, which takes time to find."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # what was compiled before draws its own random numbers
     before = compiled_graphs()
@@ -68,7 +78,11 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         name: {"verdict": verdict.outcome, "summary": verdict.summary, **verdict.evidence}
         for name, verdict in (("contract", kept), ("gradients", reached))
     }
-    return Verdict(outcome, name, "; ".join(summaries), evidence)
+    worst_verdicts = [verdict for verdict in verdicts if verdict.outcome is outcome]
+    reproduction = next((verdict.reproduction for verdict in worst_verdicts if verdict.reproduction), None)
+    if outcome is Outcome.FAIL and reproduction is None and reached.outcome is outcome:
+        reproduction = Reproduction(baseline, changed, Trajectory(batches, seed), 1, name)
+    return Verdict(outcome, name, "; ".join(summaries), evidence, reproduction)
 
 
 def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0) -> Verdict:

@@ -19,4 +19,6 @@ class Options:
     budget: float = 3600.0  # seconds for all of it: trainings are as long as it has room for, and none begins later
     stages: tuple[str, ...] = ()  # only these, and not the recipe as a whole; all if empty
     horizon: int = 2040  # updates of a long run that says how rare an error may be to be missed; none at all if 0
+    names_operators: bool = True
+    """Whether a FAIL names the first operator that diverges."""
     horizon_seconds: float = 15.0  # that such a run may take for each of the two
