@@ -57,7 +57,7 @@ class ProgressDisplay(LiveBar):
         return self.step
 
     def counted(self) -> str:
-        """Steps of the whole."""
+        """Returns the finished and the total number of steps as text."""
         return f"{self.step:,}/{self.total:,} {self.unit} ({self.step / (self.total or 1):.0%})"
 
     def lines(self) -> list[str]:
@@ -70,7 +70,7 @@ class ProgressDisplay(LiveBar):
         return [", ".join(parts), *filter(None, (self.shown_metrics(label) for label in ("eval", "train")))]
 
     def speeds(self) -> tuple[float, float] | None:
-        """Steps a second in the last few seconds and in all; None as long as there was no progress."""
+        """Returns the recent and the mean steps per second; None before the first progress."""
         now, samples = time.monotonic(), tuple(self.samples)
         if self.first is None or self.step == self.first[1]:
             return None

@@ -1,4 +1,4 @@
-"""What ``runner run --seeds`` does and shows."""
+"""The implementation of ``runner run --seeds`` and its output."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean

@@ -189,7 +189,7 @@ def _facts(definition: Definition) -> dict[str, str]:
         "overridden": code(*definition.sets),
         "searched": code(*searched),
         "objectives": ", ".join(wanted),
-        "go on with it": code(f"runner study run {file}"),
+        "continue it": code(f"runner study run {file}"),
         "look at it": code(f"runner study show {config.name}"),
         "use what is best": code(f"runner study best {config.name} > best.yaml"),
     }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from runner.train.trained import Trained
 
 VERIFICATION = "verification.json"
-"""In the folder of a run: what ``runner verify`` has said about its model."""
+"""The file in the folder of a run with the result of ``runner verify`` for its model."""
 
 
 _MOST_BYTES = 2**20
@@ -56,8 +56,8 @@ def register(run: str, name: str | None = None) -> Version:
     """Gives the model of a finished run a version; the one that it has, if it has one of that name already.
 
     Args:
-        run: as ``folder_of`` understands it.
-        name: of the model; that of the recipe unless told.
+        run: any reference that ``folder_of`` accepts.
+        name: of the model; by default that of the recipe.
 
     Raises:
         UsageError: There is no such run, it has not finished, or its data are synthetic.
@@ -70,7 +70,7 @@ def register(run: str, name: str | None = None) -> Version:
     if record.synthetic:
         raise UsageError(f"{folder.name} was trained on synthetic data; register a model that was trained on real data")
     if record.run_id is None:
-        raise UsageError(f"MLflow does not know {folder.name} yet: runner sync {folder.name}")
+        raise UsageError(f"{folder.name} is not in MLflow yet: runner sync {folder.name}")
     store, name = Store(Workspace()), name or record.recipe
     written = write_model(folder.path)
     if written is None:
@@ -90,7 +90,7 @@ def promote(name: str, number: int) -> Version:
     """Makes a version the champion of its model, if ``runner verify`` has passed it.
 
     Raises:
-        NotVerifiedError: it has not, or what it passed was other weights.
+        NotVerifiedError: it has not been verified, or other weights were verified.
         UsageError: there is no such version.
     """
     versions = Versions(Store(Workspace()))
@@ -120,13 +120,14 @@ def require_place_for_verification(reference: Path | str, found: Trained) -> Non
 
 
 def record_verification(reference: Path | str, found: Trained, outcome: str, summary: str) -> Judgement:
-    """Keeps what ``runner verify`` has said about a model: with its version, or in the folder of its run.
+    """Records the result of ``runner verify`` for a model: with its version, or
+    in the folder of its run.
 
     Args:
-        reference: what was verified, as it was named.
-        found: the same, with the recipe whose stages were judged.
+        reference: the verified model, as it was named.
+        found: the same model, with the recipe whose stages were judged.
         outcome: PASS, FAIL or INCONCLUSIVE.
-        summary: what to say of stages that did not pass.
+        summary: remarks on stages that did not pass.
     """
     recipe = found.recipe
     stages = recipe.values().get("inference", {})
@@ -137,7 +138,8 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
     else:
         path, text = found.folder / VERIFICATION, json.dumps(redact_values(asdict(told)), indent=1) + "\n"
         manifest = Manifest(found.folder)
-        # An earlier version has begun a run without one. A manifest that names this file alone would hide the lock.
+        # A run of an earlier version has no manifest. A manifest with only this file would hide the
+        # lock.
         write = manifest.store_text if manifest.exists() else write_durably
         try:
             write(path, text)
@@ -147,11 +149,12 @@ def record_verification(reference: Path | str, found: Trained, outcome: str, sum
 
 
 def fetched(reference: str) -> RunFolder:
-    """The folder of a version's files, fetched if need be, whose weights are those that were registered.
+    """Returns the folder with a version's files, fetched if necessary, whose
+    weights are those of the version.
 
     Raises:
         UsageError: there is no such version.
-        CheckpointError: a file is damaged, or the weights are others.
+        CheckpointError: a file is damaged, or the weights differ.
     """
     store = Store(Workspace(), reading=True)
     version = Versions(store).one(reference)
@@ -166,7 +169,9 @@ def fetched(reference: str) -> RunFolder:
 
 
 def _state(model: Path) -> State:
-    """What a folder of a model holds; a ``CheckpointError`` that names the file that is damaged."""
+    """Returns the state in a model's folder; raises a ``CheckpointError`` that
+    names a damaged file.
+    """
     found = checkpoints(model / CHECKPOINTS)
     if not found:
         raise CheckpointError(f"{model} holds no model")
@@ -176,8 +181,10 @@ def _state(model: Path) -> State:
 
 
 def _judged(versions: Versions, version: Version) -> Version:
-    """The version with what was said about its run's model, if that was the same weights."""
-    # The run may be elsewhere, or never was verified, or what was said is damaged.
+    """Returns the version with the verification of its run's model, if that
+    verified the same weights.
+    """
+    # The run may be elsewhere, may never have been verified, or the record may be damaged.
     with suppress(UsageError, DamagedError, OSError, ValueError, TypeError):
         path = find(Workspace().runs, version.run).path / VERIFICATION
         told = Judgement(**parse_json(read_checked(path, _MOST_BYTES).decode()))

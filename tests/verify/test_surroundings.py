@@ -123,7 +123,7 @@ def test_a_stage_that_takes_hold_of_nothing_that_it_declares_is_inactive(monkeyp
     monkeypatch.setattr(stage, "attach", lambda self, pipeline: None)
     verdict = judged()
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "inactive: it takes hold of none of the slots that it declares" in verdict.summary
+    assert "inactive: it changes none of the slots that it declares" in verdict.summary
 
 
 def test_a_setting_of_torch_that_can_change_numbers_is_no_promise_of_bits(monkeypatch):
