@@ -85,7 +85,7 @@ class Metric(StrEnum):
     MEMORY = "memory"
 
 
-MetricOption = Annotated[Metric, Option("--metric", help="The quantity to measure: the time or the memory of an update.")]
+MetricOption = Annotated[Metric, Option("--metric", help="The quantity to measure: time or memory of an update.")]
 ProfilesMemory = Annotated[bool, Option("--memory", help="Show which slots and modules use the memory at its peak.")]
 Profiled = Annotated[int, Option(min=1, max=1000, help="Number of profiled updates.")]
 Warmup = Annotated[float, Option(min=0, metavar="SECONDS", help="Longest wait for steady updates after compilation.")]

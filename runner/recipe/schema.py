@@ -101,7 +101,7 @@ def _optimizer(catalog: Registry, definitions: Json) -> Json:
     one: Json = {"$ref": "#/$defs/optimizer"}
     faces = (face_of(catalog, "model", kind) for kind in catalog.kinds("model"))
     roles = sorted({role for face in faces if face for role in face.roles})
-    description = "An optimizer of torch.optim for all roles of the learner, or one for each role. The default is the learner's."
+    description = "One optimizer of torch.optim for all roles of the learner, or one per role; default: the learner's."
     by_role = {role: {**one, "description": f"The optimizer of the role {role}."} for role in roles}
     return {"description": description, "anyOf": [one, _closed(by_role)]}
 

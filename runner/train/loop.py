@@ -319,7 +319,7 @@ class Loop:
         who = f"{type(self.pipeline.source).__name__}.statistics"
         for name in statistics:
             check_metric_name(name, who)
-        refuse_names(who, statistics, RESERVED, "is reserved for the runner's count")
+        refuse_names(who, statistics, RESERVED, "is reserved for the runner")
         refuse_names(who, statistics, self.means.names, f"is one of {type(self.pipeline.learner).__name__}.update")
         return statistics
 

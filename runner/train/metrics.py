@@ -96,7 +96,7 @@ class Means:
             )
         if isinstance(total, Tensor) and total.requires_grad:
             raise RunnerError(f"{self.who}.update returned '{name}' with its gradient; return {name}.detach()")
-        refuse_names(f"{self.who}.update", [name], RESERVED, "is reserved for the runner's count")
+        refuse_names(f"{self.who}.update", [name], RESERVED, "is reserved for the runner")
         self.names.add(name)
         self.sums[name] = self.counts[name] = 0.0
 

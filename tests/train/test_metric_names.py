@@ -30,7 +30,7 @@ def in_evaluation(pipeline, name):
 
 REFUSED = [
     (in_loss, "loss", r"Loss\.also: 'loss' is the name of the loss itself"),
-    (in_loss, "updates", r"Toy\.update returned a metric with the name 'updates', which is reserved for the runner's count"),
+    (in_loss, "updates", r"Toy\.update returned a metric with the name 'updates', which is reserved for the runner"),
     (in_loss, "", r"Toy\.update returned a metric with the name ''; use a string"),
     (in_update, "updates", r"Toy\.update returned a metric with the name 'updates'"),
     (in_update, " ", r"Toy\.update returned a metric with the name ' '"),
