@@ -110,7 +110,7 @@ def parameters(module: nn.Module) -> int:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a module of that name, or one that it is in, is meant."""
+    """Returns whether a module of that name, or one that it is in, is meant."""
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in patterns)
 
 
@@ -161,7 +161,7 @@ def stored_file(
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file, and the one with its large weights, are as they were written."""
+    """Returns whether a file, and the one with its large weights, are as they were written."""
     manifest, weights = Manifest.of(path.parent), path.with_name(f"{path.name}.data")
     return manifest.is_whole(path) and (not manifest.names(weights) or manifest.is_whole(weights))
 

@@ -60,7 +60,7 @@ class Program:
         return wrapped
 
     def fits(self, inputs: Sequence[Any]) -> bool:
-        """Whether types and sizes are those of the form."""
+        """Returns whether types and sizes are those of the form."""
         return len(inputs) == len(self.form) and all(
             isinstance(tensor, Tensor)
             and tensor.dtype == dtype

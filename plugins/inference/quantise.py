@@ -235,7 +235,9 @@ def _reader(names: Sequence[str], examples: Sequence[Question]) -> Any:
 
 
 def _has_vnni() -> bool:
-    """Whether the processor adds up products of eight bits without saturation (else weights have seven)."""
+    """Returns whether the processor adds up products of eight bits without saturation
+    (else weights have seven).
+    """
     import torch
 
     asks = getattr(torch.cpu, "_is_vnni_supported", None)

@@ -77,7 +77,7 @@ class SimulatorConfig(SourceConfig):
         return SourceOutline({**batch, "index": TensorOutline((batch_size,), "int64")})
 
     def resident(self, device: str) -> bool:
-        """Whether the replay buffer is where the learner is."""
+        """Returns whether the replay buffer is where the learner is."""
         return device == "cpu" or self.replay.device == "same"
 
     def contradictions(self, unit: Unit, length: int) -> Iterator[tuple[str, str]]:

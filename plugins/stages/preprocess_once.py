@@ -98,7 +98,9 @@ def copy_sample(sample: Any) -> Any:
 
 
 def _has_plain_tensors(sample: dict[Any, Any]) -> bool:
-    """Whether every value is a dense tensor without a gradient, and has its memory for itself."""
+    """Returns whether every value is a dense tensor without a gradient, and has its
+    memory for itself.
+    """
     import torch
 
     for value in sample.values():

@@ -176,7 +176,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def is_held_out(path: Path, share: float) -> bool:
-    """Whether an image is held out, by its class and name alone."""
+    """Returns whether an image is held out, by its class and name alone."""
     digest = hashlib.sha256(os.fsencode(f"{path.parent.name}/{path.name}")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 

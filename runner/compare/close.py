@@ -83,7 +83,9 @@ def close(
 
 
 def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
-    """Whether two subjects, both in float64, stay equal up to rounding; the evidence has ``side_effects``."""
+    """Returns whether two subjects, both in float64, stay equal up to rounding; the
+    evidence has ``side_effects``.
+    """
     trajectory = Trajectory(batches, seed, float64=True)
     try:
         update, told, seen, other, prints = _parting(trajectory, baseline, changed)

@@ -122,7 +122,7 @@ def as_float64(value: Any) -> Tensor:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a floating-point number, or a tensor of them."""
+    """Returns whether it is a floating-point number, or a tensor of them."""
     if isinstance(value, Tensor):
         return value.is_floating_point() or value.is_complex()
     return isinstance(value, float | complex)

@@ -93,7 +93,7 @@ def same_bits(own: LongRun, baseline: Build, changed: Build, batches: Sequence[A
 def same_algebra(
     baseline: Build, changed: Build, updates: Iterable[Update], seconds: float = math.inf, seed: int = 0
 ) -> Verdict:
-    """Whether both stay equal in float64 over many updates, as far as time allows.
+    """Returns whether both stay equal in float64 over many updates, as far as time allows.
 
     With every few of them should come a state, of which both begin anew: rounding alone would part them, but for a
     while perhaps. The changed one lives on; only its state is given, so that what it counts goes on. From these states

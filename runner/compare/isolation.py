@@ -185,13 +185,15 @@ class Isolation:
             return saved(self.subject)
 
     def draws_as(self, other: Isolation) -> bool:
-        """Whether both can have drawn the same in their last step: as many numbers on the host, and none on a GPU."""
+        """Returns whether both can have drawn the same in their last step: as many numbers on the
+        host, and none on a GPU.
+        """
         mine, own_gpus = self._own.random, self._own.random["cuda"]
         return _equal(mine, other._own.random) and _equal(self._before["cuda"], own_gpus)
 
     @property
     def drew(self) -> bool:
-        """Whether its last step has drawn from the global generators."""
+        """Returns whether its last step has drawn from the global generators."""
         return not _equal(self._before, self._own.random)
 
     @contextmanager

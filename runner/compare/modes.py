@@ -44,7 +44,7 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         return output
 
     def explain(self, baseline: Frame, changed: Frame) -> bool:
-        """Whether the two differ, and by no more than what is rounded away there."""
+        """Returns whether the two differ, and by no more than what is rounded away there."""
         if self.narrowest is None:
             return False
         tolerance = min(1000 * torch.finfo(self.narrowest).eps, 0.1)

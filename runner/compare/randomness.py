@@ -263,7 +263,9 @@ def _consecutive(sample: Tensor) -> Tensor:
 
 
 def _contrast(first: Tensor, other: Tensor, second: Tensor, candidate: Tensor) -> float:
-    """Whether the means differ in the second pair as they do in the first: the standard errors between them."""
+    """Returns whether the means differ in the second pair as they do in the first: the standard
+    errors between them.
+    """
     weights = other.mean(0) - first.mean(0)
     return _welch(second @ weights, candidate @ weights)
 

@@ -107,7 +107,7 @@ def _totals(frame: Frame) -> dict[Location, float]:
 
 
 def is_real(value: Any) -> bool:
-    """Whether a value is a real floating-point number, or a tensor of them."""
+    """Returns whether a value is a real floating-point number, or a tensor of them."""
     return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
 
 

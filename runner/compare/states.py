@@ -63,7 +63,9 @@ def _inside_of_all(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _is_counted(total: Any) -> bool:
-    """Whether a sum is a number of things, as of right answers, which rounding may change by one."""
+    """Returns whether a sum is a number of things, as of right answers, which rounding
+    may change by one.
+    """
     if isinstance(total, Tensor):
         return not (total.is_floating_point() or total.is_complex())
     return not isinstance(total, float)
@@ -156,7 +158,9 @@ def load(subject: Subject, states: Mapping[str, Any]) -> None:
 
 
 def _have_same_types(own: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
-    """Whether what both have of modules and the like, but not of optimizers, is of the same types."""
+    """Returns whether what both have of modules and the like, but not of optimizers, is
+    of the same types.
+    """
     types = {name: leaf.dtype for name, leaf in _tensors(states) if ".state." not in name}
     return all(types.get(name, leaf.dtype) == leaf.dtype for name, leaf in _tensors(own))
 

@@ -139,7 +139,8 @@ def _rounding(truth: Frame, end: Trajectory, one: Isolation, other: Isolation) -
 def _is_stabilised(
     between: Callable[[float], Update], in_float64: _Pair, in_own_precision: _Pair, tolerance: float
 ) -> bool:
-    """Whether the two differ at an end because the baseline has run out of digits there and the changed one has not.
+    """Returns whether the two differ at an end because the baseline has run out of digits there and
+    the changed one has not.
 
     A cross-entropy of a sigmoid does: its logarithm ends where the sigmoid rounds to one, in float32 at 17 and in
     float64 at 37. Before it ends in float64, both come to the same there, while in its own precision the baseline is
@@ -169,7 +170,7 @@ def _is_stabilised(
 
 
 def _saturates(isolation: Isolation, update: Update) -> bool:
-    """Whether a cross-entropy of probabilities has no digits left in an update."""
+    """Returns whether a cross-entropy of probabilities has no digits left in an update."""
     probabilities = Probabilities()
     with probabilities:
         _frame(isolation, Trajectory([update], update.seed or 0, isolation.float64))
@@ -270,7 +271,9 @@ def _is_finite(frame: Frame) -> bool:
 
 
 def hidden(baseline: Build, changed: Build, batch: Any, contract: str, seed: int) -> Verdict:
-    """Whether what is not a number in a batch spoils the changed one's state if it spoils the baseline's."""
+    """Returns whether what is not a number in a batch spoils the changed one's state if
+    it spoils the baseline's.
+    """
     trajectory = Trajectory([map_tensors(_spoilt, clones(batch))], seed)
     stays = []
     for build in (baseline, changed):

@@ -198,7 +198,9 @@ class Comparison:
         self.pairs.append((baseline, candidate))
 
     def is_deviating(self, baseline: Window, candidate: Window) -> bool:
-        """Whether the baseline has to be compared with itself before these two can be judged."""
+        """Returns whether the baseline has to be compared with itself before these two
+        can be judged.
+        """
         return self._compares and any(value > ALLOWED for value in deviations(baseline, candidate).values())
 
     def fault(self) -> str | None:

@@ -72,12 +72,9 @@ def write_lock(
     the same values again. Known secrets are redacted in the patch too, and the patch excludes
     changes in the folder ``results``.
 
-    Args:
-        init_from: The initial weights of the model.
-        processor: How the training uses the processor.
-        fingerprint: Identifies the data.
-        checkout: The result of ``source``, if the caller has it already.
-        tuning: The tuning choices so far, as returned by ``Tuning.data``.
+    ``init_from`` are the initial weights of the model, ``processor`` is the use of the processor,
+    and ``fingerprint`` identifies the data. ``checkout`` is the result of ``source``, if the caller
+    has it already. ``tuning`` are the tuning choices so far, as returned by ``Tuning.data``.
     """
     if checkout is None:
         checkout = source(recipe.path, results)

@@ -25,7 +25,7 @@ _MARKS: Mapping[str, Mapping[str, Any]] = {
 """By what became of a trial: what is best is drawn last, so that nothing hides it."""
 _STRIP = 0.4  # of the room of a choice, over which its trials are spread from the first to the last
 SLICE = "slice-"
-"""How the names of pictures of one setting begin."""
+"""Prefix of the names of plots of one setting."""
 
 
 def draw(summary: Summary, folder: Path) -> list[Path]:
@@ -97,7 +97,9 @@ def _importance(summary: Summary, canvas: Any) -> None:
 
 
 def _slice(summary: Summary, path: str, canvas: Any) -> None:
-    """One setting against every objective; whatever the setting, an objective has the same scale."""
+    """Draws one setting against every objective; an objective has the same scale for all
+    settings.
+    """
     tried = [row for row in summary.rows if row.values and path in row.settings]
     settings = [row.settings[path] for row in tried]
     numbers = all(isinstance(setting, int | float) and not isinstance(setting, bool) for setting in settings)
@@ -119,7 +121,9 @@ def _slice(summary: Summary, path: str, canvas: Any) -> None:
 
 
 def _strip(choices: Sequence[str]) -> list[float]:
-    """Where trials stand above their choices: each at its own place, in order, so that none hides another."""
+    """Returns x positions of trials above their choices: side by side in order,
+    so that none hides another.
+    """
     places = list(dict.fromkeys(choices))
     found = []
     for number, choice in enumerate(choices):

@@ -319,7 +319,7 @@ class Assembly:
         with fitting():
             self.progress.load_state_dict(state["progress"])
             check_weights(self.learner, state["learner"])
-  # stages without effect on that device are missing
+            # stages without effect on that device are missing
             self.learner.load_complete_state(self.learner.state_dict() | state["learner"])
             for kind in self.stages.keys() & state["stages"].keys():  # others had nothing to do on that device
                 self.stages[kind].load_state_dict(state["stages"][kind])

@@ -113,7 +113,7 @@ def test_a_mistake_is_one_line_that_points_at_it(tmp_path, section, expected):
 @pytest.mark.parametrize("key", HOW_TO_COMPUTE)
 def test_how_to_compute_is_for_stages(tmp_path, key):
     (found,) = complaint(tmp_path, f"{{{key}: true}}")
-    assert found.startswith(f"13 optimizer.{key}: says how to compute, not what: that is for stages")
+    assert found.startswith(f"13 optimizer.{key}: selects an implementation, which is the task of stages")
 
 
 def test_a_mistake_in_one_section_for_all_roles_is_said_once(tmp_path):

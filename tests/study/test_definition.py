@@ -57,7 +57,7 @@ def test_seeds_begin_with_that_of_the_recipe(tmp_path):
         (
             study_text(aims="objectives: {return: maximize}\n"),
             *(6, 14, "objectives.return"),
-            "is not a metric of a training; their names begin with eval/, train/, perf/",
+            "is not a metric of a training; their names start with eval/, train/, perf/",
         ),
         (
             study_text(more="constraints: {verify: pass, loss: {max: 3}}\n"),
@@ -103,9 +103,9 @@ def test_a_mistake_beside_the_space_is_said_at_its_place(tmp_path, text, line, c
             "never exists: 'stack' is off in the recipe, and the study does not switch it",
         ),
         ("lr: {float: [1e-4, 1e-2]}", 3, "lr", "should be the dotted path of a setting, like optimizer.lr"),
-        ("seed: {int: [1, 9]}", 3, "seed", "cannot be searched: the study's 'seeds' says how many there are"),
+        ("seed: {int: [1, 9]}", 3, "seed", "cannot be searched: the study's 'seeds' determines the seeds"),
         ("name: {choice: [a, b]}", 3, "name", "cannot be searched: it names the runs"),
-        ("tracking.experiment: {choice: [a, b]}", 3, "tracking.experiment", "it says where the runs are kept"),
+        ("tracking.experiment: {choice: [a, b]}", 3, "tracking.experiment", "it determines where runs are recorded"),
         ("extends: {choice: [a, b]}", 3, "extends", "it is only valid in a recipe"),
         ("model.password: {choice: [swordfish1, swordfish2]}", 3, "model.password", "it is a secret"),
     ],
@@ -138,13 +138,13 @@ def test_every_path_that_cannot_be_searched_is_said_at_once(tmp_path):
         (
             "  data.replay.capacity: {int: [64, 256]}\n  data.replay: {choice: [{kind: uniform}, {capacity: 9}]}\n",
             *(5, 3),
-            "is part of 'data.replay', which is searched as a whole",
+            "is part of 'data.replay', which is searched in one piece",
         ),
         (
             "  optimization.cache: {choice: [off, on]}\n  optimization.cache.size: {choice: [1, 2]}\n"
             "  optimization.cache.size.of: {choice: [1, 2]}\n",
             *(7, 3),
-            "is part of 'optimization.cache.size', which is searched as a whole",
+            "is part of 'optimization.cache.size', which is searched in one piece",
         ),
     ],
 )

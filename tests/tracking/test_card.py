@@ -48,7 +48,7 @@ def test_ablations_and_studies_say_where_more_is(kind, said):
     assert "result" in text
     assert said in text
     assert "all 4.42" in text
-    assert "the same command goes on with it" in text
+    assert "the same command continues it" in text
 
 
 def test_of_a_damaged_record_is_said_what_is_known():

@@ -114,7 +114,7 @@ def test_other_weights_than_were_registered_are_refused(run):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("nobody/1", "there is no version 'nobody/1'; there are: .*named/1 @candidate"),
+        ("nobody/1", "unknown version 'nobody/1'; there are: .*named/1 @candidate"),
         ("named@nobody", "no version 'named@nobody'"),
         ("named/99", "no version 'named/99'"),
     ],

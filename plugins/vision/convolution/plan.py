@@ -50,7 +50,7 @@ class ConvPlan(NamedTuple):
 
     @property
     def is_native(self) -> bool:
-        """Whether torch's choice computes all directions."""
+        """Returns whether torch's choice computes all directions."""
         return set(self) == {"native"}
 
     def data(self, needs: Needs) -> dict[str, str]:

@@ -169,7 +169,7 @@ class Search:
         return refusal is None
 
     def _repeats(self, backend: Backend, direction: Direction, sample: Sample) -> bool:
-        """Whether a backend returns the same bits twice."""
+        """Returns whether a backend returns the same bits twice."""
         results = [compute(backend, self.key, direction, sample, self.workspace).clone() for _ in range(2)]
         return torch.equal(*results)
 
