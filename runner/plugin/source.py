@@ -109,7 +109,7 @@ class Source(ABC):
             return self.layout.take(batch, index)
         except ValueError as error:
             owner = type(self).__name__
-            hint = f"name the entries that belong to the entire batch in {owner}.layout = BatchLayout(shared={{...}})"
+            hint = f"name entries of the entire batch in {owner}.layout = BatchLayout(shared={{...}})"
             raise RunnerError(f"{owner}: a batch cannot be cut into parts: {error}; {hint}") from None
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:

@@ -286,7 +286,7 @@ def test_what_is_judged_for_a_training_is_not_blamed_on_the_stage_that_is_to_be_
     options = Options(updates=2, steps=1, seeds=2, horizon=0, stages=("rounding", "spreading"))
     rounding, spreading = verify_recipe(recipe, registry, options, lambda _: None).rows
     assert rounding.verdict is Outcome.INCONCLUSIVE
-    assert "spreading has changed something for the whole process" in rounding.summary
+    assert "spreading has changed global state of the process" in rounding.summary
     assert spreading.verdict is Outcome.FAIL
 
 

@@ -1,4 +1,4 @@
-"""Which backend computes each direction of a convolution."""
+"""Plans of a convolution: the backend of each direction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import BACKENDS
 
 
 class Needs(NamedTuple):
-    """Which gradients a training step computes.
+    """The gradients that a training step computes.
 
     Attributes:
         data: Whether it needs the gradient of the input.
