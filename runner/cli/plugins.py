@@ -113,7 +113,7 @@ def _facts(section: "Section", face: Any) -> dict[str, Any]:
     return {
         "phase": face.phase,
         "contract": [name for name in contracts if re.search(rf"\b{name}\b", written)] or contracts,
-        "promise": inspect.getdoc(face.contract) or "",
+        "promise": re.sub(r"^Returns (``\w+``: )?", "", inspect.getdoc(face.contract) or ""),
         "replaces": sorted(face.claims),
         "wraps": sorted(face.wraps),
         "requires": list(face.requires),
@@ -180,10 +180,9 @@ def _flowing(text: str) -> str:
 
 
 def _worth(measured: dict[str, Any]) -> str:
-    """Formats measured speed-ups: ``alone 1.22x [1.18, 1.27], with all others 1.05x [1.02, 1.08];
-    CASE, MACHINE (EXPERIMENT)``.
-    """
+    """Formats a measured speed-up with case, machine, method, date and experiment."""
     ways = {"alone": "alone", "together": "with all others"}
     gains = ["{} {:.2f}x [{:.2f}, {:.2f}]".format(way, *measured[key]) for key, way in ways.items() if key in measured]
-    where = ", ".join(filter(None, (measured["case"], measured["machine"])))
+    facts = ("case", "machine", "method", "date")
+    where = ", ".join(measured[name] for name in facts if measured[name])
     return f"{', '.join(gains)}; {where} ({measured['experiment']})"

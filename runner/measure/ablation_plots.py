@@ -146,7 +146,7 @@ def _scaling(result: Result, figure: Any) -> None:
         axes.plot(flop, milliseconds, mark, color=colour, label=label, markersize=5)
         for place in zip(flop, milliseconds, strict=True):
             _write(axes, f"{place[1]:.3g}", place, (0, 5), ha="center")
-    axes.set(xscale="log", yscale="log", xlabel="GFLOP of an update, at least", ylabel="time of an update (ms)")
+    axes.set(xscale="log", yscale="log", xlabel="minimal GFLOP of an update", ylabel="time of an update (ms)")
     axes.set_xticks(flop, [f"{each:.3g}\n{case.name}" for each, case in zip(flop, cases, strict=True)])
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from runner.study.config import short
 from runner.system.plots import BLACK, BLUE, GREY, VERMILLION, draw_all, legend
@@ -71,7 +71,9 @@ def _front(summary: Summary, canvas: Any) -> None:
     axes = canvas.subplots()
     one, other = list(summary.objectives)[:2]
     front = sorted((row.values[one], row.values[other]) for row in summary.best)
-    axes.plot(*_columns(front), color=VERMILLION, linewidth=0.8)
+    # Steps, because no trial is known to reach a value between two others.
+    side: Literal["pre", "post"] = "pre" if summary.objectives[one] == "maximize" else "post"
+    axes.step(*_columns(front), where=side, color=VERMILLION, linewidth=0.8)
     _points(axes, summary, ((row.values[one], row.values[other], row) for row in summary.rows if row.values))
     for place in dict.fromkeys(front):
         there = [row.number for row in summary.best if (row.values[one], row.values[other]) == place]
@@ -115,7 +117,7 @@ def _slice(summary: Summary, path: str, canvas: Any) -> None:
             axes.xaxis.get_major_locator().set_params(subs=(1, 3) if max(settings) < 1e3 * min(settings) else (1,))
             axes.xaxis.set_major_formatter("{x:g}")
         if not numbers:
-            choices = list(dict.fromkeys(map(str, settings)))
+            choices = sorted(set(map(str, settings)))
             axes.set(xticks=range(len(choices)), xticklabels=choices, xlim=(-0.5, len(choices) - 0.5))
     legend(canvas)
 
@@ -124,7 +126,7 @@ def _strip(choices: Sequence[str]) -> list[float]:
     """Returns x positions of trials above their choices: side by side in order,
     so that none hides another.
     """
-    places = list(dict.fromkeys(choices))
+    places = sorted(set(choices))  # in the same order in every plot
     found = []
     for number, choice in enumerate(choices):
         before, of = choices[:number].count(choice), choices.count(choice)

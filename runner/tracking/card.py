@@ -8,7 +8,7 @@ from runner.system.console import CleanText, Console
 from runner.system.lines import figure, labelled
 from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.tracking.keys import interval_keys
-from runner.tracking.listing import metric, objective, progress, said, span
+from runner.tracking.listing import headed, metric, objective, progress, said, span
 from runner.tracking.seeds import PICTURE
 
 _MEASURED = ("perf/", "system/")
@@ -22,14 +22,14 @@ def show(run: Mapping[str, Any], below: Sequence[Mapping[str, Any]], console: Co
     """Prints the result of ``listing.described`` for a run, and the runs below it
     if it is a group of seeds.
     """
-    console.print(CleanText(f"{run['name']}: {run['status']}", style="italic"), soft_wrap=True)
+    console.print(headed(run["name"], run["status"]), soft_wrap=True)
     for label, lines in (
         ("reason", run["reason"].splitlines() if run["reason"] else []),
         ("recipe", [run["recipe"]] if run["recipe"] else []),
         ("data", [SYNTHETIC_REMARK] if run["synthetic"] else []),
         ("settings", [f"{path}={value}" for path, value in (run["overrides"] or {}).items()] or ["as in the recipe"]),
-        ("said", list(said(run))),
-        ("learnt" if run["kind"] == "run" else "result", list(_learnt(run))),
+        ("tags", list(said(run))),
+        ("result", list(_learnt(run))),
         ("training", list(_training(run))),
         ("runs", list(_runs(run, below))),
         ("progress", list(_progress(run))),

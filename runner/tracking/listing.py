@@ -18,15 +18,15 @@ from runner.tracking.selection import SECONDS
 from runner.tracking.spool import unsent
 from runner.tracking.workspace import RunFolder, Workspace, folders
 
-_COLOURS = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
+STATUS_STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 _UNITS = [(length, unit) for unit, length in SECONDS.items() if unit != "w"]
 _MISSING = "-"
 _AGAIN = "the same command continues it"
 _SEEDS_AGAIN = "the same command continues it, with --resume"
 _GAP = "  "
-_DISPENSABLE = ("started", "checkpoint", "resume")
+_DISPENSABLE = ("checkpoint", "took", "resume", "started")
 """Columns that a narrow screen does without, in this order."""
-_LAST_DISPENSABLE = ("took", "kind", "objective")
+_LAST_DISPENSABLE = ("kind", "objective")
 """Dropped when the other columns are still too wide and names have separate lines."""
 
 
@@ -90,12 +90,17 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
     for run, row in zip([None, *runs], rows, strict=True):
         line = CleanText("" if "run" in columns else f"{row['run']}\n{_GAP}", style="" if run else "bold")
         for title in columns:
-            style = _COLOURS.get(row[title], "") if title == "status" else ""
+            style = STATUS_STYLES.get(row[title], "") if title == "status" else ""
             line.append(row[title] + " " * (widths[title] - cell_len(row[title])) + _GAP, style)
         line.rstrip()
         console.print(line, soft_wrap=True)
         for text in filter(None, _remarks(run, groups.get(run["group"])) if run else ()):
             print_wrapped(2 * _GAP + text, console, style="dim")
+
+
+def headed(name: str, status: str) -> CleanText:
+    """Returns the first line about a run: its name, and its status in the colour of the listing."""
+    return CleanText.assemble((f"{name}: ", "bold"), (status, STATUS_STYLES.get(status, "")))
 
 
 def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int) -> list[str]:
@@ -141,7 +146,7 @@ def _cells(run: Mapping[str, Any], indent: str) -> dict[str, str]:
         "took": span(run["seconds"]) if run["seconds"] else _MISSING,
         "checkpoint": _MISSING if run["last_checkpoint"] is None else f"{run['last_checkpoint']:,}",
         "started": _MISSING if run["started"] is None else f"{span(max(0.0, time.time() - run['started']))} ago",
-        "resume": "yes" if run["resumable"] else "no",
+        "resume": "yes" if run["resumable"] else _MISSING if run["status"] == "FINISHED" else "no",
     }
     return {title: escape_line(redact(cell)) for title, cell in cells.items()}
 

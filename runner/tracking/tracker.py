@@ -125,7 +125,7 @@ class Tracker(Recorder):
         if not cursor:
             self.spool.append(params=params_of(recipe.values()))
             tags = {**tags, **record.tags}
-        owner = {f"process.{name}": str(value) for name, value in record.owner}
+        owner = {"process.pid": str(record.owner.pid), "process.host": record.owner.host}
         self.headline = record.headline
         place = {"run_dir": str(self.run_dir), HEADLINE: ",".join(record.headline)}
         if record.synthetic:

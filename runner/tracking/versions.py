@@ -116,7 +116,7 @@ class Versions:
         said = f"there are: {', '.join(there)}" if there else "register one with: runner models register RUN"
         raise UsageError(f"unknown version '{reference}'; {said}")
 
-    def create(self, name: str, run_id: str, facts: Mapping[str, str], place: str) -> Version:
+    def create(self, name: str, run_id: str, facts: Mapping[str, str], place: str, description: str = "") -> Version:
         """Adds a version, and its model if that is new.
 
         Args:
@@ -124,6 +124,7 @@ class Versions:
             run_id: MLflow's id of the run that has trained it.
             facts: ``run``, ``weights`` and ``model``, as a ``Version`` has them.
             place: where its files are, as MLflow has logged them.
+            description: in Markdown, for MLflow's page of the version.
         """
         from mlflow.exceptions import MlflowException
 
@@ -135,7 +136,10 @@ class Versions:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            return _version(self._client.create_model_version(name, place, run_id, tags, model_id=facts["model"]))
+            created = self._client.create_model_version(
+                name, place, run_id, tags, description=description, model_id=facts["model"]
+            )
+            return _version(created)
 
     def judge(self, version: Version, judgement: Judgement) -> Version:
         """Records a verdict on a version, in place of an earlier one."""

@@ -13,6 +13,8 @@ from runner.tracking.keys import mlflow_key
 NAME = "Best runs first"
 TAG, SHARED = "mlflow.sharedViewState.runner", "viewStateShareKey=runner"
 """The tag of the experiment, and the part of an address that opens it."""
+_TOP_LEVEL = "tags.kind != 'trial' AND tags.kind != 'variant'"
+"""The trials of a study and the variants of an ablation would fill the table of runs."""
 _RUN_WIDTH, _METRIC_WIDTH = 240, 120
 _BESIDE = {"tags.`overrides`": 270, "metrics.`perf/update_ms`": 120, "duration": 80, "tags.`kind`": 75}
 """Columns right of the objective, before those that may not fit on a screen."""
@@ -34,6 +36,7 @@ def view_of(recipe: Recipe, also: Sequence[str] = ()) -> str:
     columns = _metrics([*first, *also]) | _BESIDE | _metrics(names)
     widths = {"attributes.`Run Name`": _RUN_WIDTH} | columns
     state = {
+        "searchFilter": _TOP_LEVEL,
         "orderByKey": f"metrics.`{first[0]}`" if objective else "attributes.start_time",
         "orderByAsc": objective is not None and objective.direction == "minimize",
         "selectedColumns": [column for column in columns if column != "duration"],  # which is always there

@@ -14,10 +14,13 @@ import torch
 from runner.plugin.source import State
 from runner.system.errors import CheckpointError, DamagedError, ExitCode, RunnerError, StorageError, UsageError
 from runner.system.files import is_writable, write_durably
+from runner.system.lines import figures
 from runner.system.manifest import Manifest, read_checked
 from runner.system.secrets import redact_values
 from runner.system.stored_json import parse_json
 from runner.system.tree import leaves
+from runner.tracking.description import code, describe
+from runner.tracking.record import Record
 from runner.tracking.store import Store
 from runner.tracking.versions import CHAMPION, Judgement, Version, Versions, is_version
 from runner.tracking.workspace import RunFolder, Workspace, find, folder_of
@@ -82,8 +85,21 @@ def register(run: str, name: str | None = None) -> Version:
     if not known:
         logged = store.logged_model(record.run_id, model, step)
         facts = {"run": folder.name, "weights": weights, "model": logged.model_id}
-        known = [versions.create(name, record.run_id, facts, logged.artifact_location)]
+        text = _description(record, step, logged.model_id)
+        known = [versions.create(name, record.run_id, facts, logged.artifact_location, text)]
     return _judged(versions, known[-1])
+
+
+def _description(record: Record, step: int, model: str) -> str:
+    """Returns the description of a version: its run, its metrics, and the line that loads it."""
+    values = {name: record.metrics[name] for name in record.headline if name in record.metrics}
+    return describe(
+        {
+            "model": f"{code(record.recipe)} at step {step:,} of run {code(record.name)}",
+            "metrics of the run": figures(values),
+            "load it": code(f'runner.load_model("models:/{model}")'),
+        }
+    )
 
 
 def promote(name: str, number: int) -> Version:

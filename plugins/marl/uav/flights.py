@@ -29,6 +29,7 @@ X, Y = (-5.0, 805.0), (705.0, -5.0)
 """The visible area: the field, and the formation of a leader at its edge. Like on a
 screen, y grows downwards.
 """
+TICKS_X, TICKS_Y = (0, 200, 400, 600, 800), (0, 350, 700)
 LEADER, FOLLOWER, OBSTACLE, GOAL = "#d55e00", "#0072b2", "#666666", "#009e73"
 """Colours that the colour-blind can distinguish (Okabe and Ito 2008)."""
 
@@ -120,7 +121,8 @@ class _Panel:
             for agent in followers
         ]
         self.lines = [axes.plot([], [], marker="o", **style)[0] for style in styles]
-        axes.set(xlim=X, ylim=Y, aspect="equal", xticks=[], yticks=[])
+        axes.set(xlim=X, ylim=Y, aspect="equal", xticks=TICKS_X, yticks=TICKS_Y)
+        axes.tick_params(labelsize=6)
         steps = len(self.path) - 1
         axes.set_title(f"{flight.outcome} after {steps} steps, formation {flight.formation:.0%}", fontsize=7)
 
