@@ -100,7 +100,7 @@ def show(runs: Sequence[Mapping[str, Any]], none: str, console: Console) -> None
 
 def headed(name: str, status: str) -> CleanText:
     """Returns the first line about a run: its name, and its status in the colour of the listing."""
-    return CleanText.assemble((f"{name}: ", "bold"), (status, STATUS_STYLES.get(status, "")))
+    return CleanText(f"{name}: ", style="bold").append(status, STATUS_STYLES.get(status, ""))
 
 
 def _fitting(titles: Sequence[str], widths: Mapping[str, int], width: int) -> list[str]:

@@ -36,7 +36,11 @@ REFUSED = [
     (in_update, " ", r"Toy\.update returned a metric with the name ' '"),
     (in_update, 3, r"Toy\.update returned a metric with the name 3; use a string"),
     (in_statistics, "loss", r"Words\.statistics returned a metric with the name 'loss', which is one of Toy\.update"),
-    (in_statistics, "updates", r"Words\.statistics returned a metric with the name 'updates', which is the runner's"),
+    (
+        in_statistics,
+        "updates",
+        r"Words\.statistics returned a metric with the name 'updates', which is reserved for the runner",
+    ),
     (in_statistics, "", r"Words\.statistics returned a metric with the name ''"),
     (in_evaluation, "", r"Words\.evaluate returned a metric with the name ''"),
     (in_evaluation, None, r"Words\.evaluate returned a metric with the name None"),
