@@ -1,5 +1,7 @@
 """Compiled loss functions."""
 
+from __future__ import annotations
+
 import logging
 import os
 import shutil
@@ -9,6 +11,8 @@ from functools import partial, wraps
 from typing import Any, ClassVar, Literal
 
 from runner.api import Close, Pipeline, Setting, Stage, StageConfig, UsageError, tensors
+
+from .kernel_choices import WITHOUT_CACHES, KernelChoices
 
 COMPILERS = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
 RECOMPILE_LIMIT = 64
@@ -50,10 +54,7 @@ class CompileConfig(StageConfig):
         return None
 
     def tunes(self, setting: Setting) -> bool:
-        """Returns whether torch times kernels: on a GPU always, on a CPU only if the mode is not the default.
-
-        Torch keeps what it selects in its cache, partly inside of compiled code; the lock has no record of it.
-        """
+        """Returns whether torch times kernels: on a GPU always, on a CPU only if the mode is not the default."""
         return setting.device.type == "cuda" or self.mode != "default"
 
     def implementation(self) -> type[Stage]:
@@ -82,13 +83,38 @@ class Compile(Stage):
         # Torch inspects gradients of all arguments of a function, also of results of another one.
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
         self.recompilations = Recompilations()
-        compile_slot = partial(torch.compile, mode=self.config.mode, dynamic=pipeline.shapes_vary)
+        self.kernels = KernelChoices(pipeline.choices)
+        # In the default mode, torch times at most the sizes of blocks of Triton's kernels, and keeps these elsewhere.
+        self.selects = self.config.mode != "default"
+        compile_slot = partial(self.compile_slot, dynamic=pipeline.shapes_vary)
         for name in pipeline.learner.compilable:
             if pipeline.shapes_vary:
                 pipeline.slots.wrap(name, compile_slot)
             else:
                 pipeline.slots.wrap(name, partial(self.compiled_once, compile_slot))
         pipeline.slots.wrap("update", self.recompilations.counted)
+        if self.selects:
+            # The backward pass is compiled when it is first needed, after the function has returned.
+            pipeline.slots.wrap("update", self.kernels.applied)
+
+    def compile_slot(self, step: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+        """Returns the slot in compiled form, whose kernels are tuning choices in a mode that selects them."""
+        import torch
+
+        if not self.selects:
+            return torch.compile(step, mode=self.config.mode, dynamic=dynamic)
+        options = torch._inductor.list_mode_options(self.config.mode, dynamic) | WITHOUT_CACHES
+        compiled = torch.compile(step, options=options, dynamic=dynamic)
+        applied = self.kernels.applied(compiled)
+
+        @wraps(step)
+        def call(*arguments: Any, **options: Any) -> Any:
+            # Inside of another compiled function there is nothing to select yet.
+            if torch.compiler.is_compiling():
+                return compiled(*arguments, **options)
+            return applied(*arguments, **options)
+
+        return call
 
     def compiled_once(self, compile_slot: Callable[..., Any], step: Callable[..., Any]) -> Callable[..., Any]:
         """The slot in compiled form, which an evaluation compiles for one set of shapes only.
@@ -113,9 +139,13 @@ class Compile(Stage):
         return call
 
     def closing_notes(self) -> list[str]:
-        """Returns the number of recompilations."""
-        count = self.recompilations.count
-        return [f"{count} recompilation{'s' * (count > 1)} after the first update"] if count else []
+        """Returns the number of recompilations, and of kernels from the lock."""
+        notes = []
+        if count := self.recompilations.count:
+            notes.append(f"{count} recompilation{'s' * (count > 1)} after the first update")
+        if count := self.kernels.replayed:
+            notes.append(f"{count} kernel{'s' * (count > 1)} as recorded")
+        return notes
 
 
 class Recompilations:

@@ -41,6 +41,7 @@ _AT_ENDS = 0.001
 _LOST = 0.01  # share of its size by which the baseline is off where it has run out of digits
 _NEARER, _STEPS = 0.87, 50  # how near to an end it is looked for: a share, and as many powers of it
 _LARGER, _GROWN = 10, (10, 100)  # times, of inputs and of a state: enough for a clamp
+_MOST_SPOILT = 8  # tensors of a batch that get a NaN, one at a time
 _MOVED = (-10, 3)  # is added to biases and other parameters of one dimension or none; to logarithms, too
 
 
@@ -283,24 +284,45 @@ def _is_finite(frame: Frame) -> bool:
 
 
 def hidden(baseline: Build, changed: Build, batch: Any, contract: str, seed: int) -> Verdict:
-    """Returns whether what is not a number in a batch spoils the changed one's state if
-    it spoils the baseline's.
+    """Returns whether NaN in a batch makes the changed state NaN if that happens to the baseline.
+
+    One tensor has NaN at a time: NaN in a target would hide the effect of NaN in an input.
     """
-    trajectory = Trajectory([map_tensors(_spoilt, clones(batch))], seed)
-    stays = []
-    for build in (baseline, changed):
-        frame = _frame(trajectory.isolated(build), trajectory)
-        stays.append(
-            frame is not None and _is_finite({place: value for place, value in frame.items() if place.kind == "state"})
-        )
-    if stays == [False, True]:
-        summary = "with NaN in the batch, update 1, slot 'step': 'state' stays finite, which the baseline's does not"
-        return Verdict(Outcome.INCONCLUSIVE, contract, f"{summary}: it hides what diverges, or skips it on purpose")
+    isolations = [Isolation(build, seed) for build in (baseline, changed)]
+    start = saved(isolations[0].subject)
+    for spoilt in _spoilt_batches(batch):
+        trajectory = Trajectory([Update(spoilt, start, seed)], seed)
+        stays = [_state_stays_finite(isolation, trajectory) for isolation in isolations]
+        if stays == [False, True]:
+            summary = (
+                "with NaN in the batch, update 1, slot 'step': 'state' stays finite, which the baseline's does not"
+            )
+            reason = f"{summary}: it hides what diverges, or skips it on purpose"
+            return Verdict(Outcome.INCONCLUSIVE, contract, reason)
     return Verdict(Outcome.PASS, contract, "numbers that are not finite are not hidden")
 
 
-def _spoilt(tensor: Tensor) -> Tensor:
-    """Writes NaN to the first row, because an update may crop others."""
-    if tensor.is_floating_point() and tensor.layout == torch.strided and not _is_flag(tensor):
-        (tensor[:1] if tensor.dim() else tensor).fill_(math.nan)
-    return tensor
+def _state_stays_finite(isolation: Isolation, trajectory: Trajectory) -> bool:
+    frame = _frame(isolation, trajectory)
+    return frame is not None and _is_finite({place: value for place, value in frame.items() if place.kind == "state"})
+
+
+def _spoilt_batches(batch: Any) -> Iterator[Any]:
+    """Yields batches with NaN in the first row of one of the first tensors; an update may crop other rows."""
+    tensors = (leaf for _, leaf in leaves(batch, has_means=False) if isinstance(leaf, Tensor))
+    candidates = [id(tensor) for tensor in tensors if _can_hold_nan(tensor)]
+    for identity in candidates[:_MOST_SPOILT]:
+        yield map_tensors(partial(_spoil, identity), batch)
+
+
+def _can_hold_nan(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.layout == torch.strided and not _is_flag(tensor)
+
+
+def _spoil(identity: int, tensor: Tensor) -> Tensor:
+    """Returns a copy, with NaN if the tensor is that object."""
+    copy: Tensor = clones(tensor)
+    if id(tensor) == identity:
+        with torch.no_grad():
+            (copy[:1] if copy.dim() else copy).fill_(math.nan)
+    return copy

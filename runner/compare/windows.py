@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.compare.difference import digest
 from runner.compare.states import leaves
 from runner.plugin.contract import Contract, Statistical
-from runner.system.tree import map_tensors
+from runner.system.tree import map_tensors, tensors
 
 UPDATES = 4
 """Updates of a window: few enough for rounding to stay small, enough to contain one that is skipped."""
@@ -33,6 +33,7 @@ SHARE_OF_WINDOWS = 0.2
 """A fault counts if it is in two windows and in a fifth of them: a loss scaler skips an update now and then."""
 ROUNDING = 2.0**-8
 """Largest relative change of a number that is rounded to bfloat16."""
+_OWN_KINDS = (Tensor, nn.Parameter)
 
 Numbers = dict[str, Tensor]
 
@@ -47,6 +48,7 @@ class Window:
         counts: By how much every counter of the state advanced, by name.
         outputs: The numbers that each update returned, by name.
         digests: Fingerprint of the numbers that each update returned.
+        kinds: Classes of the tensors that updates returned, other than torch's own.
     """
 
     changes: Numbers
@@ -54,6 +56,7 @@ class Window:
     counts: dict[str, float]
     outputs: Numbers
     digests: list[bytes]
+    kinds: frozenset[str] = frozenset()
 
 
 def observe(read_state: Callable[[], Any], steps: Iterable[Callable[[], Any]]) -> Window:
@@ -64,8 +67,11 @@ def observe(read_state: Callable[[], Any], steps: Iterable[Callable[[], Any]]) -
     idle: Counter[str] = Counter()
     returned: defaultdict[str, list[Tensor]] = defaultdict(list)
     digests = []
+    kinds: set[str] = set()
     for step in steps:
-        output = _floats(step())
+        result = step()
+        kinds.update(type(tensor).__name__ for tensor in tensors(result) if type(tensor) not in _OWN_KINDS)
+        output = _floats(result)
         digests.append(b"".join(digest(value) for value in output.values()))
         for name, value in output.items():
             returned[name].append(value.double().flatten())
@@ -80,7 +86,7 @@ def observe(read_state: Callable[[], Any], steps: Iterable[Callable[[], Any]]) -
     }
     advanced = {name: value - counters[name] for name, value in _counters(read_state()).items() if name in counters}
     outputs = {name: torch.cat(values) for name, values in returned.items()}
-    return Window(changes, dict(idle), advanced, outputs, digests)
+    return Window(changes, dict(idle), advanced, outputs, digests, frozenset(kinds))
 
 
 def _idle_groups(before: Numbers, after: Numbers) -> list[str]:
@@ -210,14 +216,20 @@ class Comparison:
         return self._compares and any(value > ALLOWED for value in deviations(baseline, candidate).values())
 
     def fault(self) -> str | None:
-        """Returns how the candidate's updates deviate, in plain words; None if they do
-        the baseline's work.
-        """
-        return self._skipped() or self._replayed() or (self._deviating() if self._compares else None)
+        """Returns how the candidate deviates, in plain words; None if it does the baseline's work."""
+        return self._lazy() or self._skipped() or self._replayed() or (self._deviating() if self._compares else None)
 
     @property
     def _compares(self) -> bool:
         return self.compares_numbers and not isinstance(self.contract, Statistical)
+
+    def _lazy(self) -> str | None:
+        """Results of a class whose methods decide when they are computed."""
+        kinds = {kind for baseline, candidate in self.pairs for kind in candidate.kinds - baseline.kinds}
+        if not kinds:
+            return None
+        names = ", ".join(sorted(kinds))
+        return f"updates return a {names} in place of a tensor, which may be computed only when it is read"
 
     def _skipped(self) -> str | None:
         windows: Counter[str] = Counter()

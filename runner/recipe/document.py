@@ -366,7 +366,11 @@ def resolve(text: str) -> Scalar:
     return text
 
 
-class _Dumper(yaml.SafeDumper):
+_WIDTH = 2**31 - 1
+"""No line is broken."""
+
+
+class _Dumper(yaml.CSafeDumper):
     """Quotes what ``resolve`` would not read back as text, and nothing else."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
@@ -389,10 +393,10 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 def dump(values: Any) -> str:
     """Plain values as a YAML document that reads back as the same values."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH)
 
 
 def dump_inline(value: Any) -> str:
     """A plain value as YAML on one line."""
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=math.inf)
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=True, width=_WIDTH)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -38,7 +38,8 @@ def code_digests(faces: Iterable[type]) -> dict[str, str]:
     other plugin the package that its face is defined in, and what these import from outside of installed packages,
     whose versions a lock has; by file name where that is a single file.
     """
-    return {name: _digest(files) for name, files in _sources(faces).items()}
+    digests = {name: _digest(files) for name, files in _sources(faces).items() if name != _PACKAGE}
+    return {_PACKAGE: _own_digest(), **digests}
 
 
 def plugin_sources(faces: Iterable[type], plugin_files: Iterable[Path]) -> list[Path]:
@@ -54,9 +55,7 @@ def plugin_sources(faces: Iterable[type], plugin_files: Iterable[Path]) -> list[
 
 def _sources(faces: Iterable[type]) -> dict[str, dict[str, Path]]:
     """Returns the files of ``code_digests``, by package and by name in it."""
-    own, shipped = _files(find_spec(_PACKAGE)), _files(find_spec(f"{_PACKAGE}.plugins"))
-    own = {name: path for name, path in own.items() if name.split("/")[0] not in _ELSEWHERE}
-    sources = {_PACKAGE: own | {f"plugins/{name}": path for name, path in shipped.items()}}
+    sources = {_PACKAGE: dict(_own_files())}
     seen = set(sources[_PACKAGE].values())
     modules = sorted({face.__module__ for face in faces if face.__module__.split(".")[0] != _PACKAGE})
     queue = [(name, _outermost(name)) for name in modules]
@@ -73,6 +72,21 @@ def _sources(faces: Iterable[type]) -> dict[str, dict[str, Path]]:
             imports = [(each, _outside(each, path)) for each in _imports(path)]
             queue += [(each, found) for each, found in imports if found is not None]
     return sources
+
+
+# What this process has imported stays as it is, whatever becomes of the files.
+@cache
+def _own_digest() -> str:
+    """Returns the digest of the runner and the plugins that ship."""
+    return _digest(_own_files())
+
+
+@cache
+def _own_files() -> dict[str, Path]:
+    """Returns the files of the runner and of the plugins that ship, by name."""
+    own, shipped = _files(find_spec(_PACKAGE)), _files(find_spec(f"{_PACKAGE}.plugins"))
+    files = {name: path for name, path in own.items() if name.split("/")[0] not in _ELSEWHERE}
+    return files | {f"plugins/{name}": path for name, path in shipped.items()}
 
 
 def _files(spec: ModuleSpec | None) -> dict[str, Path]:
