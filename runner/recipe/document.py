@@ -124,8 +124,7 @@ class Node:
     value: "Scalar | dict[str, Node] | list[Node]"
     place: Place
     key: Place | None = None  # of this value, if it has one
-    # Inherited from a section of another kind, and dropped if the new kind has no such key.
-    leftover: bool = False
+    leftover: bool = False  # inherited from another kind; dropped if the new one has no such key
     spelled: str = ""  # a scalar as written in the document, with quotes and escapes
     start: int = 0  # index of its first character in the text
 
@@ -280,7 +279,6 @@ class _Reader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
         self.composed += 1
-        # The document itself does not count as a level.
         if self.depth > MAX_DEPTH + 1 or self.composed > MAX_NODES:
             self._refuse_size(self.peek_event().start_mark, self.composed > MAX_NODES)  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
@@ -366,8 +364,7 @@ def resolve(text: str) -> Scalar:
     return text
 
 
-_WIDTH = 2**31 - 1
-"""No line is broken."""
+_WIDTH = 2**31 - 1  # no line is broken
 
 
 class _Dumper(yaml.CSafeDumper):
