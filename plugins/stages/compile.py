@@ -1,5 +1,7 @@
 """Compiled loss functions."""
 
+from __future__ import annotations
+
 import logging
 import os
 import shutil
@@ -10,6 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from runner.api import Close, Pipeline, Setting, Stage, StageConfig, UsageError, tensors
 
+from .kernel_choices import WITHOUT_CACHES, KernelChoices
+
 COMPILERS = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
 RECOMPILE_LIMIT = 64
 WARN_AT = 2
@@ -19,12 +23,15 @@ _log = logging.getLogger(__name__)
 class CompileConfig(StageConfig):
     """Compiles the functions that the learner names (targets; losses with their backward and clipping).
 
-    Each function is compiled once, at its first call: for the shapes that it sees then, or for any if the source says
-    that they vary. What has to be compiled again later is counted. Optimizers stay as they are.
+    Each function is compiled once, at its first call: for the shapes of that call, or
+    for any shapes if the source declares that they vary. Recompilations are counted.
+    Optimizers are not compiled.
 
-    When it helps: long trainings of networks that are small enough for calls to cost more than arithmetic.
-    When it hurts: short trainings (compiling takes tens of seconds), and on a CPU for networks that are already one
-    large matmul. Measure it; the closing table says how long the first update took.
+    When it helps: long trainings of networks that are small enough for calls to cost
+    more than arithmetic.
+    When it hurts: short trainings (compiling takes tens of seconds), and on a CPU for
+    networks that are already one large matmul. Measure it; the closing table contains
+    the duration of the first update.
     """
 
     kind: ClassVar[str] = "compile"
@@ -34,23 +41,20 @@ class CompileConfig(StageConfig):
     traces: ClassVar[bool] = True
 
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
-    """Mode of ``torch.compile``; CUDA graphs are a stage of their own."""
+    """Mode of ``torch.compile``; CUDA graphs are a separate stage."""
 
     def contract(self, setting: Setting) -> Close:
-        """The same algebra."""
+        """Returns ``Close``: the same algebra."""
         return Close()
 
     def inactive(self, setting: Setting) -> str | None:
-        """On a CPU, nothing to do without a C++ compiler."""
+        """Returns the reason if there is no C++ compiler on a CPU."""
         if setting.device.type == "cpu" and not any(shutil.which(name) for name in COMPILERS):
             return f"no C++ compiler here: install one of {', '.join(COMPILERS)}, or set CXX"
         return None
 
     def tunes(self, setting: Setting) -> bool:
-        """Returns whether torch times kernels: on a GPU always, on a CPU only if the mode is not the default.
-
-        Torch keeps what it selects in its cache, partly inside of compiled code; the lock has no record of it.
-        """
+        """Returns whether torch times kernels: on a GPU always, on a CPU only if the mode is not the default."""
         return setting.device.type == "cuda" or self.mode != "default"
 
     def implementation(self) -> type[Stage]:
@@ -59,7 +63,7 @@ class CompileConfig(StageConfig):
 
 
 class Compile(Stage):
-    """Compiles what the learner says can be compiled."""
+    """Compiles the learner's compilable slots."""
 
     def attach(self, pipeline: Pipeline) -> None:
         """Replaces every compilable slot by its compiled form.
@@ -76,16 +80,41 @@ class Compile(Stage):
         # A backward that is traced with its forward becomes one graph with it; older versions break the graph there.
         if hasattr(torch._dynamo.config, "trace_autograd_ops"):
             torch._dynamo.config.trace_autograd_ops = True
-        # Torch looks for gradients of whatever a function is given, also of what another one has computed.
+        # Torch inspects gradients of all arguments of a function, also of results of another one.
         warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
         self.recompilations = Recompilations()
-        compile_slot = partial(torch.compile, mode=self.config.mode, dynamic=pipeline.shapes_vary)
+        self.kernels = KernelChoices(pipeline.choices)
+        # In the default mode, torch times at most the sizes of blocks of Triton's kernels, and keeps these elsewhere.
+        self.selects = self.config.mode != "default"
+        compile_slot = partial(self.compile_slot, dynamic=pipeline.shapes_vary)
         for name in pipeline.learner.compilable:
             if pipeline.shapes_vary:
                 pipeline.slots.wrap(name, compile_slot)
             else:
                 pipeline.slots.wrap(name, partial(self.compiled_once, compile_slot))
         pipeline.slots.wrap("update", self.recompilations.counted)
+        if self.selects:
+            # The backward pass is compiled when it is first needed, after the function has returned.
+            pipeline.slots.wrap("update", self.kernels.applied)
+
+    def compile_slot(self, step: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+        """Returns the slot in compiled form, whose kernels are tuning choices in a mode that selects them."""
+        import torch
+
+        if not self.selects:
+            return torch.compile(step, mode=self.config.mode, dynamic=dynamic)
+        options = torch._inductor.list_mode_options(self.config.mode, dynamic) | WITHOUT_CACHES
+        compiled = torch.compile(step, options=options, dynamic=dynamic)
+        applied = self.kernels.applied(compiled)
+
+        @wraps(step)
+        def call(*arguments: Any, **options: Any) -> Any:
+            # Inside of another compiled function there is nothing to select yet.
+            if torch.compiler.is_compiling():
+                return compiled(*arguments, **options)
+            return applied(*arguments, **options)
+
+        return call
 
     def compiled_once(self, compile_slot: Callable[..., Any], step: Callable[..., Any]) -> Callable[..., Any]:
         """The slot in compiled form, which an evaluation compiles for one set of shapes only.
@@ -110,9 +139,13 @@ class Compile(Stage):
         return call
 
     def closing_notes(self) -> list[str]:
-        """How often it had to be done again."""
-        count = self.recompilations.count
-        return [f"{count} recompilation{'s' * (count > 1)} after the first update"] if count else []
+        """Returns the number of recompilations, and of kernels from the lock."""
+        notes = []
+        if count := self.recompilations.count:
+            notes.append(f"{count} recompilation{'s' * (count > 1)} after the first update")
+        if count := self.kernels.replayed:
+            notes.append(f"{count} kernel{'s' * (count > 1)} as recorded")
+        return notes
 
 
 class Recompilations:
@@ -141,7 +174,7 @@ class Recompilations:
         return update
 
     def begun(self, compilation: Any) -> None:
-        """Told by torch of every compilation that begins."""
+        """Called by torch for every compilation that starts."""
         function = str(compilation.compile_id).partition("/")[0]
         if compilation.callback_trigger.name != "DYNAMO":  # a backward is compiled when it is first needed
             return

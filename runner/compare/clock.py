@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from runner.compare.fresh import FreshBatches
 from runner.compare.ratio import FEWEST_ROUNDS, NO_RATIO, Effect, Ratio, effect, ratio
 from runner.compare.states import clones, leaves, load, saved
 from runner.compare.subject import Build
+from runner.compare.timekeeping import LEAST_DEFERRED, Timekeepers, deferred_seconds, read_results
 from runner.compare.warm_up import WarmUp, warm_up
 from runner.compare.windows import UPDATES, Comparison, Window, observe, rounded
 from runner.plugin.contract import Close, Contract
@@ -28,17 +29,19 @@ from runner.system.generators import Globals
 from runner.system.stopwatch import Stopwatch
 from runner.system.tree import nbytes, tensors
 
-BLOCK_SECONDS = 0.1  # as many steps as take so long are a block: long against the clock's and the scheduler's grain
+# Duration of a block of steps: long compared with the resolution of the clock and of the scheduler.
+BLOCK_SECONDS = 0.1
 DRAW_SECONDS = 0.3  # drawing the batches of a block takes no longer
 BLOCK_BYTES = 2**28  # and they take no more memory
 PERIOD = 60  # update numbers of both differ by a multiple of it: what is done now and then coincides
 YARDSTICKS = 2  # windows that the baseline repeats from a rounded state, each twice
-STALLING = 1.1  # by this factor, the whole time and the median of the blocks are apart
+# Factor between the total ratio and the median of the blocks from which a stall is reported.
+STALLING = 1.1
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long two subjects take, and how sure that is.
+    """The times of two subjects, with their uncertainty.
 
     Attributes:
         ratio: Baseline / changed: above 1, the change is faster. Not a number if ``caught``.
@@ -71,7 +74,7 @@ class Timing:
 
     def __str__(self) -> str:
         if self.caught:
-            return f"{self.effect}: the change does not do the baseline's work, so there is no ratio: {self.caught}"
+            return f"{self.effect}: the change does other work than the baseline, so it has no ratio: {self.caught}"
         stalls = not 1 / STALLING < self.total / self.ratio.value < STALLING
         return (
             f"{self.effect}: {self.ratio}, {f'but {self.total:.2f}x in all, for some stall, ' if stalls else ''}"
@@ -95,6 +98,9 @@ def clock(
     that becomes slower or faster favours neither. No step gets a batch that another one has had: to remember one gains
     nothing (``FreshBatches`` describes how further batches are made from those given).
 
+    Work that is finished only when a state or a result is read counts as time of the block before. A change that
+    replaces a function by which time is measured has no ratio.
+
     In the middle of every round, between timed blocks, a few updates are compared: the baseline is given the state of
     the change, both make the same updates with the same seeds, and the state has to change by the same, as far as
     rounding to 16 bits and other random numbers allow. A change that skips updates or returns earlier results has no
@@ -105,22 +111,25 @@ def clock(
     if it is the same in several processes, which is what ``runner ablate`` starts for the stages of a recipe.
 
     Args:
-        baseline: Makes what to compare with.
-        changed: Makes the same with the change.
-        batches: Batches for the steps; an iterable or iterator of them (a loader); or a function that returns a new
-            one at each call. ``None`` as a batch is given to every step.
-        rounds: The most rounds of four blocks; five at least.
-        seconds: Stop after so many seconds of rounds, but not before five rounds.
-        contract: What the change promises. Updates of a ``Statistical`` one may be others, but not fewer.
+        baseline: Makes the subject without the change.
+        changed: Makes the same subject with the change.
+        batches: Batches for the steps; an iterable or iterator of them (a loader); or a function
+            that returns a new one at each call. ``None`` as a batch is passed to every step.
+        rounds: The largest number of rounds of four blocks; at least five.
+        seconds: Stops after the given seconds of rounds, but not before five rounds.
+        contract: The promise of the change. Updates of a ``Statistical`` one may differ, but must
+            not be fewer.
 
     Raises:
-        ValueError: There is no batch, fewer than five rounds, or no further batch can be made from those given.
+        ValueError: There is no batch, fewer than five rounds, or no further batch can
+            be made from those given.
     """
     if rounds < FEWEST_ROUNDS:
         raise ValueError(f"rounds: {rounds} is less than the fewest, {FEWEST_ROUNDS}")
     fresh = batches if isinstance(batches, FreshBatches) else FreshBatches(batches)
-    a = _Runner(baseline, fresh)
-    b = _Runner(changed, fresh)
+    timekeepers = Timekeepers()
+    a = _Runner(baseline, fresh, timekeepers)
+    b = _Runner(changed, fresh, timekeepers)
     _align(a, b)
     a.count = b.count = _block_length(a, b, fresh)
     compared = _Compared(a, b, fresh, contract)
@@ -138,7 +147,7 @@ def clock(
 
 def _timing(a: _Runner, b: _Runner, compared: _Compared) -> Timing:
     """The result of all blocks and comparisons."""
-    caught = compared.fault()
+    caught = b.timekeepers.fault or compared.fault()
     baseline_rounds, changed_rounds = (
         [statistics.fmean(pair) for pair in zip(runner.blocks[::2], runner.blocks[1::2], strict=True)]
         for runner in (a, b)
@@ -158,15 +167,17 @@ def _timing(a: _Runner, b: _Runner, compared: _Compared) -> Timing:
 
 
 class _Runner:
-    """One subject, warm, with process-wide settings of its own."""
+    """One subject after its warm-up, with separate global settings."""
 
-    def __init__(self, build: Build, fresh: FreshBatches) -> None:
+    def __init__(self, build: Build, fresh: FreshBatches, timekeepers: Timekeepers) -> None:
         self.globals = Globals()
         self.fresh = fresh
+        self.timekeepers = timekeepers
         self.updates = 0
         self.count = 1  # steps in a block
         self.blocks: list[float] = []  # seconds of one step, in the mean over each block; two blocks are a round
-        # The batches of the last blocks stay in memory: another one at the same address is no repetition.
+        # The batches of the last blocks stay in memory: another one at the same address would look
+        # like a repetition.
         self.recent: deque[list[Any]] = deque(maxlen=2)
         self._next: Any = None
         with self.globals.apart():
@@ -174,7 +185,7 @@ class _Runner:
             before = self._digest()
             held = (tensor for part in self.subject.state.values() for tensor in tensors(part.state_dict()))
             self.stopwatch = Stopwatch(next((each.device for each in held if each.is_cuda), torch.device("cpu")))
-            self.warm_up = warm_up(self._step_next, self.stopwatch, prepare=self._draw_next)
+            self.warm_up = self._with_deferred(warm_up(self._step_next, self.stopwatch, prepare=self._draw_next))
             fresh.probe(self._step)
             self.trains = self._digest() != before
 
@@ -183,13 +194,21 @@ class _Runner:
         batches = [self.fresh.draw() for _ in range(self.count)]
         self.recent.append(batches)
 
+        outputs: deque[Any] = deque(maxlen=1)
+
         def steps() -> None:
             for batch in batches:
-                self.subject.step(batch)
+                outputs.append(self.subject.step(batch))
 
         with self.globals.apart():
             self.stopwatch.seconds(self._settle)
-            self.blocks.append(self.stopwatch.seconds(steps) / self.count)
+            read_results(self.subject)
+            seconds = self.stopwatch.seconds(steps)
+            self.timekeepers.check()
+            deferred = deferred_seconds(self.stopwatch, self.subject, outputs[0])
+        if deferred > LEAST_DEFERRED * seconds:
+            seconds += deferred
+        self.blocks.append(seconds / self.count)
         self.updates += self.count
 
     def advance(self, count: int) -> None:
@@ -224,6 +243,14 @@ class _Runner:
     def _digest(self) -> list[bytes]:
         return [digest(value) for _, value in leaves(self._state())]
 
+    def _with_deferred(self, found: WarmUp) -> WarmUp:
+        """Adds the time of work that the steps have left to be done later."""
+        count = found.steps + 1
+        deferred = deferred_seconds(self.stopwatch, self.subject, None) / count
+        return (
+            replace(found, steady_s=found.steady_s + deferred) if deferred > LEAST_DEFERRED * found.steady_s else found
+        )
+
     def _settle(self) -> None:
         # Copies of states leave caches cold, and the first step after them is slower.
         self._draw_next()
@@ -238,6 +265,7 @@ class _Runner:
     def _step(self, batch: Any) -> None:
         self.updates += 1
         self.subject.step(batch)
+        self.timekeepers.check()
 
     def _seeded_step(self, batch: Any, number: int) -> Any:
         self.updates += 1
@@ -292,13 +320,13 @@ class _Compared:
         finally:
             hook.remove()
         if not optimizers <= {part for part in self.a.subject.state.values() if isinstance(part, Optimizer)}:
-            self._stop("an optimizer that steps is no part of the state")
+            self._stop("an optimizer that steps is missing in the state")
         self.comparison.add(baseline, candidate)
         if len(self.deviating) < YARDSTICKS and self.comparison.is_deviating(baseline, candidate):
             self.deviating.append((state if self.a.trains else self.a.state(), batches, number, baseline))
 
     def fault(self) -> str | None:
-        """What is wrong with the updates of the change, once the baseline was compared with itself."""
+        """Returns the fault of the change's updates, after comparing the baseline with itself."""
         for state, batches, number, baseline in self.deviating:
             for seed in range(YARDSTICKS):
                 self._give(rounded(state, seed), always=True)

@@ -16,9 +16,10 @@ from runner.compare.verdict import Outcome, Verdict
 def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
     """Compares outputs, gradients and state by bits, after every update.
 
-    The baseline is taken twice, before the changed one is made and after: where it does not repeat itself, nothing can
-    be said, unless the change is the reason. One subject exists at a time, two if a difference has to be located.
-    Arguments and exceptions are those of ``verify``; the evidence has what ``fingerprints.side_effects`` tells.
+    The baseline is computed twice, before the changed one is built and after it: if it is not
+    reproducible, the verdict is INCONCLUSIVE, unless the change is the reason. One subject exists
+    at a time, two while a difference is located. Arguments and exceptions are those of ``verify``;
+    the evidence contains the result of ``fingerprints.side_effects``.
     """
     trajectory = Trajectory(batches, seed)
     try:
@@ -41,7 +42,7 @@ def exact(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0
         summary = f"{count:,} outputs, gradients and parts of the state have the same bits"
         return Verdict(Outcome.PASS, "Exact", f"{summary} after each of {len(batches)} updates", evidence)
     reproduction = Reproduction(baseline, changed, trajectory, parted[0], "Exact")
-    if found is None:  # what depends on where things are in memory need not come again when it is looked for
+    if found is None:  # a value that depends on memory addresses may not differ again
         update, location = parted
         seen = f"update {update}, slot '{location.slot}': '{location}', though not when it was looked at again"
         return Verdict(Outcome.FAIL, "Exact", f"not the same bits: {seen}", evidence | {"update": update}, reproduction)

@@ -131,7 +131,13 @@ def record(trajectory: Trajectory, build: Build, number: int, recorder: Operator
     isolation = trajectory.isolated(build)
     recorder.name_modules(isolation.subject)
     start: dict[str, Any] = {}
-    output = trajectory.repeat(isolation, number, _recording(recorder, isolation, start))
+    copies = trajectory.copies()
+    *before, last = trajectory.updates[:number]
+    for update in before:
+        isolation.advance([trajectory.prepare(isolation, update, copies)], lambda _: None)
+    batch = trajectory.prepare(isolation, last, copies)
+    with _recording(recorder, isolation, start):
+        (output,) = isolation.advance([batch], lambda returned: returned)
     return Recording(recorder, _tensors(isolation, output), start)
 
 

@@ -29,6 +29,7 @@ from runner.system.files import make_folder, write_text
 from runner.system.lines import print_wrapped
 from runner.system.plots import (
     BLACK,
+    GREY,
     NO_PLOTS,
     colours_by_name,
     draw_all,
@@ -43,9 +44,11 @@ FIGURES = "memory.json"
 ROWS = 12
 """Most slots and modules in the table; ``--json`` has all of them."""
 SMALLEST_SHARE = 0.001
-"""Share of the peak, or of what is held for backward, from which on a table has a row."""
+"""Share of the peak, or of the bytes held for backward, below which a table has no row."""
 LONGEST_TIMELINE = 2000
 _WIDTH = 7.0
+_COLOURED_SLOTS = 6
+_OTHERS = "other slots"
 _HEIGHT = 3.2
 
 
@@ -197,7 +200,7 @@ def _refuse_compiled(kinds: Sequence[str]) -> None:
         switches = " ".join(f"optimization.{kind}=off" for kind in kinds)
         raise UsageError(
             f"{names}: compiled code allocates past torch's operators, so nothing can be "
-            f"attributed; profile without it ({switches}), or measure it as a whole with "
+            f"attributed; profile without it ({switches}), or measure the total with "
             "runner ablate --metric memory"
         )
 
@@ -249,7 +252,7 @@ def _shown(profile: MemoryProfile) -> list[Held]:
 
 
 def _is_shown(item: Held, profile: MemoryProfile) -> bool:
-    """Returns whether a slot or module holds enough for a row."""
+    """Returns whether a slot or module has enough memory for a row."""
     largest = max(share(item.bytes, profile.update), share(item.saved, profile.saved))
     return largest >= SMALLEST_SHARE
 
@@ -274,14 +277,23 @@ def _remarks(profile: MemoryProfile) -> Iterator[str]:
         yield NO_PLOTS
 
 
+def _largest_slots(timeline: Sequence[MemorySample]) -> list[str]:
+    """Returns the slots in which the most memory was held, in the order of the update."""
+    sizes: dict[str, int] = {}
+    for sample in timeline:
+        sizes[sample.slot] = max(sample.bytes, sizes.get(sample.slot, 0))
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_COLOURED_SLOTS]
+    return [slot for slot in sizes if slot in largest]
+
+
 def _draw(title: str, peak: MemoryPeak, timeline: Sequence[MemorySample], canvas: Any) -> None:
     """Draws update memory over the course of the update, coloured by slot."""
     axes = canvas.subplots()
     end = timeline[-1].seconds or 1.0
-    slots = dict.fromkeys(sample.slot for sample in timeline)
-    colours = colours_by_name(slots)
+    shown = _largest_slots(timeline)
+    colours = {**colours_by_name(shown), _OTHERS: GREY}
     position = 0
-    for slot, group in groupby(timeline, key=lambda sample: sample.slot):
+    for slot, group in groupby(timeline, key=lambda sample: sample.slot if sample.slot in shown else _OTHERS):
         samples = [*group]
         # The area reaches the first sample of the next slot.
         area = timeline[position : position + len(samples) + 1]

@@ -29,7 +29,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that decides what an update comes to.
+    """Everything that determines the result of an update.
 
     Attributes:
         state: The learner's complete state before it.
@@ -49,7 +49,7 @@ class Snapshot:
 
 
 def values_of(output: Any, state: State) -> Values:
-    """Returns copies of what an update returned and of the learner's state after it."""
+    """Returns copies of the result of an update and of the learner's state after it."""
     tree = {"output": output, "learner": state}
     return {path: clones(value) for path, value in leaves(tree)}
 
@@ -57,8 +57,8 @@ def values_of(output: Any, state: State) -> Values:
 class GradientNoise:
     """Changes numbers by a unit of their last digit; gradients by one of the largest gradient.
 
-    A gradient that is zero but for rounding has another sign each time, and Adam makes steps of it. That is why
-    gradients get noise of their own.
+    A gradient that is zero except for rounding errors has a random sign, and Adam turns it into
+    full steps. That is why gradients get separate noise.
 
     Args:
         seed: Of the noise.

@@ -84,4 +84,4 @@ def _of_samples(pair: StagePair, verdicts: Sequence[Verdict], horizon: int) -> s
     if isinstance(pair.contract, Exact | Statistical) or horizon <= few:
         return ""
     samples = min((result.evidence["drawn"] for result in verdicts if "drawn" in result.evidence), default=horizon)
-    return f" (of what is sampled, in more than 1 of {max(1, samples // 3):,})" if samples < horizon else ""
+    return f" (of samples, in more than 1 of {max(1, samples // 3):,})" if samples < horizon else ""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loops import Loop, Net, batches
 from torch import nn
@@ -108,7 +108,7 @@ EXPECTED = {
 """The operator, if it is not the layer's, and the remark."""
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=5),
     st.sampled_from(sorted(EXPECTED)),

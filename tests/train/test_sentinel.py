@@ -166,7 +166,7 @@ def test_an_alarm_stops_the_run_and_names_the_last_good_update():
         train_here("digits_classifier", stage, OFTEN, registry=REGISTRY)
     assert error.value.exit_code is ExitCode.GATE_FAILED
     good = "(was the last that was compared and good|no update was compared before)"
-    assert re.search(f"{good}; (the newest checkpoint is|there is no checkpoint yet)", str(error.value))
+    assert re.search(f"{good}; (the newest checkpoint is|no checkpoint has been written yet)", str(error.value))
 
 
 @pytest.mark.usefixtures("migrated_workspace")
