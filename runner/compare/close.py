@@ -28,6 +28,7 @@ from runner.compare.inaccuracy import MOST_ULPS, Inaccuracy, inaccuracies
 from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
 from runner.compare.modes import Casts, OtherFormat, Sums
 from runner.compare.reproduction import Reproduction
+from runner.compare.sensitivity import Sensitivity
 from runner.compare.states import named_parameters, on_host, saved, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
@@ -36,6 +37,7 @@ from runner.system.tree import map_tensors
 CONTRACT = "Close"
 # Key of the evidence for the operation where the baseline rounds its float64 numbers.
 NARROWS = "narrows"
+SYSTEMATIC = "smallest_systematic_error"  # as a share of an update, in the evidence
 ALLOWED = 2.0  # how many times as far from the truth as the baseline, in the median
 ALLOWED_ONCE = 4.0  # and in any single update, of the baseline's largest error in one
 # Smaller errors are luck, and count as this number of units.
@@ -103,6 +105,8 @@ def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int =
             if reached := leak(prints, own, lambda: alone()[0], effects.parts):
                 return Verdict(Outcome.FAIL, CONTRACT, reached, evidence | {WHOLE_PROCESS: True})
             summary = f"the same algebra over {len(batches)} updates in float64"
+            if smallest := evidence.get(SYSTEMATIC):
+                summary += f", which shows an error above {smallest:.0e} of each update"
             return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
         again, *_ = _parting(trajectory, baseline, baseline)
         if again is not None:
@@ -141,16 +145,24 @@ def _parting(
     isolations = [trajectory.isolated(build) for build in (baseline, changed)]
     names = difference.shared(*(isolation.subject.state for isolation in isolations))
     parted, prints, jogged = None, list[dict[Location, bytes]](), enumerate(_jogged(trajectory, baseline))
+    told: dict[str, Any] = {}
+    sensitivity: Sensitivity | None = None
+    loaded = [number for number, update in enumerate(trajectory.updates) if update.states is not None]
+    steady = min(loaded, default=len(trajectory.updates))
     for update, (one, other) in enumerate(zip(*map(trajectory.frames, isolations), strict=True)):
         prints += fingerprints([one])
         seen = {location: one[location] for location in difference.comparable(one, other, names)}
         tolerance = _tolerance(trajectory, update)
+        sensitivity = sensitivity or Sensitivity(seen)
+        if update == steady > 0:
+            told[SYSTEMATIC] = sensitivity.smallest_error(seen)
         if any(differing(seen, other, tolerance)):
             moved = next(frame for number, frame in jogged if number == update)
             if any(differing(seen, other, tolerance, moved)):
                 parted = update
                 break
-    return parted, side_effects(*map(SideEffects.of, isolations)), seen, other, prints
+    told |= side_effects(*map(SideEffects.of, isolations))
+    return parted, told, seen, other, prints
 
 
 def _jogged(trajectory: Trajectory, baseline: Build) -> Iterator[Frame]:

@@ -124,6 +124,11 @@ class OperatorSearch:
         if not (self._candidate.recorder.is_complete and self._reference.recorder.is_complete):
             return f"no operator among the first {len(operators):,} diverges; more did not fit into memory or time"
         missing = self._first_missing(names)
+        if missing is not None and self._is_rarer(self._reference.operators[missing].name):
+            return self._describe_missing(missing)
+        unmatched = self._first_without_effect()
+        if unmatched is not None:
+            return self._describe(operators[unmatched], unmatched)
         if missing is not None:
             return self._describe_missing(missing)
         return f"no operator diverges: '{names[0]}' is changed outside of torch's operators{self._last_common}"
@@ -175,6 +180,25 @@ class OperatorSearch:
                 excused |= {id(producer) for producer in producers if not producer.is_matched}
         return excused
 
+    def _first_without_effect(self) -> int | None:
+        """Returns the earliest operator with another value although what it changes is overwritten later.
+
+        Clipping hides a factor of all gradients.
+        """
+        excused = self._excused()
+        for position, operator in enumerate(self._candidate.operators):
+            if not operator.is_matched and id(operator) not in excused:
+                return position
+        return None
+
+    def _is_rarer(self, name: str) -> bool:
+        """Returns whether the candidate calls an operator less often than the baseline."""
+        counts = [
+            sum(operator.name == name for operator in recording.operators)
+            for recording in (self._candidate, self._reference)
+        ]
+        return counts[0] < counts[1]
+
     def _first_missing(self, names: Sequence[str]) -> int | None:
         """Returns the earliest operator of the baseline whose values the candidate needs and never computes."""
         operators = self._reference.operators
@@ -202,6 +226,8 @@ class OperatorSearch:
             extra = _named(operator, position, count, "which the baseline does not have")
             return self._with_values(extra, operator, self._like_an_input(operator))
         left_out = self._left_out(operator)
+        if left_out is not None and not self._is_rarer(self._reference.operators[left_out].name):
+            left_out = None
         replaced = self._counterpart(operator, has_name=False)
         if replaced is not None and left_out is None:
             name = self._reference.operators[replaced].name

@@ -287,19 +287,17 @@ def _is_finite(frame: Frame) -> bool:
 
 
 def hidden(baseline: Build, changed: Build, batch: Any, contract: str, seed: int) -> Verdict:
-    """Returns whether NaN in a batch makes the changed state NaN if that happens to the baseline.
+    """Returns whether NaN or infinity in a batch reaches the changed state if it reaches the baseline's.
 
-    One tensor has NaN at a time: NaN in a target would hide the effect of NaN in an input.
+    One tensor has such a number at a time: NaN in a target would hide the effect of NaN in an input.
     """
     isolations = [Isolation(build, seed) for build in (baseline, changed)]
     start = saved(isolations[0].subject)
-    for spoilt in _spoilt_batches(batch):
+    for number, spoilt in _spoilt_batches(batch):
         trajectory = Trajectory([Update(spoilt, start, seed)], seed)
         stays = [_state_stays_finite(isolation, trajectory) for isolation in isolations]
         if stays == [False, True]:
-            summary = (
-                "with NaN in the batch, update 1, slot 'step': 'state' stays finite, which the baseline's does not"
-            )
+            summary = f"with {number} in the batch, update 1, slot 'step': 'state' stays finite, which the baseline's does not"
             reason = f"{summary}: it hides what diverges, or skips it on purpose"
             return Verdict(Outcome.INCONCLUSIVE, contract, reason)
     return Verdict(Outcome.PASS, contract, "numbers that are not finite are not hidden")
@@ -310,22 +308,27 @@ def _state_stays_finite(isolation: Isolation, trajectory: Trajectory) -> bool:
     return frame is not None and _is_finite({place: value for place, value in frame.items() if place.kind == "state"})
 
 
-def _spoilt_batches(batch: Any) -> Iterator[Any]:
-    """Yields batches with NaN in the first row of one of the first tensors; an update may crop other rows."""
+def _spoilt_batches(batch: Any) -> Iterator[tuple[str, Any]]:
+    """Yields batches with NaN or infinity in the first row of one of the first tensors.
+
+    An update may crop other rows. A limit of a loss hides infinity and keeps NaN.
+    """
     tensors = (leaf for _, leaf in leaves(batch, has_means=False) if isinstance(leaf, Tensor))
     candidates = [id(tensor) for tensor in tensors if _can_hold_nan(tensor)]
     for identity in candidates[:_MOST_SPOILT]:
-        yield map_tensors(partial(_spoil, identity), batch)
+        yield "NaN", map_tensors(partial(_spoil, identity, math.nan), batch)
+    for identity in candidates[:_MOST_SPOILT]:
+        yield "infinity", map_tensors(partial(_spoil, identity, math.inf), batch)
 
 
 def _can_hold_nan(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.layout == torch.strided and not _is_flag(tensor)
 
 
-def _spoil(identity: int, tensor: Tensor) -> Tensor:
-    """Returns a copy, with NaN if the tensor is that object."""
+def _spoil(identity: int, number: float, tensor: Tensor) -> Tensor:
+    """Returns a copy, with this number in the first row if the tensor is that object."""
     copy: Tensor = clones(tensor)
     if id(tensor) == identity:
         with torch.no_grad():
-            (copy[:1] if copy.dim() else copy).fill_(math.nan)
+            (copy[:1] if copy.dim() else copy).fill_(number)
     return copy

@@ -9,8 +9,7 @@ from functools import cache
 
 import torch
 
-from runner.compare.first_operator import SECONDS as OPERATOR_SECONDS
-from runner.compare.first_operator import name_operator
+from runner.compare.first_operator import SECONDS, name_operator
 from runner.compare.isolation import StepError
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
@@ -22,7 +21,7 @@ from runner.verify.conclusion import conclude
 from runner.verify.coverage import Coverage
 from runner.verify.options import Options
 from runner.verify.pair import StagePair
-from runner.verify.process_effects import culprits, note_effects
+from runner.verify.process_effects import culprits, note_effects, uncomparable
 from runner.verify.subjects import BuildError
 from runner.verify.time_limit import OutOfTime
 from runner.verify.training_plan import TrainingPlan
@@ -89,7 +88,7 @@ class Gate:
             return self.coverage.verdict(pair, self.checks, timeout.partial)
         if not self.baseline.options.names_operators:
             return verdict
-        return name_operator(verdict, self.coverage.at_most(OPERATOR_SECONDS))
+        return name_operator(verdict, self.coverage.at_most(SECONDS))
 
     def _run_checks(self, pair: StagePair) -> Verdict:
         """Runs the checks one after the other; the first FAIL ends them."""
@@ -98,7 +97,7 @@ class Gate:
         try:
             for check in self.checks:
                 if culprits():
-                    return self._uncomparable(pair)
+                    return uncomparable(pair.promise_name)
                 if not check.applies(pair):
                     continue
                 try:
@@ -117,10 +116,6 @@ class Gate:
         except (StepError, torch.OutOfMemoryError, MemoryError) as error:
             summary = f"it cannot be compared: {str(error) or type(error).__name__}"
             return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
-        return conclude(pair, missed) if culprits() in ((), pair.stages) else self._uncomparable(pair)
-
-    def _uncomparable(self, pair: StagePair) -> Verdict:
-        """Returns the verdict in a process that a stage has changed: the only place where that ends comparisons."""
-        names = " + ".join(culprits())
-        summary = f"{names} has changed global state of the process: verify it alone"
-        return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)
+        if culprits() not in ((), pair.stages):
+            return uncomparable(pair.promise_name)
+        return conclude(pair, missed, tuple(check.name for check in self.checks))

@@ -5,7 +5,7 @@ valid.
 from __future__ import annotations
 
 from runner.compare.fingerprints import WHOLE_PROCESS
-from runner.compare.verdict import Verdict
+from runner.compare.verdict import Outcome, Verdict
 
 _culprits: list[tuple[str, ...]] = []
 """Of this process: a baseline that another gate builds here is changed, too."""
@@ -21,6 +21,13 @@ def note_effects(stages: tuple[str, ...], verdict: Verdict) -> None:
     evidence = verdict.evidence.get("contract", verdict.evidence)
     if WHOLE_PROCESS in evidence and not _culprits:
         _culprits.append(stages)
+
+
+def uncomparable(contract: str) -> Verdict:
+    """Returns the verdict in a process that a stage has changed."""
+    names = " + ".join(culprits())
+    summary = f"{names} has changed global state of the process: verify it alone"
+    return Verdict(Outcome.INCONCLUSIVE, contract, summary)
 
 
 def forget_effects() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ class Asked(NamedTuple):
 
     inputs: Any = None  # evaluates it
     training: bool = False  # the mode in which its modules are found
+    most: int | None = None  # held-out samples of this evaluation and of later ones
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
@@ -70,6 +72,8 @@ def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Buil
             if isinstance(asked, Recorded):
                 return training.step(asked)
             if asked.inputs is None:
+                if asked.most is not None:
+                    pipeline.source.limit_evaluation(asked.most)
                 found = evaluation.evaluated(pipeline)
                 modes = {name: all(each.training for each in m.modules()) for name, m in learner.modules().items()}
                 return {"evaluate": found, "training mode": modes}
@@ -103,6 +107,14 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
     asked += [Asked(each) for sizes in others for each in sizes]
     in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
     return [Update(asked[0], {"learner": state}), *map(Update, asked[1:]), *in_its_memory]
+
+
+def sizes_of_questions(pipeline: Assembly, batch: Batch) -> tuple[int, ...]:
+    """Returns the batch sizes of the predictions that ``questions`` requests."""
+    rows = pipeline.source.size(batch)
+    sizes = prediction_sizes(pipeline.learner.config.prediction_batch, rows)
+    batches = resized(pipeline.source, batch, sizes)
+    return tuple(sorted({rows, *(pipeline.source.size(part) for part in batches)}))
 
 
 def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
@@ -146,12 +158,27 @@ def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contr
     return alike(baseline, changed, asked)
 
 
-def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded]) -> list[Update]:
-    """Returns two evaluations, the first in these states; all updates but the last are between
-    them, and the last one follows.
+def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], batch_size: int) -> list[Update]:
+    """Returns evaluations with updates between them, the first in these states.
+
+    Two evaluations measure all held-out samples. Others measure a part of them, where a source
+    can do so: their last batches are one sample smaller than a batch, or have two samples or one.
+
+    Args:
+        states: Of the subject before the first evaluation.
+        updates: The last of them is made after the second evaluation and before later ones.
+        batch_size: Samples of a batch of the evaluation.
     """
     first, *between, last = Update(Asked(), states), *map(Update, updates)
-    return [first, *between, Update(Asked()), last]
+    # A part can only become smaller.
+    counts = sorted({2 * batch_size - 1, batch_size + 1, 2, 1}, reverse=True)
+    further = [update for count in counts for update in (Update(Asked(most=count)), last)]
+    return [first, *between, Update(Asked()), last, *further]
+
+
+def is_evaluation(update: Update) -> bool:
+    """Returns whether a subject of ``answers`` evaluates."""
+    return isinstance(update.batch, Asked) and update.batch.inputs is None
 
 
 class Evaluated(NamedTuple):
@@ -161,11 +188,25 @@ class Evaluated(NamedTuple):
     effects: SideEffects
 
 
-def evaluated(build: Build, asked: Sequence[Update], float64: bool = False) -> Evaluated:
-    """Evaluates; a ``StepError`` if that cannot be done."""
+def evaluated(build: Build, asked: Sequence[Update], float64: bool = False, seconds: float = math.inf) -> Evaluated:
+    """Evaluates; raises a ``StepError`` if that is impossible.
+
+    Args:
+        build: Makes the subject.
+        asked: Evaluations and updates.
+        float64: Whether to evaluate in float64.
+        seconds: After which evaluations of a part of the held-out samples are left out.
+    """
+    deadline = time.monotonic() + seconds
     trajectory = Trajectory(asked, 0, float64)
     isolation = trajectory.isolated(build)
-    return Evaluated([on_host(frame) for frame in trajectory.updated(isolation)], SideEffects.of(isolation))
+    frames = []
+    for frame, following in zip(trajectory.updated(isolation), [*asked[1:], None], strict=True):
+        frames.append(on_host(frame))
+        is_optional = following is not None and getattr(following.batch, "most", None) is not None
+        if is_optional and time.monotonic() > deadline:
+            break
+    return Evaluated(frames, SideEffects.of(isolation))
 
 
 def same_evaluations(
@@ -180,7 +221,9 @@ def same_evaluations(
     """
     name, float64 = type(contract).__name__, isinstance(contract, Close)
     try:
-        mine, theirs = own(float64), evaluated(changed, asked, float64)
+        mine = own(float64)
+        asked = asked[: len(mine.frames)]
+        theirs = evaluated(changed, asked, float64)
     except StepError as error:
         if (reference := _or_none(own, False)) is None:
             return
