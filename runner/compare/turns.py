@@ -297,7 +297,8 @@ def hidden(baseline: Build, changed: Build, batch: Any, contract: str, seed: int
         trajectory = Trajectory([Update(spoilt, start, seed)], seed)
         stays = [_state_stays_finite(isolation, trajectory) for isolation in isolations]
         if stays == [False, True]:
-            summary = f"with {number} in the batch, update 1, slot 'step': 'state' stays finite, which the baseline's does not"
+            place = f"with {number} in the batch, update 1, slot 'step': 'state'"
+            summary = f"{place} stays finite, which the baseline's does not"
             reason = f"{summary}: it hides what diverges, or skips it on purpose"
             return Verdict(Outcome.INCONCLUSIVE, contract, reason)
     return Verdict(Outcome.PASS, contract, "numbers that are not finite are not hidden")
