@@ -32,6 +32,7 @@ from runner.plugin.contract import Close, Contract, Exact
 from runner.plugin.registry import Registry
 from runner.plugin.source import Batch, Source, State
 from runner.recipe.recipe import Recipe
+from runner.system.errors import RunnerError
 from runner.system.tree import map_tensors
 from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble
@@ -162,7 +163,7 @@ def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], b
     """Returns evaluations with updates between them, the first in these states.
 
     Two evaluations measure all held-out samples. Others measure a part of them, where a source
-    can do so: their last batches are one sample smaller than a batch, or have two samples or one.
+    can do so: their last batches have one sample less than a batch, or a single sample.
 
     Args:
         states: Of the subject before the first evaluation.
@@ -171,7 +172,7 @@ def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded], b
     """
     first, *between, last = Update(Asked(), states), *map(Update, updates)
     # A part can only become smaller.
-    counts = sorted({2 * batch_size - 1, batch_size + 1, 2, 1}, reverse=True)
+    counts = sorted({2 * batch_size - 1, batch_size + 1, max(1, batch_size - 1), 1}, reverse=True)
     further = [update for count in counts for update in (Update(Asked(most=count)), last)]
     return [first, *between, Update(Asked()), last, *further]
 
@@ -223,7 +224,7 @@ def same_evaluations(
     try:
         mine = own(float64)
         asked = asked[: len(mine.frames)]
-        theirs = evaluated(changed, asked, float64)
+        theirs = _evaluated_or_message(changed, asked, float64)
     except StepError as error:
         if (reference := _or_none(own, False)) is None:
             return
@@ -232,6 +233,9 @@ def same_evaluations(
             return
         truth = _or_none(own, True)
         yield _rounded(truth.frames[0] if truth else {}, reference.frames[0], baseline, changed, asked)
+        return
+    if isinstance(theirs, str):
+        yield Verdict(Outcome.FAIL, name, f"an evaluation raises an error, which the baseline's does not: {theirs}")
         return
     if _are_same(mine, theirs, float64):
         yield from objections(side_effects(mine.effects, theirs.effects), name)
@@ -245,6 +249,14 @@ def same_evaluations(
         found = _rounded(mine.frames[0], own(False).frames[0], baseline, changed, asked[:1])
     if found.outcome is not Outcome.INCONCLUSIVE or not float64:
         yield found
+
+
+def _evaluated_or_message(build: Build, asked: Sequence[Update], float64: bool) -> Evaluated | str:
+    """Evaluates; returns the message for the user if there is one, because the baseline can be evaluated."""
+    try:
+        return evaluated(build, asked, float64)
+    except RunnerError as error:
+        return str(error)
 
 
 def _or_none(own: Callable[[bool], Evaluated], float64: bool) -> Evaluated | None:
