@@ -174,11 +174,16 @@ class OperatorSearch:
         """
         operators = self._candidate.operators
         excused = set()
+        blamed = set()
         for operator in operators:
-            if operator.reads_content and operator.is_matched:
-                producers = (operators[position] for position in operator.producers if position is not None)
-                excused |= {id(producer) for producer in producers if not producer.is_matched}
-        return excused
+            producers = (operators[position] for position in operator.producers if position is not None)
+            unmatched = {id(producer) for producer in producers if not producer.is_matched}
+            if operator.is_matched and operator.reads_content:
+                excused |= unmatched
+            elif not operator.is_matched and not operator.is_view and len(unmatched) == 1:
+                # Nothing else explains this value; a sum of reversed rows excuses nothing.
+                blamed |= unmatched
+        return excused - blamed
 
     def _first_without_effect(self) -> int | None:
         """Returns the earliest operator with another value although what it changes is overwritten later.

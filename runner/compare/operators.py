@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -60,6 +61,7 @@ class Operator:
         unmatched: The first value that is not in the table.
         changed_input: The producer of an input that was changed afterwards by no operator.
         foreign_shape: The shape of an input that existed before the update and is not in the table.
+        is_view: Whether it returned a view of an input.
         is_selection: Whether it returned a view of a part of an input.
         reads_content: Whether its floating-point result depends on what is in its inputs, and not on their shape alone.
     """
@@ -74,6 +76,7 @@ class Operator:
     changed_input: int | None = None
     foreign_shape: tuple[int, ...] | None = None
     reads_content: bool = False
+    is_view: bool = False
     is_selection: bool = False
 
     @property
@@ -116,6 +119,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self._deadline = deadline
         self._known: dict[int, dict[_View, _Known]] = {}
         self._writers: dict[int, int] = {}
+        self._storages: dict[int, StorageWeakRef] = {}
         self._places = _Places()
 
     def name_modules(self, subject: Subject) -> None:
@@ -148,12 +152,14 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         self.operators.append(operator)
         storages = {_address(tensor) for tensor in inputs}
         sizes = {_address(tensor): tensor.numel() for tensor in inputs}
+        operator.is_view = not written and any(_address(tensor) in storages for tensor in returned)
         operator.is_selection = any(tensor.numel() < sizes.get(_address(tensor), 0) for tensor in returned)
         self._trust_destinations(written)
         operator.reads_content = _reads_content(operator.name, returned)
         has_content = func.overloadpacket.__name__ not in _UNINITIALIZED
         is_constant = not inputs and torch.Tag.nondeterministic_seeded not in func.tags
         for tensor in (*written, *returned):
+            self._current_address(tensor)
             value = Value.of(tensor)
             match = self._match(value) if has_content else TRUSTED
             if match is None and is_constant:
@@ -177,7 +183,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         return self.is_complete
 
     def _note_input(self, operator: Operator, tensor: Tensor) -> None:
-        address = _address(tensor)
+        address = self._current_address(tensor)
         known = self._known.get(address, {}).get(_view(tensor))
         if known is not None and tensor.numel() > LARGEST:
             operator.inputs.append(known.match)
@@ -198,6 +204,16 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         if producer is None and operator.inputs[-1] is None:
             operator.foreign_shape = tuple(tensor.shape)
         self._known.setdefault(address, {})[_view(tensor)] = _Known(producer, operator.inputs[-1])
+
+    def _current_address(self, tensor: Tensor) -> int:
+        """Returns the address of a tensor's memory; forgets a tensor that was freed and had the same address."""
+        address = _address(tensor)
+        storage = self._storages.get(address)
+        if storage is None or storage.expired():  # type: ignore[no-untyped-call]
+            self._known.pop(address, None)
+            self._writers.pop(address, None)
+            self._storages[address] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return address
 
     def _is_still(self, match: Match, value: Value) -> bool:
         """Returns whether the content of a view is what it was; parts and pieces are not compared again."""
@@ -228,6 +244,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
         """Returns the position of the operator that returned or wrote a tensor last."""
         if not _is_plain(tensor):
             return None
+        self._current_address(tensor)
         known = self._known.get(_address(tensor), {}).get(_view(tensor))
         return known.position if known is not None else self._writers.get(_address(tensor))
 

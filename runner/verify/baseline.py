@@ -28,7 +28,7 @@ from runner.verify.surroundings import (
 from runner.verify.variants import variants_of
 
 EVALUATION_SECONDS = 5.0
-"""Time after which no further evaluation of a part of the held-out samples begins."""
+"""Time after which no further evaluation of a part of the held-out samples starts."""
 
 
 class Baseline:

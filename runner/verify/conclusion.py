@@ -22,7 +22,7 @@ def conclude(pair: StagePair, missed: str = "", checks: tuple[str, ...] = ()) ->
     Args:
         pair: With the results of its checks.
         missed: What the budget had no room for, as the end of the summary.
-        checks: Names of all checks, of which some may not have run.
+        checks: Names of all checks, including those that did not run.
     """
     verdict = _with_exclusion(pair, _worst(pair))
     verdict = replace(verdict, summary=verdict.summary + missed)

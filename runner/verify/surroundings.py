@@ -37,6 +37,7 @@ from runner.system.tree import map_tensors
 from runner.train import evaluation
 from runner.train.assemble import Assembly, assemble
 from runner.verify.likeness import CONTENT, unlike
+from runner.verify.requests import request_inputs
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
 SIZES = (1, 2, 5, 200, 257)  # of batches for predictions; a server decides them
@@ -107,7 +108,13 @@ def questions(pipeline: Assembly, batches: Sequence[Batch], state: State) -> lis
     asked = [Asked(learner.inputs(batches[0])), *(Asked(each, mode) for each in first for mode in (False, True))]
     asked += [Asked(each) for sizes in others for each in sizes]
     in_its_memory = [Update(Asked(learner.inputs(each)), place=asked[0]) for each in batches[1:]]
-    return [Update(asked[0], {"learner": state}), *map(Update, asked[1:]), *in_its_memory]
+    requests = request_inputs(learner, asked[0].inputs) if learner.config.prediction_batch is None else []
+    return [
+        Update(asked[0], {"learner": state}),
+        *map(Update, asked[1:]),
+        *in_its_memory,
+        *(Update(Asked(inputs)) for inputs in requests),
+    ]
 
 
 def sizes_of_questions(pipeline: Assembly, batch: Batch) -> tuple[int, ...]:

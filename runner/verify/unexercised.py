@@ -73,5 +73,5 @@ def list_unexercised(pair: StagePair, updates: int, checks: tuple[str, ...]) -> 
 def _count_training_updates(pair: StagePair) -> int:
     """Returns about how many updates a complete training makes."""
     progress = pair.baseline.progress
-    updates = pair.baseline.batches[pair.baseline.options.updates - 1].progress["updates"]
+    updates: int = pair.baseline.batches[pair.baseline.options.updates - 1].progress["updates"]
     return round(updates * progress.whole / max(1, progress.position))
