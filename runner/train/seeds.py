@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -125,7 +126,9 @@ def train_seeds(
 
         def train(seed: int) -> None:
             order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
-            order.carry_out(stop, partial(together.advance, seed))
+            # Phases of simultaneous trainings would replace each other.
+            with display.phase(f"seed {seed}") if parallel == 1 else nullcontext():
+                order.carry_out(stop, partial(together.advance, seed))
             finished.add(seed)
 
         failures = _failures(train, [seed for seed in recipes if seed not in finished], parallel, stop)
