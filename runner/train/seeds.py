@@ -101,8 +101,7 @@ def train_seeds(
         takeover: whether a process on another machine that may own the group counts as dead.
 
     Raises:
-        StorageError: MLflow's store cannot be reached at the start, or the workspace cannot be
-            written.
+        StorageError: MLflow's store or the workspace is not available at the start.
         UsageError: another process is working on the group to continue.
     """
     started = time.perf_counter()
