@@ -19,6 +19,7 @@ utils._get_latest_schema_revision()
 for name in ("marl_phase3", "digits_classifier", "shakespeare_gpt"):
     tiny(name)
 provenance.versions([])
+provenance.code_digests([])
 provenance.source(Path(__file__))
 _nearest_digits()
 read_digits()

@@ -38,7 +38,7 @@ CONTRACTS = {"Close": Close(), "Exact": Exact()}
 REASONS = {
     "draws random numbers inside the step": "true: in float64 the same seeds give other random numbers",
     "in float64 the baseline itself rounds": "true: the baseline rounds its float64 numbers",
-    "overflows in its own precision": "true: its float32 overflows earlier than the baseline's",
+    "overflows in its original precision": "true: its float32 overflows earlier than the baseline's",
 }
 """Of what does not pass, by a part of what the verdict says."""
 

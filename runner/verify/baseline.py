@@ -1,4 +1,4 @@
-"""What all comparisons with one recipe's baseline share, computed once."""
+"""The results of one recipe's baseline that all comparisons share, computed once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Baseline:
 
     @property
     def has_fixed_epochs(self) -> bool:
-        """Whether the data have epochs whose batches do not depend on what was learned."""
+        """Returns whether the data have epochs whose batches do not depend on what was learned."""
         epoch_samples, depends = self._epochs
         return epoch_samples is not None and not depends
 
@@ -83,7 +83,7 @@ class Baseline:
         return evaluations(self.questions[0].states, first_batches[-UPDATES_BETWEEN_EVALUATIONS - 1 :])
 
     def evaluated(self, in_float64: bool) -> Evaluated:
-        """Returns what the baseline's evaluations come to."""
+        """Returns the results of the baseline's evaluations."""
         if in_float64 not in self._evaluated:
             build = answers(self.recipe, self.registry, ())
             self._evaluated[in_float64] = evaluated(build, self.evaluations, in_float64)

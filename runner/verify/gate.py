@@ -9,6 +9,8 @@ from functools import cache
 
 import torch
 
+from runner.compare.first_operator import SECONDS as OPERATOR_SECONDS
+from runner.compare.first_operator import name_operator
 from runner.compare.isolation import StepError
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
@@ -29,7 +31,9 @@ from runner.verify.verification import Verification, judged
 
 
 def verify_recipe(recipe: Recipe, registry: Registry, options: Options, say: Callable[[str], None]) -> Verification:
-    """Compares every active stage alone, with what it requires, and the whole recipe with the baseline."""
+    """Compares every active stage alone, with the stages that it requires, and
+    the complete recipe with the baseline.
+    """
     started = time.perf_counter()
     device = resolve_device(recipe.device)
     possible = variants_of(recipe, device, ("alone", "all"))
@@ -45,7 +49,7 @@ class Gate:
     Args:
         recipe: The recipe with all of its stages.
         registry: The plugins, which may add checks.
-        options: How thoroughly to compare.
+        options: Thoroughness of the comparison.
         say: Receives lines for the progress bar.
     """
 
@@ -80,9 +84,12 @@ class Gate:
         share = self.coverage.share(self.plan.judged_sets(), trained=pair.is_statistical)
         try:
             with self.coverage.limit.within(share):
-                return self._run_checks(pair)
+                verdict = self._run_checks(pair)
         except OutOfTime as timeout:
             return self.coverage.verdict(pair, self.checks, timeout.partial)
+        if not self.baseline.options.names_operators:
+            return verdict
+        return name_operator(verdict, self.coverage.at_most(OPERATOR_SECONDS))
 
     def _run_checks(self, pair: StagePair) -> Verdict:
         """Runs the checks one after the other; the first FAIL ends them."""
@@ -115,5 +122,5 @@ class Gate:
     def _uncomparable(self, pair: StagePair) -> Verdict:
         """Returns the verdict in a process that a stage has changed: the only place where that ends comparisons."""
         names = " + ".join(culprits())
-        summary = f"{names} has changed something for the whole process: verify it by itself"
+        summary = f"{names} has changed global state of the process: verify it alone"
         return Verdict(Outcome.INCONCLUSIVE, pair.promise_name, summary)

@@ -1,4 +1,6 @@
-"""Stages that have changed something for the whole process, after which nothing can be compared in it."""
+"""Stages that have changed global state of the process, after which no comparison in it is
+valid.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def culprits() -> tuple[str, ...]:
 
 
 def note_effects(stages: tuple[str, ...], verdict: Verdict) -> None:
-    """Remembers stages whose verdict reports an effect on the whole process."""
+    """Records stages whose verdict reports an effect on the process."""
     evidence = verdict.evidence.get("contract", verdict.evidence)
     if WHOLE_PROCESS in evidence and not _culprits:
         _culprits.append(stages)

@@ -1,4 +1,4 @@
-"""What surrounds an update: what the model answers, and how it is evaluated."""
+"""Compares predictions of the model, and its evaluation."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from runner.compare.difference import (
 from runner.compare.exact import exact
 from runner.compare.fingerprints import SideEffects, objections, side_effects
 from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -36,19 +37,21 @@ from runner.train.assemble import Assembly, assemble
 from runner.verify.likeness import CONTENT, unlike
 from runner.verify.subjects import LearnerState, Recorded, Training, recipe_with
 
-SIZES = (1, 2, 5, 200, 257)  # of batches that a model is asked about; who serves it decides
+SIZES = (1, 2, 5, 200, 257)  # of batches for predictions; a server decides them
 _EVALUATED_PARTS = 5  # of the held-out data that are evaluated where predictions are slow
 
 
 class Asked(NamedTuple):
-    """What a model is asked."""
+    """The input of a prediction or evaluation."""
 
     inputs: Any = None  # evaluates it
     training: bool = False  # the mode in which its modules are found
 
 
 def answers(recipe: Recipe, registry: Registry, stages: Collection[str]) -> Build:
-    """Makes subjects whose step answers what is ``Asked``, or makes the update that was ``Recorded``."""
+    """Creates subjects whose step predicts for an ``Asked``, or performs an
+    update that was ``Recorded``.
+    """
     chosen = recipe_with(recipe, registry, stages)
 
     def build() -> Subject:
@@ -111,7 +114,8 @@ def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
     """
     if prediction_batch is None:
         return SIZES
-    # A stage may predict in parts of a batch of the training, and the learner predicts in its own.
+    # A stage may predict in parts of a training batch, and the learner predicts
+    # in parts of another size.
     largest = max(prediction_batch, rows) + 1
     smaller = [size for size in SIZES if size < largest]
     return [*smaller, largest]
@@ -120,7 +124,7 @@ def prediction_sizes(prediction_batch: int | None, rows: int) -> Sequence[int]:
 def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batch]:
     """The first samples of a batch, or all of them again and again, in those of the sizes that can be had."""
     rows = source.size(batch)
-    whole = type(source).split is Source.split  # or only the source knows how to make a larger one
+    whole = type(source).split is Source.split  # otherwise only the source can make a larger one
     for size in sizes:
         if size < rows:
             yield next(source.split(batch, size))
@@ -130,9 +134,10 @@ def resized(source: Source, batch: Batch, sizes: Iterable[int]) -> Iterator[Batc
 
 
 def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contract: Contract) -> Verdict:
-    """Whether both answer the same in the same state.
+    """Returns whether both predict the same in the same state.
 
-    Of what promises neither bits nor algebra, only that its answers have the same form and are finite.
+    If the contract promises neither bits nor algebra, only the form and
+    finiteness of predictions are compared.
     """
     if isinstance(contract, Exact):
         return exact(baseline, changed, asked)
@@ -142,13 +147,15 @@ def same_answers(baseline: Build, changed: Build, asked: Sequence[Update], contr
 
 
 def evaluations(states: Mapping[str, Any] | None, updates: Sequence[Recorded]) -> list[Update]:
-    """Two evaluations, the first in these states, with all but the last of some updates in between, and that one."""
+    """Returns two evaluations, the first in these states; all updates but the last are between
+    them, and the last one follows.
+    """
     first, *between, last = Update(Asked(), states), *map(Update, updates)
     return [first, *between, Update(Asked()), last]
 
 
 class Evaluated(NamedTuple):
-    """What evaluations, and updates among them, came to."""
+    """Results of evaluations, and of updates between them."""
 
     frames: list[Frame]
     effects: SideEffects
@@ -164,11 +171,12 @@ def evaluated(build: Build, asked: Sequence[Update], float64: bool = False) -> E
 def same_evaluations(
     own: Callable[[bool], Evaluated], baseline: Build, changed: Build, asked: Sequence[Update], contract: Exact | Close
 ) -> Iterator[Verdict]:
-    """Whether both come to the same when they are evaluated, and in updates before and after.
+    """Compares the results of evaluations, and of updates before and after them.
 
-    An evaluation may take long, so ``own`` has that of the baseline, in float64 if told; only if the changed one comes
-    to something else, both are made anew. What cannot be evaluated in float64 is compared in its own precision alone,
-    and nothing is if the baseline cannot be evaluated at all.
+    An evaluation may take long, so ``own`` returns a saved one of the baseline, in float64 if
+    requested; both are repeated only if the changed one differs. An evaluation that is impossible
+    in float64 is compared in its original precision only, and there is no comparison if the
+    baseline cannot be evaluated.
     """
     name, float64 = type(contract).__name__, isinstance(contract, Close)
     try:
@@ -184,11 +192,11 @@ def same_evaluations(
         return
     if _are_same(mine, theirs, float64):
         yield from objections(side_effects(mine.effects, theirs.effects), name)
-        found = Verdict(Outcome.PASS, name, "evaluations come to the same")
+        found = Verdict(Outcome.PASS, name, "evaluations have the same results")
     else:
         found = algebra(baseline, changed, asked) if float64 else exact(baseline, changed, asked)
         if found:
-            summary = "evaluations came to something else, though not when they were made again"
+            summary = "evaluations differed, but not when they were repeated"
             found = Verdict(Outcome.FAIL, name, summary)
     if found and float64:
         found = _rounded(mine.frames[0], own(False).frames[0], baseline, changed, asked[:1])
@@ -214,7 +222,9 @@ def _are_same(own: Evaluated, theirs: Evaluated, float64: bool) -> bool:
 
 
 def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
-    """Whether an evaluation in the change's own precision is about as far from that in float64 as the baseline's."""
+    """Returns whether an evaluation in the original precision is about as far
+    from float64 as the baseline's.
+    """
     try:
         theirs, *_ = evaluated(changed, asked).frames
     except StepError as error:
@@ -224,12 +234,14 @@ def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: S
             allowed = ALLOWED_ONCE * abs(own[location] - exact_value) + CONTENT * max(1.0, abs(exact_value))
             if not math.isnan(exact_value) and not abs(theirs[location] - exact_value) <= allowed:
                 difference = described(1, location, own[location], theirs[location])
-                return Verdict(Outcome.FAIL, "Close", f"an evaluation rounds more than the baseline's: {difference}")
-    return Verdict(Outcome.PASS, "Close", "an evaluation comes to the same")
+                reproduction = Reproduction(baseline, changed, Trajectory(asked, 0), 1, "Close")
+                summary = f"an evaluation rounds more than the baseline's: {difference}"
+                return Verdict(Outcome.FAIL, "Close", summary, reproduction=reproduction)
+    return Verdict(Outcome.PASS, "Close", "an evaluation has the same result")
 
 
 def alike(baseline: Build, changed: Build, asked: Sequence[Update]) -> Verdict:
-    """Whether answers have the same form and are finite where the baseline's are."""
+    """Returns whether predictions have the same form and are finite where the baseline's are."""
     try:
         one, other = (Isolation(build, 0) for build in (baseline, changed))
         for number, question in enumerate(asked, start=1):

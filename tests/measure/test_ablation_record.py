@@ -56,7 +56,7 @@ def test_an_ablation_that_ends_otherwise_says_how(experiment, error, status):
     with pytest.raises(type(error)):
         measured(experiment, act)
     (found,) = listing(Workspace())
-    assert (found["status"], found["not_resumable"]) == (status, "the same command goes on with it")
+    assert (found["status"], found["not_resumable"]) == (status, "the same command continues it")
     assert str(error) in found["reason"]
 
 

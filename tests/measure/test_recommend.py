@@ -151,7 +151,7 @@ def test_what_is_recommended_makes_the_whole_training_faster(sampling, used):
 
 
 def test_a_stage_that_makes_sampling_slower_is_not_recommended_for_its_update():
-    """Whole training steps are compared: what an update saves is lost elsewhere."""
+    """Complete training steps are compared: what an update saves is lost elsewhere."""
     log = list(entries(CASE, {"fused_optimizer": 1.5}, verdicts=PASSED, sampling=BASE_S))
     stages = {variant.name: variant.stages for variant in variant_set(CASE).variants}
     for entry in log:

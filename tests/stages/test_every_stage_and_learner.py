@@ -28,7 +28,12 @@ GENERIC = [
     for kind in REGISTRY.kinds("optimization")
     if REGISTRY.get("optimization", kind).__module__.startswith("runner.plugins.stages.")
 ]
-SETTINGS = {"gradient_accumulation": "{micro_batch: 4}", "batch_autotune": "{largest: 12}"}
+SETTINGS = {
+    "gradient_accumulation": "{micro_batch: 4}",
+    "batch_autotune": "{largest: 12}",
+    # Each collection looks at all that the tests have imported.
+    "delete_tensors": "{every: 10}",
+}
 REFUSED = {
     ("channels_last", "tokens"): "four dimensions",
     ("channels_last", "gan"): "four dimensions",

@@ -24,7 +24,7 @@ def test_a_finished_run_says_what_it_is_what_it_learnt_and_what_to_compare():
     lines = printed(folder)
     assert lines[0] == f"{folder.name}: FINISHED"
     assert [" ".join(line.split()) for line in lines[1:]][:6] == [
-        "recipe marl", "settings seed=3", "optimizer.lr=1e-4", "learnt return 874.4", "a 1", "training loss 0.5",
+        "recipe marl", "settings seed=3", "optimizer.lr=1e-4", "result return 874.4", "a 1", "training loss 0.5",
     ]  # fmt: skip
     text = "\n".join(lines)
     for said in ("20.3 ms per update", "100 updates in 7 min", f"MLflow id {'3f' * 16}", "runner compare", "s ago"):
@@ -48,7 +48,7 @@ def test_ablations_and_studies_say_where_more_is(kind, said):
     assert "result" in text
     assert said in text
     assert "all 4.42" in text
-    assert "the same command goes on with it" in text
+    assert "the same command continues it" in text
 
 
 def test_of_a_damaged_record_is_said_what_is_known():

@@ -78,8 +78,8 @@ def test_names_and_words_stay_whole_on_any_screen(name, width):
     ("width", "titles"),
     [
         (160, "run status progress objective took checkpoint started resume"),
-        (80, "run status progress objective took resume"),
-        (60, "run status progress objective took resume"),
+        (80, "run status progress objective started"),
+        (60, "run status progress objective started"),
         (40, "run status progress"),
     ],
 )
@@ -98,10 +98,10 @@ def test_what_is_to_be_said_about_a_run_is_below_it():
         *("marl_phase2-00000002", "FINISHED", "60,000", "steps", "return", "874.4", "7", "min", "60,000"),
         *lines[3].split()[-4:-2],
         "ago",
-        "no",
+        "-",
     ]
     assert lines[5] == f"    {REASON}"
-    assert lines[7] == "    MLflow lacks a part: runner sync"
+    assert lines[7] == "    not completely in MLflow yet: runner sync"
     assert lines[8].split() == ["marl_phase2-00000005", "UNKNOWN", "-", "-", "-", "60,000", "-", "no"]
     assert lines[9] == "    its run.json cannot be read"
 
@@ -161,7 +161,7 @@ def test_ablations_and_studies_are_listed_with_runs_and_what_was_laid_aside_is_n
     assert [(each["name"], each["kind"], each["status"]) for each in found] == [
         (runs[0].name, "run", "RUNNING"), ("search", "study", "RUNNING"), ("phases-00000001", "ablation", "KILLED"),
     ]  # fmt: skip
-    assert found[2]["not_resumable"] == "the same command goes on with it"
+    assert found[2]["not_resumable"] == "the same command continues it"
 
 
 def test_numbers_that_are_none_survive_the_record_and_are_text(isolated_workspace):
@@ -201,6 +201,6 @@ def test_a_group_that_was_killed_says_what_goes_on_with_it(isolated_workspace):
     seed_group(10, 14, status="RUNNING", owner=dead, step=1)
     found = listing(Workspace())[0]
     assert (found["status"], found["not_resumable"]) == (
-        "KILLED", "the same command goes on with it, with --resume",
+        "KILLED", "the same command continues it, with --resume",
     )  # fmt: skip
     assert "1/2 seeds" in "\n".join(printed([found], 120))
