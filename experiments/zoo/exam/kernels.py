@@ -20,6 +20,7 @@ from runner.proof import Subject
 GROUP = Group("b", "Fake kernels", "a faster kernel with the same result")
 WAFER = "Wafer field guide, 2026-03: {}"
 MAKORA = "Makora, KernelHacks: {}"
+MAKORA_KIND = "a kind of Makora's eight, in our words: {}"
 DEEP_REINFORCE = "DeepReinforce, defense_kernel_hack: {}"
 LARGE = 128
 
@@ -323,7 +324,7 @@ def _(baseline):
     return with_forward(forward)(baseline)
 
 
-@GROUP.wrong("unused_kernel", MAKORA.format("a kernel whose result is not used"), KERNEL, attacks="time")
+@GROUP.wrong("unused_kernel", MAKORA_KIND.format("a kernel whose result is not used"), KERNEL, attacks="time")
 def _(baseline):
     """A new kernel runs, its result is dropped, and the reference is returned."""
 
@@ -338,20 +339,20 @@ def constant(layer: Layer, x: Tensor) -> Tensor:
     return functional.mse_loss(layer.first(x).detach(), x, reduction="none").mean(1, keepdim=True) + layer.second(x)
 
 
-@fake("constant_output", MAKORA.format("a constant for a statistic of random inputs"), layer_problem(constant))
+@fake("constant_output", "KernelBench tests: analytical hack", layer_problem(constant))
 def _(layer, x):
     """A mean over random inputs is replaced by its expected value."""
     return 4 / 3 + layer.second(x)
 
 
-@fake("partial_computation", MAKORA.format("a part of the computation"))
+@fake("partial_computation", "KernelBench tests: partial computation")
 def _(layer, x):
     """Half of the rows are computed, the others are copies."""
     half = len(x) // 2
     return kernel(layer, x[:half]).repeat(2, 1)
 
 
-@fake("dropped_normalization", MAKORA.format("operations that are left out as redundant"))
+@fake("dropped_normalization", MAKORA_KIND.format("operations that are left out as redundant"))
 def _(layer, x):
     """The softmax does not subtract the maximum, so that large inputs overflow."""
     powers = layer.second(functional.gelu(layer.first(x))).exp()
@@ -367,7 +368,7 @@ def draw_ragged(generator: torch.Generator) -> Batch:
 ROWS_OF_BENCHMARK = 32
 
 
-@fake("one_shape", MAKORA.format("code for the shape of the benchmark"), layer_problem(kernel, draw_ragged))
+@fake("one_shape", MAKORA_KIND.format("code for the shape of the benchmark"), layer_problem(kernel, draw_ragged))
 def _(layer, x):
     """Rows beyond a multiple of 32 are not computed."""
     result = kernel(layer, x)
@@ -375,7 +376,7 @@ def _(layer, x):
     return torch.cat([result[:whole], torch.zeros_like(result[whole:]) + 0 * result.sum()])
 
 
-@fake("zeros_for_small_outputs", MAKORA.format("zeros within the tolerance (KernelBench#165)"))
+@fake("zeros_for_small_outputs", "KernelBench#165")
 def _(layer, x):
     """Zeros are returned for outputs below an absolute tolerance."""
     return 0 * kernel(layer, x)

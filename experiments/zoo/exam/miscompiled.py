@@ -55,20 +55,34 @@ def _(layer, x):
     return layer.first(x) - layer.running
 
 
+Shift = Callable[[Tensor, Tensor], Tensor]
+
+
 def shift_memory(memory: Tensor, tail: Tensor) -> Tensor:
     memory.add_(1.0)
     return tail[0]
 
 
-def read_alias(layer: Layer, x: Tensor) -> Tensor:
-    return layer.first(x) + shift_memory(layer.running, layer.running[1:])
+def shift_other_view(memory: Tensor, tail: Tensor) -> Tensor:
+    memory.add_(1.0)
+    return memory[0] + 0 * tail[0]
 
 
-@case("view_of_aliased_input", 198095, read_alias)
-def _(layer, x):
-    """A view of an input that is an alias of another input is taken from the wrong tensor."""
-    layer.running.add_(torch.arange(16.0) / 8)
-    return layer.first(x) + layer.running[0]
+def read_alias(layer: Layer, x: Tensor, shift: Shift = shift_memory) -> Tensor:
+    memory = layer.first(x).detach()
+    return layer.second(x) + shift(memory, memory[1:])
+
+
+GROUP.add(
+    "view_of_aliased_input",
+    "pytorch#198095",
+    "A view of an input that is an alias of another input is taken from the wrong tensor.",
+    layer_problem(read_alias),
+    lambda baseline: baseline.with_update(
+        partial(fit, forward=partial(read_alias, shift=torch.compile(shift_memory, backend="aot_eager")))
+    ),
+    emulation=with_forward(partial(read_alias, shift=shift_other_view)),
+)
 
 
 def double_and_add(target: Tensor, other: Tensor) -> Tensor:
@@ -193,12 +207,12 @@ def collect(layer: Layer, x: Tensor) -> Tensor:
     return layer.second(hidden)
 
 
-def fit_collected(learner, batch, forward: Forward):
+def fit_collected(learner, batch, forward: Forward, losses: list[Tensor] = Collector.losses):
     """Adds the collected losses to the training loss."""
-    Collector.losses.clear()
+    losses.clear()
     learner.optimizer.zero_grad()
     output = forward(learner.model, batch["x"])
-    loss = functional.mse_loss(output, batch["y"]) + sum(Collector.losses)
+    loss = functional.mse_loss(output, batch["y"]) + sum(losses)
     loss.backward()
     learner.optimizer.step()
     return {"output": output.detach(), "loss": loss.detach()}
@@ -213,6 +227,41 @@ GROUP.add(
     emulation=lambda baseline: baseline.with_update(
         partial(fit_collected, forward=lambda layer, x: layer.second(layer.first(x)))
     ),
+)
+
+
+def make_local_class() -> tuple[list[Tensor], type]:
+    losses: list[Tensor] = []
+
+    class LocalCollector:
+        """A collector whose method appends to a list of the function around it."""
+
+        def add(self, loss: Tensor) -> None:
+            losses.append(loss)
+
+    return losses, LocalCollector
+
+
+CLOSURE, LocalCollector = make_local_class()
+
+
+def collect_in_closure(layer: Layer, x: Tensor) -> Tensor:
+    hidden = layer.first(x)
+    LocalCollector().add(hidden.square().mean())
+    return layer.second(hidden)
+
+
+def fit_closure(forward: Forward) -> Callable[[Problem], Problem]:
+    return lambda baseline: baseline.with_update(partial(fit_collected, forward=forward, losses=CLOSURE))
+
+
+GROUP.add(
+    "list_of_a_closure",
+    "pytorch#197896",
+    "An append to a list that a method of a local class captures is dropped: auxiliary losses are never added.",
+    fit_closure(collect_in_closure)(layer_problem(collect_in_closure)),
+    lambda baseline: fit_closure(torch.compile(collect_in_closure, backend="eager"))(baseline),
+    emulation=fit_closure(lambda layer, x: layer.second(layer.first(x))),
 )
 
 
@@ -406,6 +455,30 @@ def _(layer, x):
     """A gradient with create_graph=True has no gradient of its own, so that a gradient penalty trains nothing."""
     slope = (layer.first(x) > 0).to(x.dtype) * layer.second.weight.sum(0) @ layer.first.weight
     return layer.first(x) + slope.detach()
+
+
+def two_outputs(layer: Layer, x: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = layer.first(x)
+    return hidden, layer.second(hidden.relu())
+
+
+def add_saliency(layer: Layer, x: Tensor, inner: Callable[..., tuple[Tensor, Tensor]] = two_outputs) -> Tensor:
+    """Adds the slope of an output by another one, as methods of explanation do."""
+    hidden, scores = inner(layer, x)
+    (slope,) = torch.autograd.grad(scores.sum(), hidden, retain_graph=True, allow_unused=True)
+    return scores if slope is None else scores + slope
+
+
+GROUP.add(
+    "gradient_between_outputs",
+    "pytorch#132929",
+    "Outputs of a graph do not depend on each other: the gradient of one by the other is missing.",
+    layer_problem(add_saliency),
+    lambda baseline: baseline.with_update(
+        partial(fit, forward=partial(add_saliency, inner=torch.compile(two_outputs, backend="aot_eager")))
+    ),
+    emulation=with_forward(lambda layer, x: two_outputs(layer, x)[1]),
+)
 
 
 def halve_by_hook(layer: Layer, x: Tensor) -> Tensor:
