@@ -27,6 +27,7 @@ from runner.compare.fingerprints import (
 from runner.compare.inaccuracy import MOST_ULPS, Inaccuracy, inaccuracies
 from runner.compare.isolation import Frame, Location, StepError, Trajectory, Update
 from runner.compare.modes import Casts, OtherFormat, Sums
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import named_parameters, on_host, saved, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, worst
@@ -84,7 +85,8 @@ def close(
         rounded = error.verdict(CONTRACT, baseline)
     outcome = worst([same_algebra.outcome, rounded.outcome])
     summaries = dict.fromkeys(each.summary for each in (same_algebra, rounded) if each.outcome is outcome)
-    return Verdict(outcome, CONTRACT, "; ".join(summaries), same_algebra.evidence | rounded.evidence)
+    evidence = same_algebra.evidence | rounded.evidence
+    return Verdict(outcome, CONTRACT, "; ".join(summaries), evidence, rounded.reproduction)
 
 
 def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int = 0) -> Verdict:
@@ -124,7 +126,8 @@ def algebra(baseline: Build, changed: Build, batches: Sequence[Any], seed: int =
         summary = f"the difference after update {update} in float64 did not come again; make the step deterministic"
         return Verdict(Outcome.INCONCLUSIVE, CONTRACT, summary, {"update": update})
     summary = f"not the same algebra: in float64, {found}"
-    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
+    reproduction = Reproduction(baseline, changed, trajectory, update, CONTRACT)
+    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()}, reproduction)
 
 
 def _parting(
@@ -209,7 +212,10 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     if systematic is not None:
         update, start = next(iter(starts.items()))
         found = _locate_rounding(baseline, changed, update, start, parts, precision, 1.0, seed)
-        return Verdict(Outcome.FAIL, CONTRACT, f"{systematic}: {found}", evidence | {"difference": found.data()})
+        reproduction = Reproduction(baseline, changed, Trajectory([start], seed), 1, CONTRACT)
+        return Verdict(
+            Outcome.FAIL, CONTRACT, f"{systematic}: {found}", evidence | {"difference": found.data()}, reproduction
+        )
     if failed is None:
         summary = f"at most {max(medians.values()):.2g} times the baseline's rounding in {count}"
         return Verdict(Outcome.PASS, CONTRACT, summary, evidence)
@@ -219,7 +225,8 @@ def rounding(baseline: Build, changed: Build, starts: Mapping[int, Update], seed
     found = _locate_rounding(baseline, changed, update, start, parts, precision, units, seed)
     times, where = (medians, count) if often else (largest, f"one of {len(starts)} single updates")
     summary = f"rounds {times[failed]:.2g} times as much as the baseline ({group_name(failed)}, {where}): {found}"
-    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()})
+    reproduction = Reproduction(baseline, changed, Trajectory([start], seed), 1, CONTRACT)
+    return Verdict(Outcome.FAIL, CONTRACT, summary, evidence | {"difference": found.data()}, reproduction)
 
 
 def _errors(

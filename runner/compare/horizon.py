@@ -4,6 +4,7 @@ excluded error rate.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from runner.compare.difference import (
 from runner.compare.fingerprints import Prints, SideEffects, fingerprints, objections, parting, side_effects
 from runner.compare.inaccuracy import MOST_ULPS
 from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, on_host, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict, excluded
@@ -92,11 +94,15 @@ def same_bits(own: LongRun, baseline: Build, changed: Build, batches: Sequence[A
     piece = math.inf if left is None else left[0] * _PIECE
     if returned is not None and returned[0] <= piece + _PIECE:
         when, location = f"update {returned[0] + 1:,}", returned[1]
+        first, last = returned[0] + 1, None
     else:
         assert left is not None
         when, location = f"updates {left[0] * _PIECE + 1:,} to {(left[0] + 1) * _PIECE:,}", left[1]
+        first, last = left[0] * _PIECE + 1, min((left[0] + 1) * _PIECE, count)
+    repeated = list(islice(itertools.cycle(batches), count))
+    reproduction = Reproduction(baseline, changed, Trajectory(repeated, seed), first, "Exact", last)
     summary = f"not the same bits in a long run: {when}, slot 'step': '{location}' differs"
-    return Verdict(Outcome.FAIL, "Exact", summary, evidence)
+    return Verdict(Outcome.FAIL, "Exact", summary, evidence, reproduction)
 
 
 def same_algebra(
@@ -118,14 +124,16 @@ def same_algebra(
                 singles.take(piece[0], _moved(one, piece[:1]))
             own, theirs = (_moved(isolation, piece) for isolation in (one, other))
             if found := _apart(own, theirs, count, parts):
-                return _judged(baseline, changed, piece, own, found, seed)
+                return _judged(baseline, changed, piece, own, found, seed, found.update - count)
             if cast := objections(side_effects(SideEffects.of(one), SideEffects.of(other)), "Close"):
                 return replace(cast[0], summary=f"in a long run, {cast[0].summary}")
             count += len(piece)
             if time.monotonic() > deadline:
                 break
         if beyond := singles.beyond():
-            return Verdict(Outcome.FAIL, "Close", f"rounds more than the baseline in a long run: {beyond}")
+            summary = f"rounds more than the baseline in a long run: {beyond}"
+            reproduction = Reproduction(baseline, changed, Trajectory([singles.furthest], seed), 1, "Close")
+            return Verdict(Outcome.FAIL, "Close", summary, reproduction=reproduction)
     except StepError as error:
         return error.verdict("Close", baseline)
     return Verdict(Outcome.PASS, "Close", excluded(count), {"horizon": count})
@@ -149,6 +157,9 @@ class _Singles:
         self._one, self._other = (Isolation(build, seed) for build in (baseline, changed))
         self._parts = shared(self._one.subject.state, self._other.subject.state)
         self._found = list[_Single]()
+        self.furthest: Update | None = None
+        """The update that is furthest off, of all that were made."""
+        self._largest = -1.0
 
     def take(self, update: Update, truth: Sequence[Frame]) -> None:
         """The baseline makes this update, the changed one makes it several times."""
@@ -156,6 +167,9 @@ class _Singles:
         seen = {location: exact[location] for location in comparable(exact, exact, self._parts)}
         own, _ = self._made(self._one, update, seen)
         errors, frames = zip(*(self._made(self._other, update, seen) for _ in range(_SINGLE)), strict=True)
+        largest = max((error for frame in errors for error in frame.values()), default=0.0)
+        if largest > self._largest:
+            self.furthest, self._largest = update, largest
         self._found.append(_Single(on_host(truth[0]), own, errors, frames))
 
     @staticmethod
@@ -268,8 +282,9 @@ def _apart(
 
 
 def _judged(
-    baseline: Build, changed: Build, piece: Sequence[Update], own: Sequence[Frame], found: Difference, seed: int
-) -> Verdict:
+    baseline: Build, changed: Build, piece: Sequence[Update], own: Sequence[Frame], found: Difference, seed: int,
+    number: int,
+) -> Verdict:  # fmt: skip
     """Returns the verdict on a difference in a piece; new subjects that repeat it also
     determine the slot.
     """
@@ -282,4 +297,5 @@ def _judged(
         summary = "the baseline is not the same in a long run and alone, in float64; make it deterministic"
         return Verdict(Outcome.INCONCLUSIVE, "Close", summary)
     summary = f"not the same algebra in a long run: in float64, {found}"
-    return Verdict(Outcome.FAIL, "Close", summary, {"difference": found.data()})
+    reproduction = Reproduction(baseline, changed, Trajectory(piece, seed, float64=True), number, "Close")
+    return Verdict(Outcome.FAIL, "Close", summary, {"difference": found.data()}, reproduction)

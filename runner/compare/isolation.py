@@ -378,14 +378,17 @@ class Trajectory:
         """Yields the visible values after each update; raises a ``StepError`` if the subject
         fails.
         """
-        own = self.copies()
+        copies = self.copies()
         for update in self.updates:
-            if update.states is not None:
-                isolation.load(update.states, update.seed)
-            given = own[id(update.batch)]
-            if update.place is not None:
-                given = put(given, own[id(update.place)], update.in_memory)
-            yield isolation.step(given)
+            yield isolation.step(self.prepare(isolation, update, copies))
+
+    @staticmethod
+    def prepare(isolation: Isolation, update: Update, copies: Mapping[int, Any]) -> Any:
+        """Loads the state of an update, and returns its batch."""
+        if update.states is not None:
+            isolation.load(update.states, update.seed)
+        batch = copies[id(update.batch)]
+        return batch if update.place is None else put(batch, copies[id(update.place)], update.in_memory)
 
     def copies(self) -> dict[int, Any]:
         """A copy of every batch, by the number of the object."""

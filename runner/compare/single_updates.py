@@ -16,7 +16,8 @@ from runner.compare.difference import (
     not_same_bits,
     shared,
 )
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Update
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory, Update
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, to_float64
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
@@ -63,7 +64,8 @@ def same_updates(
                 values = expected[location], frame.get(location, MISSING)
                 difference = described(count, location, *values)
                 summary = f"{words}, an update from the baseline's state has another result: {difference}"
-                return Verdict(Outcome.FAIL, name, summary, {"difference": difference.data()})
+                reproduction = Reproduction(baseline, changed, Trajectory([update], 0, in_float64), 1, name)
+                return Verdict(Outcome.FAIL, name, summary, {"difference": difference.data()}, reproduction)
     except StepError as error:
         return error.verdict(name, baseline)
     return Verdict(Outcome.PASS, name, f"{count:,} single updates are the same", {"single_updates": count})

@@ -26,6 +26,7 @@ from runner.compare.difference import (
 )
 from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
 from runner.compare.modes import Probabilities
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import clones, leaves, named_parameters, saved
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -117,13 +118,15 @@ def ends(baseline: Build, changed: Build, batch: Any, contract: str, seed: int, 
             found = locate(end, baseline, changed, 1, partial(differing, tolerance=tolerance))
             found = found or described(1, place, own[place], theirs.get(place, MISSING))
             summary = f"{name}not the same {'algebra: in float64' if float64 else 'numbers'}, {found}"
-            return Verdict(Outcome.FAIL, contract, summary, {"difference": found.data()})
+            reproduction = Reproduction(baseline, changed, end, 1, contract)
+            return Verdict(Outcome.FAIL, contract, summary, {"difference": found.data()}, reproduction)
         if rounded is not None and math.isinf(rounded.absolute) and not rounded.remark:
             summary = f"{name}it overflows in its original precision, unlike the baseline: {rounded}"
             passed = Verdict(Outcome.INCONCLUSIVE, contract, summary, {"difference": rounded.data()})
         elif rounded is not None:
             summary = f"{name}rounds more than the baseline: {rounded}"
-            return Verdict(Outcome.FAIL, contract, summary, {"difference": rounded.data()})
+            reproduction = Reproduction(baseline, changed, replace(end, float64=False), 1, contract)
+            return Verdict(Outcome.FAIL, contract, summary, {"difference": rounded.data()}, reproduction)
     return passed
 
 

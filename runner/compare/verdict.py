@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.compare.reproduction import Reproduction
 
 
 class Outcome(StrEnum):
@@ -38,6 +41,8 @@ class Verdict:
     summary: str  # one line
     # The evidence for the verdict, in the types of JSON.
     evidence: dict[str, Any] = field(default_factory=dict)
+    reproduction: Reproduction | None = field(default=None, compare=False)
+    """How to make the update again in which numbers differ; not stored."""
 
     def __bool__(self) -> bool:
         return self.outcome is Outcome.PASS

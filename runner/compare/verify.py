@@ -15,6 +15,7 @@ from runner.compare.exact import exact
 from runner.compare.fingerprints import objections
 from runner.compare.isolation import StepError, Trajectory
 from runner.compare.randomness import compiled_graphs, same_randomness
+from runner.compare.reproduction import Reproduction
 from runner.compare.subject import Build
 from runner.compare.turns import ends, hidden, turns
 from runner.compare.verdict import Outcome, Verdict, excluded, worst
@@ -34,7 +35,8 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
     have the same results in extreme cases (``ends``) and numbers that are not finite
     are not hidden, if the random numbers of compiled code in a training have the same
     effect as the baseline's (``same_randomness``), if the result of a step outlives the
-    next three, and if every part of the baseline's state has its counterpart.
+    next three, and if every part of the baseline's state has its counterpart. A FAIL
+    names the first operator of torch that diverges.
 
     Args:
         baseline: makes what to compare with.
@@ -47,6 +49,14 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         ValueError: There is no batch, or nothing to compare.
         StepError: The baseline itself fails.
     """
+    # The search is needed for a FAIL only.
+    from runner.compare.first_operator import name_operator
+
+    return name_operator(compare(baseline, changed, batches, contract, seed))
+
+
+def compare(baseline: Build, changed: Build, batches: Sequence[Any], contract: Exact | Close, seed: int = 0) -> Verdict:
+    """Returns the verdict of ``verify`` without the operator that diverges, which takes time to find."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # code that was compiled before uses separate random numbers
     before = compiled_graphs()
@@ -70,7 +80,11 @@ def verify(baseline: Build, changed: Build, batches: Sequence[Any], contract: Ex
         name: {"verdict": verdict.outcome, "summary": verdict.summary, **verdict.evidence}
         for name, verdict in (("contract", kept), ("gradients", reached))
     }
-    return Verdict(outcome, name, "; ".join(summaries), evidence)
+    worst_verdicts = [verdict for verdict in verdicts if verdict.outcome is outcome]
+    reproduction = next((verdict.reproduction for verdict in worst_verdicts if verdict.reproduction), None)
+    if outcome is Outcome.FAIL and reproduction is None and reached.outcome is outcome:
+        reproduction = Reproduction(baseline, changed, Trajectory(batches, seed), 1, name)
+    return Verdict(outcome, name, "; ".join(summaries), evidence, reproduction)
 
 
 def health(changed: Build, batches: Sequence[Any], baseline: Build | None = None, seed: int = 0) -> Verdict:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runner.compare.close import close
 from runner.compare.exact import exact
+from runner.compare.first_operator import name_operator
 from runner.compare.isolation import StepError, Update
 from runner.compare.noninferiority import NonInferiority
 from runner.compare.subject import Build, Subject
@@ -95,6 +96,9 @@ class InferenceGate:
         return self._verdict(tuple(stages))
 
     def _judged(self, stages: tuple[str, ...]) -> Verdict:
+        return name_operator(self._compared(stages))
+
+    def _compared(self, stages: tuple[str, ...]) -> Verdict:
         contract = weakest(self._recipe, stages)
         baseline, changed = self.subject(()), self.subject(stages)
         try:

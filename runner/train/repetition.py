@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from runner.plugin.source import State
     from runner.train.assemble import Assembly
 
+NOTHING = nullcontext()
 Values = dict[str, Any]
 """Tensors and numbers by dotted path: what an update returned, and the state that it left."""
 
@@ -115,6 +117,18 @@ class BaselineLearner:
             snapshot: What the update starts from; it is not changed.
             noise: Perturbs the state before, and gradients.
         """
+        output = self.update_from(step, snapshot, noise=noise)
+        return values_of(output, self.learner.complete_state())
+
+    def update_from(
+        self,
+        step: Step,
+        snapshot: Snapshot,
+        *,
+        noise: GradientNoise | None = None,
+        around: AbstractContextManager[Any] = NOTHING,
+    ) -> Any:
+        """Makes the update inside of a context, and returns what it returned; the learner has the state after it."""
         state = clones(snapshot.state) if noise is None else map_tensors(noise.perturb, clones(snapshot.state))
         self._noise = noise
         drawn = clones(snapshot.drawn)
@@ -123,8 +137,8 @@ class BaselineLearner:
             self._progress.load_state_dict(snapshot.counts)
             self._set_rates(self._schedule.factor(self._progress.fraction))
             step.seed(snapshot.counts["updates"])
-            output = self._update(drawn.batch, drawn.noise, self._progress)
-            return values_of(output, self.learner.complete_state())
+            with around:
+                return self._update(drawn.batch, drawn.noise, self._progress)
 
     def _step_optimizer(self, step: Callable[[Optimizer], Any], optimizer: Optimizer) -> Any:
         if self._noise is not None:

@@ -56,9 +56,13 @@ def _worst(pair: StagePair) -> Verdict:
     outcome = worst(outcomes)
     if outcome is primary.outcome:
         return primary
-    summary = next(verdict.summary for _, verdict in pair.results if verdict.outcome is outcome)
+    worse = next(verdict for _, verdict in pair.results if verdict.outcome is outcome)
     contract = pair.promise_name if primary.contract == HEALTH else primary.contract
-    return replace(primary, outcome=outcome, summary=summary, contract=contract)
+    evidence = primary.evidence | {"difference": worse.evidence.get("difference")}
+    return replace(
+        primary, outcome=outcome, summary=worse.summary, contract=contract, evidence=evidence,
+        reproduction=worse.reproduction,
+    )  # fmt: skip
 
 
 def _with_exclusion(pair: StagePair, verdict: Verdict) -> Verdict:

@@ -15,7 +15,8 @@ from runner.compare.difference import (
     described,
 )
 from runner.compare.inaccuracy import MOST_ULPS
-from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError
+from runner.compare.isolation import STEP, Frame, Isolation, Location, StepError, Trajectory
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import leaves
 from runner.compare.subject import Build, Stateful, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -157,7 +158,8 @@ def same_draws(baseline: Build, changed: Build, contract: Contract, length: Draw
             elsewhere.count(parted=found is not None)
             counted = found is not None and found.name.startswith(f"{_PROGRESS}.")  # which rounding does not change
             if found is not None and (counted or not (led and elsewhere.is_excused(much=much))):
-                return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs))
+                reproduction = Reproduction(baseline, changed, Trajectory(update * [None], 0), update, "Close")
+                return Verdict(Outcome.FAIL, name, _not_the_same(update, found, own, theirs), reproduction=reproduction)
             if led:
                 other.load({"learner": one.subject.state["learner"].state_dict()})
                 if elsewhere.is_over(much=much):

@@ -9,6 +9,8 @@ from functools import cache
 
 import torch
 
+from runner.compare.first_operator import SECONDS as OPERATOR_SECONDS
+from runner.compare.first_operator import name_operator
 from runner.compare.isolation import StepError
 from runner.compare.verdict import Outcome, Verdict
 from runner.plugin.registry import Registry
@@ -82,9 +84,12 @@ class Gate:
         share = self.coverage.share(self.plan.judged_sets(), trained=pair.is_statistical)
         try:
             with self.coverage.limit.within(share):
-                return self._run_checks(pair)
+                verdict = self._run_checks(pair)
         except OutOfTime as timeout:
             return self.coverage.verdict(pair, self.checks, timeout.partial)
+        if not self.baseline.options.names_operators:
+            return verdict
+        return name_operator(verdict, self.coverage.at_most(OPERATOR_SECONDS))
 
     def _run_checks(self, pair: StagePair) -> Verdict:
         """Runs the checks one after the other; the first FAIL ends them."""

@@ -21,4 +21,6 @@ class Options:
     stages: tuple[str, ...] = ()  # only these sets; all, and the complete recipe, if empty
     # Updates of a long run, which bounds the rate of errors that could be missed; 0 for none.
     horizon: int = 2040
+    names_operators: bool = True
+    """Whether a FAIL names the first operator that diverges."""
     horizon_seconds: float = 15.0  # that such a run may take for each of the two

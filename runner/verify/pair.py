@@ -11,7 +11,7 @@ from runner.compare.exact import exact
 from runner.compare.fingerprints import WHOLE_PROCESS
 from runner.compare.subject import Build
 from runner.compare.verdict import Outcome, Verdict
-from runner.compare.verify import verify
+from runner.compare.verify import compare
 from runner.plugin.check import Check
 from runner.plugin.contract import Close, Contract, Exact, Statistical
 from runner.plugin.registry import Registry
@@ -145,7 +145,7 @@ class StagePair:
             first = close(*subjects, self.batches[:_FIRST_UPDATES])
             if first.outcome is Outcome.FAIL and WHOLE_PROCESS not in first.evidence:
                 return first
-        return verify(*subjects, self.batches, Close())
+        return compare(*subjects, self.batches, Close())
 
     def sampled_updates(self) -> Verdict:
         """Compares updates on freshly sampled batches, which covers stages that fetch batches."""

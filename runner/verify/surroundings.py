@@ -23,6 +23,7 @@ from runner.compare.difference import (
 from runner.compare.exact import exact
 from runner.compare.fingerprints import SideEffects, objections, side_effects
 from runner.compare.isolation import Frame, Isolation, StepError, Trajectory, Update
+from runner.compare.reproduction import Reproduction
 from runner.compare.states import on_host
 from runner.compare.subject import Build, Subject
 from runner.compare.verdict import Outcome, Verdict
@@ -233,7 +234,9 @@ def _rounded(truth: Frame, own: Frame, baseline: Build, changed: Build, asked: S
             allowed = ALLOWED_ONCE * abs(own[location] - exact_value) + CONTENT * max(1.0, abs(exact_value))
             if not math.isnan(exact_value) and not abs(theirs[location] - exact_value) <= allowed:
                 difference = described(1, location, own[location], theirs[location])
-                return Verdict(Outcome.FAIL, "Close", f"an evaluation rounds more than the baseline's: {difference}")
+                reproduction = Reproduction(baseline, changed, Trajectory(asked, 0), 1, "Close")
+                summary = f"an evaluation rounds more than the baseline's: {difference}"
+                return Verdict(Outcome.FAIL, "Close", summary, reproduction=reproduction)
     return Verdict(Outcome.PASS, "Close", "an evaluation has the same result")
 
 

@@ -52,4 +52,5 @@ def quick(recipe: Recipe, registry: Registry, stages: Sequence[str]) -> Verdict:
     from runner.verify.gate import Gate
     from runner.verify.options import Options
 
-    return Gate(recipe, registry, Options(updates=6, horizon=0, budget=0.0), lambda _: None)(stages)
+    options = Options(updates=6, horizon=0, budget=0.0, names_operators=False)
+    return Gate(recipe, registry, options, lambda _: None)(stages)
