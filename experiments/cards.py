@@ -14,6 +14,7 @@ MEASURED = HERE.parent / "plugins" / "stages" / "measured.json"
 
 def measured() -> dict[str, list[dict[str, Any]]]:
     """Returns the speed-ups by stage: alone and with all others, with case, machine, method and date."""
+    before = json.loads(MEASURED.read_text())
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(HERE.glob("*/result.json")):
         result = json.loads(path.read_text())
@@ -23,14 +24,16 @@ def measured() -> dict[str, list[dict[str, Any]]]:
                 "experiment": f"experiments/{path.parent.name}",
                 "case": case["name"],
                 "machine": f"{case['device']}, {machine}, {case['threads']} threads, torch {torch}",
-                "date": _date(path),
             }
             for worth in case["worth"]:
                 ratios = {name: worth[name] for name in ("alone", "together") if worth[name]}
                 if ratios:
                     figures = {name: _rounded(ratio) for name, ratio in ratios.items()}
-                    method = {"method": _method(next(iter(ratios.values())))}
-                    found.setdefault(worth["stage"], []).append(where | method | figures)
+                    entry = where | {"method": _method(next(iter(ratios.values())))} | figures
+                    dates = [old["date"] for old in before.get(worth["stage"], ()) if entry.items() <= old.items()]
+                    # An old result keeps its date also in a copy without history.
+                    date = dates[0] if dates else _date(path)
+                    found.setdefault(worth["stage"], []).append(entry | {"date": date})
     return found
 
 

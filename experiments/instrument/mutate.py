@@ -160,7 +160,7 @@ ELSEWHERE = {
     f"{STAGES}/cuda_graph.py": "needs a GPU",
     f"{STAGES}/empty_cache.py": "needs a GPU",
     f"{STAGES}/batch_autotune.py": "chooses a batch size by timing child processes, which only trainings can judge",
-    f"{MARL}/uav/flights.py": "draws pictures of what was learnt",
+    f"{MARL}/uav/flights.py": "draws plots of trained policies",
     f"{MARL}/uav/parallel.py": "hands the environment to others' programs; no training has it",
     f"{MARL}/work.py": "counts the least work of an update, for a limit in reports",
 } | {
@@ -296,7 +296,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         f"Tried: {len(rows)} of the {there} changes that are possible in these files, each with {lengths} updates.",
         "",
     ]
-    lines += ["| code | tried | " + " | ".join(VERDICTS) + " | detected, of those that run |"]
+    lines += ["| code | tried | " + " | ".join(VERDICTS) + " | detected among those that run |"]
     lines.append("|---|---" + "|---" * len(VERDICTS) + "|---|")
     by_target: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.live import LiveBar
 from runner.system.console import CleanText, Console
-from runner.system.lines import duration, figure, labelled
+from runner.system.lines import amount, duration, figure, labelled
 from runner.system.names import shown_path
 from runner.system.synthetic import SYNTHETIC_REMARK
 
@@ -106,7 +106,7 @@ def show(result: "RunResult", headline: Sequence[str], console: Console) -> None
     kept = []
     if best := result.best:
         place = f"checkpoints/{Path(best.checkpoint).name}"
-        kept = [f"{best.metric[5:]} {figure(best.value)} after {best.step:,} {best.unit}: {place}"]
+        kept = [f"{best.metric[5:]} {figure(best.value)} after {amount(best.step, best.unit)}: {place}"]
     console.print(headed(result.run_name, result.status), soft_wrap=True)
     for label, lines in (
         ("result", learnt or ["nothing was evaluated"]),

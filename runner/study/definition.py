@@ -264,7 +264,7 @@ class StudyPlan:
     name: str
     recipe: str
     space: Sequence[tuple[str, str, str]]  # path, values, and the stages that the setting needs
-    configurations: float | None  # None with a range of real numbers, which has endlessly many
+    configurations: float | None  # None with a range of real numbers
     trials: int
     trainings: int
     budget: str

@@ -119,7 +119,7 @@ def _quota(kind: str, cgroup: Path) -> float:
 
 
 def _left_in(cgroup: Path, limit: str, used: str, reclaimable: str) -> float:
-    """Bytes that a cgroup may still take; endlessly many if it has no limit."""
+    """Returns the bytes that a cgroup may still allocate; infinite without a limit."""
     try:
         # "max" is not a number.
         left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())

@@ -59,6 +59,11 @@ def duration(seconds: float) -> str:
     return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
 
 
+def amount(count: int, unit: str) -> str:
+    """Formats a count with its unit: ``1 epoch``, ``20 epochs``."""
+    return f"{count:,} {unit.removesuffix('s') if count == 1 else unit}"
+
+
 def figures(values: Mapping[str, float]) -> str:
     """Numbers by name: ``return 874.4, success_rate 0.5``."""
     return ", ".join(f"{name} {figure(value)}" for name, value in values.items())

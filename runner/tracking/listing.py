@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from runner.system.console import CleanText, Console
 from runner.system.escapes import escape_line
-from runner.system.lines import figure, print_wrapped
+from runner.system.lines import amount, figure, print_wrapped
 from runner.system.secrets import redact
 from runner.system.synthetic import SYNTHETIC_REMARK
 from runner.tracking.keys import interval_keys
@@ -131,7 +131,7 @@ def progress(run: Mapping[str, Any]) -> str:
     if run["goal"] is None:
         return _MISSING
     if run["step"] >= run["goal"]:
-        return f"{run['step']:,} {run['unit']}"
+        return amount(run["step"], run["unit"])
     return f"{run['step']:,}/{run['goal']:,} {run['unit']}"
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -100,8 +101,7 @@ def train_seeds(
         takeover: whether a process on another machine that may own the group counts as dead.
 
     Raises:
-        StorageError: MLflow's store cannot be reached at the start, or the workspace cannot be
-            written.
+        StorageError: MLflow's store or the workspace is not available at the start.
         UsageError: another process is working on the group to continue.
     """
     started = time.perf_counter()
@@ -125,7 +125,9 @@ def train_seeds(
 
         def train(seed: int) -> None:
             order = _Order(recipes[seed], registry, workspace, begun.get(seed), parallel, given)
-            order.carry_out(stop, partial(together.advance, seed))
+            # Phases of simultaneous trainings would replace each other.
+            with display.phase(f"seed {seed}") if parallel == 1 else nullcontext():
+                order.carry_out(stop, partial(together.advance, seed))
             finished.add(seed)
 
         failures = _failures(train, [seed for seed in recipes if seed not in finished], parallel, stop)

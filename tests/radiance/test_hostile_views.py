@@ -248,7 +248,7 @@ TABLES = {
         lambda rows: rows[:-2],
         "4.png has no pose: add it to poses.csv, or move it elsewhere; 1 more images have none",
     ),
-    "no image of a row": (lambda rows: [*rows, ["6.png", "a", 0, 0]], "line 8: image 6.png is missing"),
+    "no image of a row": (lambda rows: [*rows, ["6.png", "a", 0, 0]], "6.png is missing; add it"),
     "empty file": (with_cell(0, 0, " "), "line 2 has no file"),
     "empty label": (with_cell(3, 1, ""), "line 5: 3.png has no label"),
     "missing cells": (lambda rows: [rows[0][:3], *rows[1:]], "line 2: 'v' of 0.png is not a number: ''"),
@@ -260,8 +260,8 @@ TABLES = {
     "degrees": (with_cell(4, 2, 240), "line 6, 4.png: u and v should be from 0 to 1"),
     "outside of the folder": (with_cell(0, 0, "../0.png"), "line 2: '../0.png' is outside of the folder"),
     "absolute path": (with_cell(0, 0, "/etc/passwd"), "line 2: '/etc/passwd' is outside of the folder"),
-    "a folder as file": (with_cell(0, 0, "."), "line 2: there is no image"),
-    "several lines in a name": (with_cell(0, 0, "a\nb.png"), "line 2: there is no image"),
+    "a folder as file": (with_cell(0, 0, "."), "line 2: image "),
+    "several lines in a name": (with_cell(0, 0, "a\nb.png"), "line 2: image "),
     "no rows": (lambda rows: [], "has no row"),
 }
 

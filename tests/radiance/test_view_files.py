@@ -101,7 +101,7 @@ WRONG_FOLDERS = {
     "another size": (lambda path: resized(path, (9, 9)), "2.png is 9 x 9: make all images 8 x 8"),
     "not square": (lambda path: resized(path, (8, 9)), "2.png is 8 x 9: make all images square"),
     "truncated": (truncated, "2.png cannot be read as an image"),
-    "no image": (lambda path: (folder_of(path) / "2.png").unlink(), "line 4: image 2.png is missing"),
+    "no image": (lambda path: (folder_of(path) / "2.png").unlink(), "2.png is missing; add it"),
     "no table": (without_table, "poses.csv cannot be read as a table of poses"),
     "no pose": (lambda path: folder_of(path, u=""), "poses.csv, line 4: 'u' of 2.png is not a number: ''"),
     "no number": (lambda path: folder_of(path, v="high"), "poses.csv, line 4: 'v' of 2.png is not a number: 'high'"),

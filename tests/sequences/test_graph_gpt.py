@@ -127,7 +127,7 @@ def test_what_is_no_walk_is_refused(tokens, problem):
     [
         ("C" * 65, "65 atoms are more than the 64 that can be numbered"),
         ("[U]", "no token for U"),
-        ("C[N+2]", r"there is no token for N with charge \+2"),
+        ("C[N+2]", r"no token for N with charge \+2"),
     ],
 )
 def test_a_molecule_without_a_walk_is_named_with_its_row(tmp_path, smiles, problem):
