@@ -1,4 +1,4 @@
-"""Everything that a plugin may import from the runner.
+"""Names that plugins may import from the runner.
 
 A plugin consists of settings and an implementation. The settings (a ``LearnerConfig``, a
 ``SourceConfig`` or a ``StageConfig``) are sufficient for validation and for editors, and import

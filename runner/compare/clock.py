@@ -167,7 +167,7 @@ def _timing(a: _Runner, b: _Runner, compared: _Compared) -> Timing:
 
 
 class _Runner:
-    """One subject after its warm-up, with separate global settings."""
+    """A subject after its warm-up, with separate global settings."""
 
     def __init__(self, build: Build, fresh: FreshBatches, timekeepers: Timekeepers) -> None:
         self.globals = Globals()

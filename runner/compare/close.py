@@ -270,7 +270,7 @@ def _relaid(baseline: Build, trajectory: Trajectory, truth: Sequence[Frame]) -> 
 
 
 def _larger(own: Sequence[Inaccuracy], others: Sequence[Inaccuracy]) -> list[Inaccuracy]:
-    """Returns the larger errors of two series of updates, of which the second may be empty."""
+    """Returns the larger errors of two series of updates; the second may be empty."""
     if not others:
         return list(own)
     return [

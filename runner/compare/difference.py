@@ -202,7 +202,7 @@ def _sizes(frame: Frame) -> dict[Location, float]:
 
 
 def usual_sizes(truth: Sequence[Frame]) -> dict[Location, float]:
-    """Returns the size of every output, in the median of those updates in which it is finite."""
+    """Returns the size of every output, in the median of the updates in which it is finite."""
     sizes: dict[Location, list[float]] = defaultdict(list)
     for frame in truth:
         for location, exact in frame.items():

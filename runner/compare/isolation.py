@@ -83,7 +83,7 @@ class StepError(Exception):
 
 
 class Isolation:
-    """One subject with its global state."""
+    """A subject with its global state."""
 
     def __init__(
         self, build: Build, seed: int, float64: bool = False, watching: bool = False, as_trained: bool = False

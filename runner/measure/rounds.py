@@ -123,7 +123,7 @@ def identity_of(folder: Path) -> dict[str, Any] | None:
 
 @dataclass
 class Measurement:
-    """One case, new or continued; raises a UsageError if none of its stages can run here."""
+    """A case, new or continued; raises a UsageError if none of its stages can run here."""
 
     case: Case
     config: AblationConfig

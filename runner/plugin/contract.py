@@ -6,12 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Exact:
-    """The same bits as the baseline's."""
+    """Bits that equal the baseline's."""
 
 
 @dataclass(frozen=True)
 class Close:
-    """The same algebra as the baseline's with other rounding."""
+    """Algebra that equals the baseline's, with other rounding."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Objective:
 
     @property
     def sign(self) -> float:
-        """Returns the factor that turns the metric into a score of which more is better."""
+        """Returns the factor that turns the metric into a score to maximize."""
         return 1.0 if self.direction == "maximize" else -1.0
 
 

@@ -227,7 +227,7 @@ def load_exactly(
 
 
 def _are_plain_tensors(*values: Any) -> bool:
-    """Whether all of them are dense tensors of no subclass with a layout of its own."""
+    """Returns whether all values are dense tensors without a subclass or a special layout."""
     import torch
 
     kinds = (torch.Tensor, torch.nn.Parameter)

@@ -129,7 +129,7 @@ class Registry:
         return checks
 
     def provider(self, section: Section, kind: str) -> Provider:
-        """Returns the origin of a kind; raises a UsageError if there is no such kind."""
+        """Returns the origin of a kind; raises a UsageError for an unknown kind."""
         if (section, kind) not in self._plugins:
             raise UsageError(f"unknown kind '{kind}' in {section}{suggestion(kind, self.kinds(section))}")
         return self._plugins[section, kind][0]

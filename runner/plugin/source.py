@@ -132,7 +132,7 @@ class Source(ABC):
         return {} if batch is None else {"samples": self.size(batch)}
 
     def epoch_samples(self, batch_size: int) -> int | None:
-        """Returns the samples of one epoch in batches of that size; None if there are no epochs."""
+        """Returns the samples of one epoch in batches of that size; None without epochs."""
         return None
 
     def fingerprint(self) -> str | None:

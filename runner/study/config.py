@@ -285,7 +285,7 @@ class StudyConfig(Config):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One searched setting."""
+    """A searched setting."""
 
     path: str
     config: ParameterConfig
@@ -310,9 +310,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """All searched settings, switches of stages first, and none before the switches that it
-    needs.
-    """
+    """The searched settings: switches of stages first, and none before the switches it needs."""
 
     parameters: Sequence[Parameter]
     on: Collection[str]  # the stages that are on in the recipe

@@ -1,5 +1,5 @@
-"""One training of a trial, and the gate's verdict before it: for the worker, and
-in their child processes.
+"""Trainings of trials, and verdicts of the gate before them: for the worker, and in
+child processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run in MLflow. The training writes to a file, and a thread sends the file to MLflow."""
+"""A run in MLflow. The training writes to a file, and a thread sends the file to MLflow."""
 
 import errno
 import hashlib

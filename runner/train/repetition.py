@@ -29,7 +29,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that determines the result of an update.
+    """The values that determine the result of an update.
 
     Attributes:
         state: The learner's complete state before it.

@@ -1,5 +1,5 @@
-"""One step of a training: draw, transfer, update, feedback; the only place that
-defines this sequence.
+"""The step of a training: draw, transfer, update, feedback; only this module defines that
+sequence.
 """
 
 from __future__ import annotations

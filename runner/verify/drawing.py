@@ -110,9 +110,7 @@ def _interrupted(step: Step) -> State:
 
 
 class _AllButLearner:
-    """Everything that determines the next samples, except the learner; stages
-    restart from their state.
-    """
+    """The state that determines the next samples, except the learner; stages restart."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.state_dict = step, step.pipeline.state_dict
